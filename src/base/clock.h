@@ -12,12 +12,12 @@
 
 #include "base/compiler.h"
 
-/* Signals this close to the first one belong to the same request, because Ctrl-C reaches the whole
- * process group, timeout(1) signals its child and then that group, and a wrapper script may add a
- * SIGTERM. */
+/* A signal within this time of the first one repeats the same request to stop, because Ctrl-C
+ * reaches the whole process group, timeout(1) signals its child and then that group, and a wrapper
+ * script may add a SIGTERM. */
 #define CLOCK_SAME_SIGNAL_NS UINT64_C(1000000000)
 
-/* Returns CLOCK_MONOTONIC in nanoseconds. Async-signal-safe. */
+/* Returns the CLOCK_MONOTONIC time in nanoseconds. Async-signal-safe. */
 static inline uint64_t clock_now_ns(void)
 {
 	struct timespec now;
@@ -26,7 +26,7 @@ static inline uint64_t clock_now_ns(void)
 	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-/* Called between two checks of a loop that waits without sleeping. */
+/* Tells the processor that this thread is in a loop that waits without sleeping. */
 static inline void cpu_relax(void)
 {
 #if defined(__x86_64__) || defined(__i386__)
@@ -36,15 +36,15 @@ static inline void cpu_relax(void)
 #endif
 }
 
-/* Converts to milliseconds for interfaces that take an int: rounded up, and limited to
- * INT32_MAX. */
+/* Converts nanoseconds to milliseconds for interfaces that take an int. The result is rounded up
+ * and is at most INT32_MAX. */
 static inline uint32_t clock_milliseconds(uint64_t ns)
 {
 	return (uint32_t)MIN(ns / 1000000 + (ns % 1000000 != 0), (uint64_t)INT32_MAX);
 }
 
-/* Returns the next number of a SplitMix64 sequence; any initial state will do. Good enough for
- * choices, not for secrets. */
+/* Returns the next number of a SplitMix64 sequence; any initial state is valid. The numbers are
+ * predictable: not for secrets. */
 static inline uint64_t random_next(uint64_t *state)
 {
 	uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);

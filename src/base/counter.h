@@ -43,14 +43,15 @@ struct counter {
 	const char *family;
 };
 
-/* An entry of a table; .metric = , .labels = and .family = can follow the help. */
+/* One entry of a counter table. Optional members (.metric = , .labels = , .family = ) can follow
+ * the help. */
 #define COUNTER(type, field, kind_, unit_, name_, help_, ...)                                      \
 	{                                                                                          \
 		.name = (name_), .help = (help_), .kind = COUNTER_##kind_,                         \
 		.unit = COUNTER_##unit_, .offset = offsetof(type, field), __VA_ARGS__              \
 	}
 
-/* For a counter that is not a metric. */
+/* The .metric of a counter that is not exported as a metric. */
 #define COUNTER_NO_METRIC ""
 
 struct counter_table {

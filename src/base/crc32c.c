@@ -14,8 +14,8 @@
 
 #define POLYNOMIAL UINT32_C(0x82f63b78) /* bit-reversed: the lowest bit first */
 
-/* Prefetch distance. Data that a disk or another process has just written is in no cache of this
- * core, and it is consumed faster than the hardware prefetcher fetches it. */
+/* Prefetch distance. Data that a disk or another process has just written is not in this core's
+ * caches, and the checksum loop reads it faster than the hardware prefetcher can fetch it. */
 enum { AHEAD_BYTES = 2048 };
 
 static uint64_t word_at(const uint8_t *bytes)
@@ -30,7 +30,7 @@ static uint64_t word_at(const uint8_t *bytes)
 
 enum { SLICES = 8 };
 
-/* [n][byte]: the contribution of that byte to a checksum if n more bytes follow it. */
+/* tables[n][byte] is the contribution of this byte to a checksum if n more bytes follow it. */
 static uint32_t tables[SLICES][256];
 static pthread_once_t tables_once = PTHREAD_ONCE_INIT;
 
@@ -72,7 +72,7 @@ static uint32_t by_tables(uint32_t state, const uint8_t *bytes, size_t count)
 	return state;
 }
 
-/* --- the instruction ------------------------------------------------------------------------- */
+/* --- CRC instruction ------------------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 #define HAS_INSTRUCTION __attribute__((target("sse4.2")))

@@ -3,9 +3,9 @@
  * CRC-32C (Castagnoli; RFC 3720, appendix B.4), which verifies that data read from a disk is the
  * data that was written. Uses the processor's instructions if there are any.
  *
- * Throughput on a 2.6 GHz processor for data in its own cache, and in parentheses for data that
- * another core has just written: tables 2 GB/s, SSE 4.2 17, with PCLMULQDQ 24 (18), with VPCLMULQDQ
- * 100 (28).
+ * Throughput in GB/s on a 2.6 GHz processor for data in its own cache (in parentheses: for data
+ * that another core has just written): tables 2, SSE 4.2 17, with PCLMULQDQ 24 (18), with
+ * VPCLMULQDQ 100 (28).
  *
  * Threading: pure functions. Ownership: none. Errors: none.
  */
@@ -14,8 +14,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Implementations, in ascending order of speed. A processor supports all of them up to its best
- * one. */
+/* Implementations, in ascending order of speed. A processor that supports one also supports all
+ * slower ones. */
 enum crc32c_way {
 	CRC32C_TABLES,	    /* 8 bytes at a time */
 	CRC32C_INSTRUCTION, /* SSE 4.2, or the CRC instructions of ARMv8 */
@@ -25,7 +25,8 @@ enum crc32c_way {
 
 enum crc32c_way crc32c_best_way(void);
 
-/* Continues the checksum crc of the bytes before these; crc is 0 at the beginning. */
+/* Returns the checksum of all bytes so far. crc: checksum of the bytes before these; 0 for the
+ * first bytes. */
 uint32_t crc32c(uint32_t crc, const void *bytes, size_t count);
 /* crc32c() with a given implementation, which the processor must support; for tests. */
 uint32_t crc32c_by(enum crc32c_way way, uint32_t crc, const void *bytes, size_t count);

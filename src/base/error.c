@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* wanted: return value of snprintf(), terminator excluded. */
+/* Ends text with "..." if snprintf() had to cut it. wanted: snprintf()'s return value. */
 static void mark_if_cut(char *text, int wanted)
 {
 	if (wanted >= ERROR_TEXT_BYTES) {

@@ -24,9 +24,9 @@ struct error {
  */
 int error_set(struct error *error, int code, const char *format, ...) GMB_PRINTF(3, 4);
 
-/* error_set() for a failure that does not occur if the export has this key, such as "readonly" or
- * "mode=cached" (a constant). Code that opens something for an export appends that advice in the
- * syntax of its caller. */
+/* error_set() for a failure that the user can avoid by giving the export this key (a static
+ * string), such as "readonly" or "mode=cached". The code that opens the export adds this advice to
+ * the message in the syntax of its caller. */
 int error_advise(struct error *error, int code, const char *key, const char *format, ...)
 	GMB_PRINTF(4, 5);
 

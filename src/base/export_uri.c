@@ -106,7 +106,7 @@ static void export_uri_take(char **field, char **text)
 
 enum { VALUES_MAX = 3 };
 
-/* values: the permitted values, or NULL for any that is not empty. */
+/* values: the permitted values, or NULLs if any value except the empty one is permitted. */
 static int check_value(const struct uri_parameter *parameter, const char *const values[VALUES_MAX],
 	struct error *error)
 {
@@ -128,7 +128,7 @@ static int check_value(const struct uri_parameter *parameter, const char *const 
 		has_third ? values[2] : values[1]);
 }
 
-/* Also matches the parameters of other programs: tls=on, tlsverify=1, ssl=require. */
+/* Also matches TLS parameters of other programs: tls=on, tlsverify=1, ssl=require. */
 static bool is_about_tls(const char *name)
 {
 	return strncasecmp(name, "tls", 3) == 0 || strncasecmp(name, "ssl", 3) == 0;
@@ -140,8 +140,8 @@ static int export_uri_take_parameter(
 	const struct {
 		const char *name;
 		char **field;
-		const char *protocol; /* NULL: any protocol, on Unix sockets */
-		bool of_network;      /* not on Unix sockets */
+		const char *protocol; /* NULL: any protocol, but only on Unix sockets */
+		bool of_network;      /* only without a Unix socket */
 		const char *values[VALUES_MAX];
 	} known[] = {
 		{ "tls-certificates", &uri->tls_certificates, "nbd", false, { NULL } },
@@ -162,7 +162,7 @@ static int export_uri_take_parameter(
 		return 0;
 	}
 	if (is_about_tls(parameter->name) && !uri->tls) {
-		/* If it were ignored, the user might believe that TLS is in use. */
+		/* If this parameter were ignored, the user might believe that TLS is in use. */
 		return error_set(error, -EINVAL,
 			"the parameter '%.40s' is for TLS, which only nbds and nbds+unix support",
 			parameter->name);
@@ -227,7 +227,7 @@ static int export_uri_take_parts(struct export_uri *uri, struct uri *parts, stru
 	return 0;
 }
 
-/* Returns whether "USER:PASSWORD@" follows the scheme. An encoded colon is part of the user
+/* Returns whether the authority begins with "USER:PASSWORD@". An encoded colon is part of the user
  * name. */
 static bool has_password(const char *text)
 {

@@ -9,7 +9,7 @@
  *     tls-verify-peer=0|1
  *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
- *   push://..., push+unix://...              the same for docs/protocol/push.md
+ *   push://..., push+unix://...              like gmb, see docs/protocol/push.md
  *
  * A listening Unix socket can have socket-mode=MODE and socket-group=GROUP.
  *
@@ -44,15 +44,15 @@ struct export_uri {
 	uint32_t socket_path_bytes; /* without the terminator */
 	char *export_name; /* percent-decoded, may be empty, never NULL, no zero byte inside */
 	char *user;	   /* or NULL */
-	/* With tls, otherwise NULL. The first two name local files, so only a local user may set
-	 * them: see export_uri_has_files(). */
+	/* Only with tls, otherwise NULL. tls_certificates and tls_psk_file name local files, so
+	 * only a local user may set them: see export_uri_has_files(). */
 	char *tls_certificates;
 	char *tls_psk_file;
 	char *tls_type; /* "psk" or "x509" */
 	char *tls_hostname;
-	char *tls_verify_peer;	/* "0" or "1" */
-	char *provider;		/* gmb://, push://: "tcp", "verbs" or "ofi-tcp" (libfabric's tcp);
-				 * NULL: tcp */
+	char *tls_verify_peer; /* "0" or "1" */
+	/* gmb://, push://: "tcp", "verbs" or "ofi-tcp" (libfabric's tcp); NULL: tcp */
+	char *provider;
 	char *insecure_network; /* gmb:// and push:// listeners: "yes" or "no"; not printed */
 	char *socket_mode;	/* Unix listeners: octal mode, such as "0660"; not printed */
 	char *socket_group;	/* Unix listeners: group that owns the socket file; not printed */
@@ -75,14 +75,17 @@ char *export_uri_clan_address(const struct export_uri *uri);
 /* Returns the port of a clan address such as "tcp:HOST:PORT". */
 uint16_t export_uri_clan_port(const char *address);
 
-/* Checks that a client can use a disk at that address: -EPROTONOSUPPORT for a push address. */
+/* Checks that a client can use a disk at this address. Returns -EPROTONOSUPPORT for a push
+ * address. */
 GMB_MUST_CHECK int export_uri_check_client(const struct export_uri *uri, struct error *error);
 
-/* Returns whether it names local files. A URI that was received from another machine must not. */
+/* Returns whether the URI names local files. A URI received from another machine must not name
+ * any. */
 static inline bool export_uri_has_files(const struct export_uri *uri)
 {
 	return uri->tls_certificates != NULL || uri->tls_psk_file != NULL;
 }
 
-/* Formats the server's address as the user wrote it, escaped: "[::1]:10809". Returns out. */
+/* Formats the server's address as the user wrote it, escaped, such as "[::1]:10809". Returns
+ * out. */
 const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct export_uri *uri);

@@ -25,8 +25,8 @@ void histogram_merge(struct histogram *into, const struct histogram *from)
 	}
 }
 
-/* The first two rows of HISTOGRAM_PARTS buckets are exact. Each row after them is twice as coarse
- * as the one before and starts at the power of two where that one ends. */
+/* The first two rows of HISTOGRAM_PARTS buckets are exact. Each further row starts at the next
+ * power of two, and its buckets are twice as wide as in the row before. */
 static uint32_t index_shift(uint32_t index)
 {
 	return index < 2 * HISTOGRAM_PARTS ? 0 : index / HISTOGRAM_PARTS - 1;
@@ -45,7 +45,8 @@ uint64_t histogram_highest(uint32_t index)
 	return histogram_lowest(index) + ((UINT64_C(1) << index_shift(index)) - 1);
 }
 
-/* The rank is rounded up, so that at least that share of the values does not exceed the result. */
+/* The rank is rounded up, so that at least the requested share of the values does not exceed the
+ * result. */
 uint64_t histogram_quantile(const struct histogram *histogram, uint32_t parts_per_million)
 {
 	unsigned __int128 product = (unsigned __int128)histogram->count * parts_per_million;
@@ -73,7 +74,7 @@ double histogram_mean(const struct histogram *histogram)
 	return histogram->count == 0 ? 0 : (double)histogram->sum / (double)histogram->count;
 }
 
-/* Each value counts as the middle of its bucket, limited to the minimum and maximum. */
+/* Assumes that each value is in the middle of its bucket, limited to the minimum and maximum. */
 double histogram_deviation(const struct histogram *histogram)
 {
 	double mean = histogram_mean(histogram);

@@ -7,8 +7,8 @@
  *      exact    |     exact     |   256 buckets     | 256 buckets |
  *
  * Every 64-bit value has a bucket. Recording is O(1), without a branch that depends on the value. A
- * value that is read back is never below the recorded one and at most 1/256 (0.4 %) above it.
- * Minimum, maximum, sum and count are exact.
+ * quantile is never below the recorded value and at most 1/256 (0.4 %) above it. Minimum, maximum,
+ * sum and count are exact.
  *
  * Threading: one owner; threads count separately and merge. Ownership: self-contained, 114 KiB,
  * nothing to free; zeroed memory is an empty histogram. Errors: none; counters do not wrap in
@@ -26,7 +26,7 @@ enum {
 
 struct histogram {
 	uint64_t count;
-	uint64_t minimum; /* valid while count > 0; the same holds for the maximum */
+	uint64_t minimum; /* valid if count > 0, like maximum */
 	uint64_t maximum;
 	unsigned __int128 sum;
 	uint64_t buckets[HISTOGRAM_BUCKETS];
@@ -35,7 +35,8 @@ struct histogram {
 /* Returns the bucket of a value. */
 static inline uint32_t histogram_index(uint64_t value)
 {
-	/* The number of low bits dropped, so that HISTOGRAM_BITS + 1 remain; 0 for exact values. */
+	/* The number of dropped low bits: HISTOGRAM_BITS + 1 bits remain. 0 for values that are
+	 * stored exactly. */
 	uint32_t shift = 63 - HISTOGRAM_BITS - (uint32_t)__builtin_clzll(value | HISTOGRAM_PARTS);
 
 	return (shift << HISTOGRAM_BITS) + (uint32_t)(value >> shift);
@@ -53,7 +54,7 @@ static inline void histogram_record(struct histogram *histogram, uint64_t value)
 /* Empties the histogram. */
 void histogram_reset(struct histogram *histogram);
 
-/* Adds the values that from has counted. */
+/* Adds all values of the histogram from to the histogram into. */
 void histogram_merge(struct histogram *into, const struct histogram *from);
 
 /* Return the smallest and the largest value of a bucket. index < HISTOGRAM_BUCKETS. */

@@ -150,7 +150,7 @@ int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid, size_t 
 	return 0;
 }
 
-/* The types of RFC 4514, section 3, and others that certtool and openssl print. */
+/* Types from RFC 4514, section 3, and further ones that certtool and openssl print. */
 static const struct {
 	const char *name, *oid;
 } attribute_types[] = {
@@ -181,7 +181,8 @@ static int identity_hex_digit(char c)
 	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-/* Parses two hexadecimal digits; -1 if there are none. Does not read beyond a terminator. */
+/* Returns the value of two hexadecimal digits, or -1 if text does not start with them. Does not
+ * read beyond a terminator. */
 static int hex_byte(const char *text)
 {
 	int high = identity_hex_digit(text[0]);
@@ -278,7 +279,7 @@ static int parse_hex_value(const char **at, struct dn_value *value, struct error
 static int parse_string_value(const char **at, struct dn_value *value, struct error *error)
 {
 	const char *text = *at;
-	size_t kept = 0; /* length without unescaped spaces at the end */
+	size_t kept = 0; /* length without trailing spaces that are not escaped */
 
 	value->len = 0;
 	while (*text != '\0' && *text != ',' && *text != '+') {
@@ -422,7 +423,8 @@ static int parse_fingerprint(const char *text, uint8_t *out, struct error *error
 	return 0;
 }
 
-/* Names, addresses and URIs, whose canonical form is the text itself. */
+/* For DNS names, e-mail addresses and URIs: checks the length only, because the text is its own
+ * canonical form. */
 static int parse_as_is(
 	enum identity_kind kind, const char *text, size_t bytes, uint8_t *out, struct error *error)
 {

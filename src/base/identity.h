@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Authenticated identities of peers: TLS proves them, and access rules match them. Values are
- * compared as canonical bytes, never as text: two values of one kind are equal if and only if their
- * bytes are.
+ * Identities of peers, which TLS authenticates and access rules match. Values are compared in their
+ * canonical form: two values of one kind are equal if and only if their canonical bytes are equal.
  *
  *   certificate, PSK name ── tls ──▶ struct identity ──▶ engine: rules, takeover
  *   text of a rule ── identity_value_parse() ──▶ canonical bytes ──▶ rules
@@ -16,12 +15,13 @@
 #include "base/error.h"
 
 enum {
-	/* Larger identities are rejected. */
+	/* An identity that exceeds one of these limits is rejected. */
 	IDENTITY_VALUES_MAX = 128,
-	IDENTITY_VALUE_BYTES_MAX = 8192, /* of a canonical distinguished name */
-	IDENTITY_STRING_BYTES_MAX = 256, /* any other value, and one attribute of a name */
+	IDENTITY_VALUE_BYTES_MAX = 8192, /* canonical form of a distinguished name */
+	/* any other value, and one attribute of a distinguished name */
+	IDENTITY_STRING_BYTES_MAX = 256,
 	IDENTITY_RDNS_MAX = 32,
-	IDENTITY_OID_BYTES_MAX = 64, /* as text */
+	IDENTITY_OID_BYTES_MAX = 64, /* an OID as text */
 	IDENTITY_TEXT_BYTES = 160,
 	IDENTITY_DIGEST_BYTES = 32,
 };
@@ -29,7 +29,7 @@ enum {
 enum identity_kind {
 	IDENTITY_PSK,	     /* name of a pre-shared key, unchanged */
 	IDENTITY_CERT_DN,    /* subject: RDNs in order, each a type (OID) and a UTF-8 value */
-	IDENTITY_CERT_CN,    /* only if the subject has exactly one */
+	IDENTITY_CERT_CN,    /* CN of the subject, only if it has exactly one */
 	IDENTITY_CERT_DNS,   /* subject alternative names: lower-cased A-labels, no wildcard */
 	IDENTITY_CERT_EMAIL, /* unchanged */
 	IDENTITY_CERT_URI,   /* unchanged */
@@ -46,13 +46,13 @@ struct identity_value {
 	const uint8_t *data;
 };
 
-/* Allocated in one piece with its values. */
+/* The values are part of the same allocation. */
 struct identity {
 	_Atomic uint32_t references;
-	/* False: the connection is encrypted, but the peer is not authenticated. There are no
-	 * values then. */
+	/* False if the connection is encrypted but the peer is not authenticated. The identity then
+	 * has no values. */
 	bool is_proved;
-	/* For logs, escaped and cut: "psk alice", "CN=host-a,O=Example", "nobody". */
+	/* For logs, escaped and truncated: "psk alice", "CN=host-a,O=Example", "nobody". */
 	char text[IDENTITY_TEXT_BYTES];
 	/* Binds takeover tokens to the peer: SHA-256 of kind and name. For a certificate it covers
 	 * issuer, subject and alternative names, but not the key, because the certificate might be
@@ -67,7 +67,7 @@ struct identity {
 
 struct identity_facts {
 	bool is_proved;
-	const char *text;	  /* will be escaped and cut */
+	const char *text;	  /* will be escaped and truncated */
 	const uint8_t *principal; /* IDENTITY_DIGEST_BYTES */
 	const struct identity_value *values;
 	uint32_t value_count; /* 0 unless is_proved */
@@ -85,7 +85,7 @@ void identity_put(struct identity *identity);
 
 /* Converts a value as written in a rule to its canonical bytes. Examples: "alice",
  * "CN=backup,O=Example" (RFC 4514, the order of `certtool -i`; spaces around '=', ',' and '+' are
- * ignored), "host-a.example", "192.0.2.7", "sha256:9f86..." (hexadecimal, colons allowed). */
+ * ignored), "host-a.example", "192.0.2.7", "sha256:9f86..." (hexadecimal, can contain colons). */
 GMB_MUST_CHECK int identity_value_parse(enum identity_kind kind, const char *text,
 	uint8_t out[IDENTITY_VALUE_BYTES_MAX], uint32_t *bytes_out, struct error *error);
 
@@ -99,8 +99,8 @@ struct identity_dn {
 	uint8_t bytes[IDENTITY_VALUE_BYTES_MAX];
 };
 
-/* Adds an attribute. With joins it belongs to the last RDN, in which the order of calls does not
- * matter; otherwise it starts a new RDN. oid: digits and points. Returns -EINVAL if a limit is
+/* Adds an attribute. If joins is set, it is added to the last RDN, whose attributes can come in any
+ * order. Otherwise it starts a new RDN. oid: digits and points. Returns -EINVAL if a limit is
  * exceeded, or if the value has a zero byte or is not UTF-8. */
 GMB_MUST_CHECK int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid,
 	size_t oid_bytes, const void *value, size_t value_bytes, struct error *error);

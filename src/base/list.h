@@ -76,7 +76,7 @@ static inline struct list_node *list_pop_front(struct list_node *head)
 
 #define list_entry(node, type, member) container_of(node, type, member)
 
-/* The body may remove the current node, but no other. */
+/* Runs the body for each node. The body may remove the current node, but no other. */
 #define list_for_each(node, head)                                                                  \
 	for (struct list_node *node = (head)->next, *node##_next = node->next; node != (head);     \
 		node = node##_next, node##_next = node->next)

@@ -15,8 +15,8 @@
 
 #include "base/text.h"
 
-/* Relaxed accesses suffice: the level guards no other data, and a line around a change may use
- * either level. */
+/* Relaxed accesses suffice: the level protects no other data, and a line written during a change
+ * may be filtered by the old or the new level. */
 static _Atomic int log_level_max = LOG_LEVEL_INFO;
 static atomic_bool level_is_named;
 
@@ -93,7 +93,7 @@ void log_open_journal(void)
 	struct stat output;
 	int fd;
 
-	/* JOURNAL_STREAM is inherited, but standard error may have been redirected since. */
+	/* JOURNAL_STREAM can be stale: it is inherited, and standard error can be redirected. */
 	if (stream == NULL || sscanf(stream, "%llu:%llu", &device, &inode) != 2 ||
 		fstat(STDERR_FILENO, &output) < 0 || output.st_dev != device ||
 		output.st_ino != inode) {
@@ -109,7 +109,7 @@ void log_open_journal(void)
 
 /* Sends a line in the journal's native protocol (systemd: docs/JOURNAL_NATIVE_PROTOCOL.md): one
  * field on each line; the message, which may contain any bytes, is preceded by its length. Returns
- * false if the journal did not take it. */
+ * false if the journal did not accept it. */
 static bool send_to_journal(enum log_level level, const struct log_about *about, const char *text)
 {
 	static const int priorities[] = { 3, 4, 6, 7 };
@@ -223,7 +223,7 @@ static void tell_suppressed(struct log_limit *limit, enum log_level level)
 	limit->suppressed = 0;
 }
 
-/* Returns whether a line may pass now. Counts it as suppressed if not. */
+/* Returns whether a line may be written now. If not, counts it as suppressed. */
 static bool base_log_may_pass(
 	struct log_limit *limit, uint64_t now_ns, enum log_level level, const char *reason)
 {
@@ -277,7 +277,7 @@ void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level 
 	}
 }
 
-/* also: printable characters that are escaped as well. */
+/* also: further printable characters to escape. */
 static const char *escape(
 	char *out, size_t out_bytes, const void *peer_bytes, size_t len, const char *also)
 {
@@ -291,8 +291,8 @@ static const char *escape(
 		size_t n = utf8_decode(p + i, len - i, &code);
 		size_t piece_len;
 
-		/* Only the first byte is consumed. The remaining bytes of a hidden character are
-		 * invalid as characters, so they are escaped in turn. */
+		/* Escapes only the first byte. The remaining bytes of a hidden character are not
+		 * valid UTF-8 on their own, so the next rounds also escape them. */
 		if (n == 0 || utf8_is_hidden(code) || strchr(also, p[i]) != NULL) {
 			piece_len = (size_t)snprintf(piece, sizeof(piece), "\\x%02x", p[i]);
 			n = 1;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The log sink. Each call writes one line to standard error, with a priority prefix ("<3>") if the
- * service manager reads it (JOURNAL_STREAM is set), otherwise with a word. If standard error leads
- * to the journal, a server sends its lines to the journal directly, with fields to search for:
+ * The log sink. Each call writes one line to standard error, prefixed with a priority ("<3>") if
+ * the service manager reads it (JOURNAL_STREAM is set), otherwise with a word such as "error".
+ * After log_open_journal(), lines go to the journal directly, with fields that can be searched for:
  * systemd.journal-fields(7).
  *
  * Threading: any thread; a line is one write(2). Never called on the per-request path. Ownership:
@@ -26,8 +26,8 @@ void log_set_level_default(enum log_level level);
 void log_init(void);
 bool log_enabled(enum log_level level);
 
-/* Receives lines instead of standard error and the journal, without prefix and line feed. NULL: no
- * sink. Set it before other threads log. */
+/* Receives lines instead of standard error and the journal, without prefix and line feed. A NULL
+ * sink restores the default. Set it before other threads log. */
 typedef void log_sink(void *context, enum log_level level, const char *text);
 void log_set_sink(log_sink *sink, void *context);
 
@@ -38,18 +38,18 @@ void log_line(enum log_level level, const char *format, ...) GMB_PRINTF(2, 3);
 #define log_info(...)	 log_line(LOG_LEVEL_INFO, __VA_ARGS__)
 #define log_debug(...)	 log_line(LOG_LEVEL_DEBUG, __VA_ARGS__)
 
-/* If standard error is the journal's stream, sends further lines to the journal as messages with
- * fields. A program calls it before it starts threads and drops privileges. Has no effect if the
+/* If standard error is connected to the journal, sends all further lines to the journal as messages
+ * with fields. Call it before the program starts threads and drops privileges. Has no effect if the
  * journal cannot be reached; a line that the journal rejects goes to standard error. */
 void log_open_journal(void);
 
-/* Subject of a line, for the journal; each member may be NULL or 0. Text from peers is escaped. */
+/* Journal fields of a line; each member may be NULL or 0. Text from peers is escaped. */
 struct log_about {
 	const char *message_id; /* one of LOG_ID_* */
 	const char *export;
 	const char *client;
 	int error; /* errno */
-	/* One static word. Suppressed lines are counted by it. */
+	/* One static word. Suppressed lines are counted separately for each word. */
 	const char *reason;
 };
 
@@ -62,16 +62,16 @@ struct log_about {
 
 /*
  * Rate limit: at most LOG_LIMIT_BURST lines in each interval. The next line that passes is preceded
- * by the number of lines that were suppressed. An object belongs to one thread. The time comes from
- * the caller (the ring's clock).
+ * by the number of lines that were suppressed. A struct log_limit belongs to one thread. The time
+ * comes from the caller (the ring's clock).
  */
 enum { LOG_LIMIT_BURST = 10, LOG_LIMIT_REASONS = 8 };
 struct log_limit {
 	uint64_t interval_start_ns;
 	uint32_t used;
 	uint32_t suppressed;
-	/* Suppressed lines by log_about.reason. Reasons beyond LOG_LIMIT_REASONS are counted in
-	 * suppressed only. */
+	/* Suppressed lines by log_about.reason. If there are more than LOG_LIMIT_REASONS reasons,
+	 * lines with the further ones are counted only in suppressed. */
 	struct {
 		const char *word;
 		uint32_t count;
@@ -95,6 +95,6 @@ void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level 
  */
 const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size_t len);
 
-/* log_escape() for a sentence in which a peer has already escaped the names: quotes and backslashes
- * stay, so that nothing is escaped twice. */
+/* log_escape() for a sentence in which a peer has already escaped the names. Quotes and backslashes
+ * stay as they are, so that nothing is escaped twice. */
 const char *log_escape_sentence(char *out, size_t out_bytes, const char *sentence);

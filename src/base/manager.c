@@ -32,7 +32,8 @@ static int read_address(const char *text, struct sockaddr_un *address)
 	*address = (struct sockaddr_un){ .sun_family = AF_UNIX };
 	memcpy(address->sun_path, text, len);
 	if (text[0] == '@') {
-		/* All bytes of an abstract name count, so it has no terminator. */
+		/* An abstract name has no terminator, because all bytes of the address belong to
+		 * it. */
 		address->sun_path[0] = '\0';
 	} else {
 		len++;
@@ -40,10 +41,10 @@ static int read_address(const char *text, struct sockaddr_un *address)
 	return (int)(offsetof(struct sockaddr_un, sun_path) + len);
 }
 
-/* The socket of manager_open(), connected, or -1. */
+/* The socket that manager_open() has connected, or -1. */
 static int kept_fd = -1;
 
-/* Returns a connected socket, or a negative errno. */
+/* Returns a socket connected to the manager, or a negative errno. */
 static int manager_dial(const char *where)
 {
 	struct sockaddr_un address;
@@ -75,7 +76,7 @@ static int manager_send_text(const char *where, const char *text)
 	if (kept_fd >= 0 && send_to(kept_fd, text) == 0) {
 		return 0;
 	}
-	fd = manager_dial(where); /* the manager may have recreated its socket */
+	fd = manager_dial(where); /* reconnect, in case the manager has recreated its socket */
 	if (fd < 0) {
 		return fd;
 	}
@@ -119,7 +120,8 @@ void manager_tell(const char *format, ...)
 
 /* --- sockets ------------------------------------------------------------------------------- */
 
-/* Parses a variable as a decimal number from 1. Returns 0 if it is not set, or -EINVAL. */
+/* Parses an environment variable as a decimal number from 1. Returns 0 if it is not set, or
+ * -EINVAL. */
 static int read_variable(const char *name)
 {
 	const char *text = getenv(name);

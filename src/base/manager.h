@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The service manager that started the program, if there is one. Status goes to it by the protocol
- * that sd_notify(3) documents for programs that do not use the library, and sockets are taken over
- * from it as by sd_listen_fds(3).
+ * that sd_notify(3) documents for programs without libsystemd, and sockets are received from it
+ * like with sd_listen_fds(3).
  *
  * Supported: $NOTIFY_SOCKET with the path of a datagram socket ("/...") or an abstract name
  * ("@..."). Not supported: vsock addresses ("vsock:..."), which reach the host of a virtual
  * machine; messages for other processes or with descriptors; names of sockets ($LISTEN_FDNAMES),
- * because a socket is known by its address.
+ * because a socket is identified by its address.
  *
  * Threading: one thread; manager_take_sockets() changes the environment, so it is called before
  * other threads exist. Ownership: the caller owns the sockets that it takes. Errors: the program
@@ -19,14 +19,14 @@
 
 enum {
 	MANAGER_FD_FIRST = 3,	   /* number of the first socket passed in; the rest follow it */
-	MANAGER_TEXT_BYTES = 4096, /* the manager does not read longer messages */
+	MANAGER_TEXT_BYTES = 4096, /* longer messages are not read by the manager */
 };
 
-/* Opens and keeps a socket to the manager, for a program that will not be allowed to create one
- * later. If the manager cannot be reached now, each message tries again. */
+/* Opens a socket to the manager and keeps it open, for a program that will not be allowed to create
+ * one later. If this fails, each message tries to connect again. */
 void manager_open(void);
-/* Sends "KEY=value" lines to the manager; text that does not fit is cut off at the end. The
- * environment stays as it is. Blocks while the manager's queue is full. */
+/* Sends "KEY=value" lines to the manager; text beyond MANAGER_TEXT_BYTES is cut off. Does not
+ * change the environment. Blocks while the manager's queue is full. */
 void manager_tell(const char *format, ...) GMB_PRINTF(1, 2);
 
 /*

@@ -22,8 +22,9 @@ static bool message_is_name(const struct message_text *text)
 	       memchr(text->bytes, 0, text->length) == NULL;
 }
 
-/* The order of the checks defines which rule is reported: lengths first, because parts depend on
- * them, then parts, reserved fields, and the numbers in the head. */
+/* If several rules are broken, the order of the checks determines which one is reported: lengths
+ * first, because the parts depend on them, then parts, reserved fields, and the numbers in the
+ * head. */
 const char *message_parse(
 	const struct message_layout *layout, const void *bytes, size_t len, void *object)
 {

@@ -9,7 +9,7 @@
  * Then check() validates the numbers in the head.
  *
  * Threading: pure functions. Ownership: the head is copied, parts are borrowed from the message.
- * Errors: NULL, or the broken rule as static text.
+ * Errors: the broken rule as static text, or NULL if there is none.
  */
 #pragma once
 

@@ -100,8 +100,8 @@ int network_parse(const char *text, uint8_t network[NETWORK_BYTES], struct error
 	return 0;
 }
 
-/* An IPv6 network with a prefix shorter than 96 bits would otherwise contain IPv4 addresses, which
- * are mapped. */
+/* Returns whether the network contains the address. IPv4 addresses are mapped into ::ffff:0:0/96
+ * and must not match an IPv6 network with a prefix shorter than 96 bits. */
 static bool network_holds(
 	const uint8_t network[NETWORK_BYTES], const uint8_t address[NETWORK_ADDRESS_BYTES])
 {
@@ -147,7 +147,7 @@ static int parse_network_place(char *text, struct place *place, struct error *er
 	return rc == 0 ? network_parse(text, place->network, error) : rc;
 }
 
-/* Start of the credentials. */
+/* Where the credentials start in the text of a destination. */
 static const char credentials_start[] = ",tls-";
 
 /* Parses one "NAME=VALUE" of the given length. */
@@ -185,7 +185,7 @@ static int take_credential(struct place *place, const char *text, size_t bytes, 
 		shown);
 }
 
-/* Checks that the given keys belong together. */
+/* Checks that the credentials are complete and not contradictory. */
 static int check_credentials(const struct place *place, struct error *error)
 {
 	const char *problem = NULL;
@@ -215,7 +215,7 @@ static int check_credentials(const struct place *place, struct error *error)
 				 problem);
 }
 
-/* text: from the first comma on. */
+/* text: starts at the first comma. */
 static int parse_credentials(struct place *place, const char *text, struct error *error)
 {
 	int rc = 0;
@@ -229,7 +229,7 @@ static int parse_credentials(struct place *place, const char *text, struct error
 	return rc;
 }
 
-/* Returns the text after the protocol's prefix. */
+/* Stores the protocol that the prefix names, and returns the text after the prefix. */
 static const char *parse_protocol(const char *text, struct place *place)
 {
 	const char *colon = strchr(text, ':');
@@ -239,7 +239,8 @@ static const char *parse_protocol(const char *text, struct place *place)
 	return is_nbd(place) ? colon + 1 : text;
 }
 
-/* Rejects "nbd://HOST", which looks like the path of a socket after the prefix. */
+/* Rejects "nbd://HOST": after the prefix "nbd:", the rest would be taken for the path of a
+ * socket. */
 static int refuse_uri(const struct place *place, struct error *error)
 {
 	const char *prefix = place->tls ? "nbds" : "nbd";

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Networks, and destinations that an operator permits: Unix sockets, and ports of networks.
+ * Networks, and permitted destinations: a Unix socket, all sockets in a folder, or a network with
+ * one port or any.
  *
  *   192.0.2.7   10.1.0.0/16   2001:db8::/32              network_parse()
  *   [nbd:]/run/b.sock   [nbd:]/run/disks/
  *   [nbd:]10.1.0.0/16[,port=N|any]                       place_parse() ... place_holds()
  *   nbds:/run/b.sock,CREDENTIALS   nbds:10.1.0.0/16[,port=N|any],CREDENTIALS
  *
- * CREDENTIALS are for TLS to a server there: tls-certificates=FOLDER[,tls-hostname=NAME], or
- * tls-psk-file=FILE,tls-username=NAME. No value contains a comma.
+ * CREDENTIALS are for TLS connections to a server at the destination:
+ * tls-certificates=FOLDER[,tls-hostname=NAME], or tls-psk-file=FILE,tls-username=NAME. No value
+ * contains a comma.
  *
  * Addresses are IPv6, 16 bytes in network order; IPv4 addresses are mapped (::ffff:0:0/96). An IPv6
  * network contains no IPv4 address.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * File descriptors that a peer passes over a Unix socket (SCM_RIGHTS). A process that receives
- * them, or closes a socket that holds some, also closes the files, and closing can block for as
- * long as the sender likes: on a TCP socket that lingers, or on a FUSE server. Sockets that need no
- * descriptors therefore refuse them (Linux 6.16). On older kernels the descriptors are received,
- * and a worker closes them (work.h).
+ * descriptors, or closes a socket whose queue contains some, also has to close the files. This can
+ * block for as long as the sender likes: on a TCP socket that lingers, or on a FUSE server. Sockets
+ * that need no descriptors therefore refuse them (Linux 6.16). On older kernels the descriptors are
+ * received, and a worker closes them (work.h).
  *
  * Threading: any; there is no state. Ownership: the caller owns the descriptors. Errors: none.
  */
@@ -21,11 +21,11 @@ enum {
 	RIGHTS_CONTROL_BYTES = 1088,
 };
 
-/* From now on no descriptors can be passed to the socket, nor, if it listens, to connections made
- * from now on. No effect on other sockets, and on kernels before 6.16. */
+/* Makes a socket refuse descriptors from now on. Connections made later to a listener also refuse
+ * them. No effect on sockets that are not Unix sockets, and on kernels before 6.16. */
 void rights_refuse(int fd);
-/* Returns whether descriptors can arrive: fd is a Unix socket that has not refused them since it
- * was connected. */
+/* Returns whether descriptors can arrive: fd is a Unix socket that has not refused them from the
+ * beginning of its connection. */
 bool rights_may_come(int fd);
 /* rights_may_come() for a socket that will be received from. Urgent bytes (MSG_OOB) are then
  * received in line, because the kernel would otherwise skip such a byte and close the descriptors
@@ -33,12 +33,12 @@ bool rights_may_come(int fd);
 bool rights_guard(int fd);
 /* Returns the user at the other end, or -1 if unknown. */
 uid_t rights_owner(int fd);
-/* Returns whether uid is neither root nor our own user. Those two cannot harm us beyond their use
- * of memory and descriptors. */
+/* Returns whether uid is neither root nor our own user. These two are trusted, except for limits on
+ * their use of memory and descriptors. */
 static inline bool rights_is_stranger(uid_t uid)
 {
 	return uid != 0 && uid != geteuid();
 }
-/* Stores the descriptors of a message that was received with RIGHTS_CONTROL_BYTES of control space.
- * Returns their number. */
+/* Copies the descriptors out of a message that was received with a control buffer of
+ * RIGHTS_CONTROL_BYTES. Returns their number. */
 uint32_t rights_collect(struct msghdr *message, int fds[RIGHTS_MAX]);

@@ -155,7 +155,8 @@ int field_check(const struct field *field, bool given, const char *text, struct 
 		       : 0;
 }
 
-/* check() comes first, because it may reject text that the type would accept. */
+/* Calls field->check() before parsing, because check() can reject text that the type would
+ * accept. */
 int field_set(const struct field *field, void *object, const char *text, struct error *error)
 {
 	void *value = field_value(field, object);

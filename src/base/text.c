@@ -25,7 +25,7 @@ static const struct {
 	{ "h", UINT64_C(3600000000000) },
 };
 
-/* Text as quoted in messages. */
+/* A text as it is quoted in messages. */
 struct shown {
 	char text[96];
 };
@@ -135,7 +135,7 @@ int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error
 	if (rc != -EINVAL) {
 		return rc;
 	}
-	/* strtod() also accepts signs, spaces, exponents and words. */
+	/* Checked beforehand, because strtod() also accepts signs, spaces, exponents and words. */
 	seconds = strtod(text, &end);
 	if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
 		return error_set(error, -EINVAL,
@@ -207,7 +207,7 @@ void near_begin(struct near *near, const char *word)
 
 /*
  * rows[i][k] is the distance between the first i letters of a and the first k letters of b (optimal
- * string alignment). Only the last three rows are stored.
+ * string alignment). Only the last three rows are kept in memory.
  */
 uint32_t near_distance(const char *a, const char *b)
 {
@@ -339,8 +339,7 @@ bool utf8_is_hidden(uint32_t code)
 	return false;
 }
 
-/* --- what strangers write ----------------------------------------------------------------------
- */
+/* untrusted text */
 
 bool text_print_json(FILE *out, const char *json)
 {

@@ -20,7 +20,7 @@
 GMB_MUST_CHECK int units_parse_bytes(const char *text, uint64_t *bytes, struct error *error);
 
 /* Parses a time: digits and one of ns, us, ms, s, min, h. "0" needs no unit. The maximum is
- * INT64_MAX ns, about 292 years, so that the sum of a time and the clock does not overflow. */
+ * INT64_MAX ns, about 292 years, so that adding a time to the clock does not overflow. */
 GMB_MUST_CHECK int units_parse_time(const char *text, uint64_t *time_ns, struct error *error);
 
 /* units_parse_time(), but a number without a unit counts seconds and can have a decimal point: "2",
@@ -71,24 +71,23 @@ enum { NEAR_TEXT_BYTES = 128 };
  * name, or "" if no name is near. Returns out. */
 const char *near_text(const struct near *near, const char *prefix, char out[NEAR_TEXT_BYTES]);
 
-/* Returns the number of such mistakes between two words; UINT32_MAX if one is longer than 63
+/* Returns the distance between two words as defined above; UINT32_MAX if one is longer than 63
  * bytes. */
 uint32_t near_distance(const char *a, const char *b);
 
-/* --- what strangers write, for a terminal ------------------------------------------------------
- */
+/* untrusted text, for a terminal */
 
 /*
- * Printing of untrusted text, one function for each output format; log_escape() is the one for text
- * that people read. Hidden characters (utf8_is_hidden()) and invalid UTF-8 are written in the
- * format's own escape syntax. Return false if writing failed.
+ * Printing of untrusted text, one function for each output format; for text that people read, use
+ * log_escape(). Hidden characters (utf8_is_hidden()) and invalid UTF-8 are written in the format's
+ * own escape syntax. Return false if writing failed.
  */
 
 /* Prints JSON text with \uXXXX escapes, so its value does not change. Line feeds outside of strings
  * stay. */
 bool text_print_json(FILE *out, const char *json);
-/* Prints metrics in the Prometheus text format. The escape is two backslashes and xNN, which a
- * label value decodes to \xNN. Line feeds stay. */
+/* Prints metrics in the Prometheus text format. An escape is written as \\xNN, which a parser of
+ * label values decodes to \xNN. Line feeds stay as they are. */
 bool text_print_metrics(FILE *out, const char *text, size_t len);
 
 /* --- UTF-8 ----------------------------------------------------------------------------------- */
@@ -106,5 +105,5 @@ size_t utf8_decode(const void *p, size_t left, uint32_t *code);
  * line and paragraph separators, direction marks, and characters without a width. */
 bool utf8_is_hidden(uint32_t code);
 
-/* Returns whether all len bytes are complete, valid sequences. A zero byte is a character here. */
+/* Returns whether all len bytes are complete, valid sequences. A zero byte is valid. */
 bool utf8_valid(const void *bytes, size_t len);

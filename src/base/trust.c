@@ -11,13 +11,14 @@
 #include "base/log.h"
 
 enum {
-	LINKS_MAX = 40, /* as many as the kernel follows */
+	LINKS_MAX = 40, /* the kernel's limit */
 	SHOWN_BYTES = 256,
 };
 
 struct walk {
-	char done[PATH_MAX]; /* checked; without links and without a final slash */
-	char rest[PATH_MAX]; /* not yet checked */
+	/* the checked part of the path; without links and without a final slash */
+	char done[PATH_MAX];
+	char rest[PATH_MAX]; /* the part that is not yet checked */
 	uint32_t links;
 };
 
@@ -72,7 +73,7 @@ static void leave_folder(struct walk *walk)
 	}
 }
 
-/* Follows the link at the end of done: puts its target in front of the rest. */
+/* Follows the symbolic link done: puts its target in front of rest. */
 static int trust_follow(struct walk *walk, struct error *error)
 {
 	char target[PATH_MAX];
@@ -96,7 +97,7 @@ static int trust_follow(struct walk *walk, struct error *error)
 	return 0;
 }
 
-/* Checks the entry with that name in the folder done. */
+/* Checks the entry name of the folder done. */
 static int trust_enter(struct walk *walk, const char *name, struct error *error)
 {
 	size_t used = strlen(walk->done);
@@ -126,7 +127,7 @@ static int trust_step(struct walk *walk, struct error *error)
 	memcpy(name, at, len);
 	name[len] = '\0';
 	memmove(walk->rest, at + len, strlen(at + len) + 1);
-	/* The parent can be determined from the path, because done contains no links. */
+	/* ".." can be resolved in the text of the path, because done contains no links. */
 	if (strcmp(name, "..") == 0) {
 		leave_folder(walk);
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Checks that only root and the user of this process can change a file. A privileged process that
- * acts on the contents of a file must not let another user choose them.
+ * Checks that only root and the user of this process can change a file. A privileged process must
+ * check this before it trusts the contents of a file.
  *
  * Threading: pure functions of the file system. Ownership: none. Errors: -EPERM with a sentence
  * that names the file or folder that other users can change; the errno of a path that does not

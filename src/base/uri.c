@@ -12,7 +12,7 @@
 
 enum { SHOWN_BYTES = 160 };
 
-/* A piece of the text being parsed. */
+/* A part of the text that is parsed. */
 struct span {
 	const char *at;
 	size_t len;
@@ -103,7 +103,7 @@ static int uri_parse_port(struct span text, struct uri *uri, struct error *error
 				log_escape(shown, sizeof(shown), text.at, text.len));
 		}
 	}
-	/* "host:" is valid and means the default port. */
+	/* An empty port, "host:", is valid and means the default port. */
 	uri->has_port = text.len > 0;
 	uri->port = (uint16_t)value;
 	return 0;
@@ -216,7 +216,7 @@ const char *uri_unix_advice(const char *socket_path, int err)
 
 	switch (-err) {
 	case EAGAIN:
-	case ENOBUFS: /* of clan_connect() */
+	case ENOBUFS: /* returned by clan_connect() */
 		/* The listener's queue is full. Unix sockets offer no way to wait for room. */
 		return "the server does not accept connections fast enough";
 	case ENOENT:
@@ -299,7 +299,7 @@ void uri_parameter_fini(struct uri_parameter *parameter)
 	*parameter = (struct uri_parameter){ 0 };
 }
 
-/* Extracts the socket path. All other parameters only have to be well-formed. */
+/* Extracts the socket path. Checks only the syntax of all other parameters. */
 static int parse_query(const char *query, struct uri *uri, struct error *error)
 {
 	struct uri_parameter parameter;
@@ -360,7 +360,7 @@ static int parse_parts(const char *cursor, struct uri *uri, struct error *error)
 	part = span_until(cursor, "?");
 	cursor += part.len;
 	if (part.len > 0) {
-		part.at++; /* the first slash is the separator, later ones belong to the path */
+		part.at++; /* the first slash is the separator; later ones belong to the path */
 		part.len--;
 	}
 	rc = decode(part, "path", false, &uri->path, &uri->path_bytes, error);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * URIs of any scheme that names an object at a network address or Unix socket:
+ * URIs that name an object of a server at a network address or Unix socket, with any scheme:
  *
  *   SCHEME://[USER@]HOST[:PORT]/PATH[?NAME=VALUE&...]
  *   SCHEME+unix:///PATH?socket=PATH[&NAME=VALUE...]
@@ -34,12 +34,12 @@ struct uri {
 GMB_MUST_CHECK int uri_parse(const char *text, struct uri *uri, struct error *error);
 void uri_fini(struct uri *uri);
 
-/* Returns the reason of a failure err (a negative errno) to connect with libclan. */
+/* Returns why libclan could not connect. err: its negative errno. */
 const char *uri_connect_reason(int err);
-/* Returns advice for a failure err (a negative errno) to connect to a Unix socket, or NULL if the
- * error needs none. socket_path: as in struct uri. */
+/* Returns advice for a failed connection to a Unix socket, or NULL if there is none. err: the
+ * negative errno. socket_path: as in struct uri. */
 const char *uri_unix_advice(const char *socket_path, int err);
-/* uri_unix_advice() for a host and port. */
+/* uri_unix_advice() for TCP. */
 const char *uri_tcp_advice(int err);
 
 struct uri_parameter {
@@ -62,8 +62,9 @@ struct uri_writer {
 };
 
 void uri_put_text(struct uri_writer *w, const char *text, size_t len);
-/* Percent-encodes all bytes except unreserved characters and the ones in also. */
+/* Percent-encodes bytes, except unreserved characters and those in also. */
 void uri_put_encoded(struct uri_writer *w, const char *bytes, size_t len, const char *also);
-/* Writes SEPARATOR NAME=VALUE and sets the separator to '&'; no effect if value is NULL. */
+/* Writes the separator and NAME=VALUE, and sets the separator to '&'. No effect if value is
+ * NULL. */
 void uri_put_parameter(struct uri_writer *w, const char *name, const char *value, char *separator);
 void uri_put_host_port(struct uri_writer *w, const char *host, uint16_t port);

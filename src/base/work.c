@@ -16,21 +16,22 @@
 
 enum {
 	WORKER_STACK_BYTES = 128 << 10,
-	/* Time a worker waits for more work. Starting a thread takes longer than many pieces of
-	   work. */
+	/* Time after which an idle worker exits. Workers wait for more work, because starting a
+	 * thread takes longer than many pieces of work. */
 	IDLE_MS = 200,
 	DRAINS_MAX = 4096, /* more messages than a socket can hold */
-	LOOKS_MAX = 64,	   /* messages that the caller examines itself */
+	/* messages that the caller's thread examines before it passes the socket to a worker */
+	LOOKS_MAX = 64,
 };
 
-/* A user on whom completion of work in doubt depends. The record exists while the user has work or
- * descriptors. */
+/* A user whose processes can block the completion of work in doubt. The record exists while the
+ * user has work or descriptors. */
 struct owner {
 	struct list_node node;
 	uid_t uid;
-	struct list_node doubtful; /* waiting work in doubt */
+	struct list_node doubtful; /* work in doubt that is not yet running */
 	uint32_t running;
-	uint32_t fd_count; /* descriptors to be closed */
+	uint32_t fd_count; /* the user's descriptors that are not yet closed */
 };
 
 /* The workers of the process. They are started on demand and exit after IDLE_MS without work. */
@@ -39,12 +40,12 @@ static struct {
 	pthread_cond_t wake;
 	struct list_node waiting;
 	struct list_node owners; /* in round-robin order */
-	struct owner unknown;	 /* shared by the owners for whom no record could be allocated */
+	struct owner unknown;	 /* shared by owners for which no record could be allocated */
 	uint32_t running;
 	uint32_t idle;	   /* idle workers that have not been signalled */
 	uint32_t woken;	   /* workers that were signalled and have not woken yet */
 	uint32_t in_doubt; /* workers that run work in doubt */
-	uint32_t fd_count; /* sum over all owners */
+	uint32_t fd_count; /* sum of all owners' fd_count */
 	uint32_t end_count;
 	bool fork_watched;
 } workers = {
@@ -59,7 +60,7 @@ static struct {
 	},
 };
 
-/* --- owners, all functions under the lock ----------------------------------------------------- */
+/* --- owners: called under the lock ------------------------------------------------------------ */
 
 static struct owner *owner_find(uid_t uid)
 {
@@ -105,7 +106,8 @@ static void owner_look(struct owner *owner)
 	}
 }
 
-/* Returns the next work in doubt that may run now, and moves its owner to the end. */
+/* Returns the next work in doubt that may run now, and moves its owner to the end of the
+ * round-robin order. */
 static struct work *take_doubtful(void)
 {
 	list_for_each(node, &workers.owners)
@@ -145,8 +147,8 @@ static void work_after_fork_in_parent(void)
 	pthread_mutex_unlock(&workers.lock);
 }
 
-/* The threads exist only in the parent, and the work stays with it. A descriptor that a worker was
- * about to close remains open in the child until it executes a program. */
+/* The child has no workers and drops the parent's work. A descriptor that a worker was about to
+ * close stays open in the child until it executes another program. */
 static void work_after_fork_in_child(void)
 {
 	list_init(&workers.waiting);
@@ -173,18 +175,18 @@ void work_wake(struct work_results *results)
 {
 	ssize_t written = write(results->wake_fd, "", 1);
 
-	GMB_UNUSED(written); /* a full pipe is readable already */
+	GMB_UNUSED(written); /* if the pipe is full, its reader wakes up anyway */
 }
 
 static void run_one(struct work *work)
 {
 	struct work_results *results = work->results;
 
-	work->run(work); /* work without results frees itself */
+	work->run(work); /* frees itself, because it has no results to collect */
 	if (results == NULL) {
 		return;
 	}
-	/* The wake-up stays inside the lock, because the results may be freed as soon as
+	/* Wakes the owner while holding the lock, because the results may be freed as soon as
 	 * work_finish() has emptied the list. */
 	pthread_mutex_lock(&results->lock);
 	list_push_back(&results->list, &work->node);
@@ -292,8 +294,8 @@ static void enqueue(struct work *work)
 	}
 }
 
-/* A signalled worker stops being idle immediately, under the lock. Two works therefore wake two
- * workers, even before the first has run. */
+/* A worker no longer counts as idle from the moment it is signalled. Two calls therefore wake two
+ * workers, even if the first one has not run yet. */
 void work_start(struct work *work, struct work_results *results)
 {
 	bool taken = false;
@@ -358,7 +360,7 @@ static void close_of_peer(int fd)
 
 /* Receives the remaining messages of a socket that was shut down, and closes the descriptors in
  * them. Otherwise the kernel would close these descriptors together with the socket, and that can
- * block for as long as their sender wants. */
+ * block for as long as their sender likes. */
 static void work_drain(int fd)
 {
 	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];
@@ -368,7 +370,7 @@ static void work_drain(int fd)
 	socklen_t length = sizeof(kind);
 
 	if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &kind, &length) != 0 || kind != 0) {
-		return; /* a listener; pending connections are closed with it */
+		return; /* closing a listener closes its pending connections */
 	}
 	(void)rights_guard(fd);
 	for (int i = 0; i < DRAINS_MAX; i++) {
@@ -404,9 +406,10 @@ static bool is_without_files(int fd)
 		return false;
 	}
 	for (int i = 0; i < LOOKS_MAX; i++) {
-		/* With SO_PASSCRED each message has credentials, even an empty one, so an empty
-		 * message differs from the end. There is no room for more control data: descriptors
-		 * set MSG_CTRUNC and stay in the message. */
+		/* With SO_PASSCRED each message has credentials, even an empty one, which
+		 * distinguishes an empty message from the end of the stream. The buffer has no room
+		 * for descriptors: a message with descriptors sets MSG_CTRUNC and, because of
+		 * MSG_PEEK, keeps them. */
 		_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(struct ucred))];
 		char byte;
 		struct iovec iov = { .iov_base = &byte, .iov_len = sizeof(byte) };
@@ -458,8 +461,8 @@ static void count_more(const struct disposal *disposal)
 	pthread_mutex_unlock(&workers.lock);
 }
 
-/* Owners without a record are counted together, and a fork resets the counts, so the counts must
- * not fall below zero. */
+/* A count can be lower than what is subtracted, because owners without a record share one and a
+ * fork resets them all. It must not fall below zero. */
 static void count_less(const struct disposal *disposal)
 {
 	uint32_t count = disposal->fd_count;
@@ -507,8 +510,8 @@ bool dispose_ends_have_room(void)
 	return has_room;
 }
 
-/* Returns whether all descriptors are memory files. These close without waiting for anyone, so any
- * worker can close them. */
+/* Returns whether all descriptors are memory files. Closing these never blocks, so it is not work
+ * in doubt. */
 static bool is_memory(const struct disposal *disposal)
 {
 	uint32_t count = 0;

@@ -31,13 +31,13 @@ enum {
 
 #define SECOND_NS INT64_C(1000000000)
 
-/* The locked byte that means "a gmblock server writes this file": the last byte that a file can
- * have, where programs neither look for data nor set locks. */
+/* A write lock on this byte means "a gmblock server writes this file". It is the last byte that a
+ * file can have, where no program stores data or sets locks. */
 #define CLAIM_OFFSET (INT64_MAX - 1)
-/* The byte before it, locked for reading, means "a gmblock server reads this file". For a block
- * device, these locks are on the device node through which it was opened. */
+/* A read lock on this byte means "a gmblock server reads this file". For a block device, it is set
+ * on the device node through which the device was opened. */
 #define READER_OFFSET (INT64_MAX - 2)
-/* And the byte before that: "a gmblock server writes through this open file". */
+/* A read lock on this byte means "a gmblock server writes through this open file". */
 #define WRITER_OFFSET (INT64_MAX - 3)
 
 /* --- opening ------------------------------------------------------------------------------- */
@@ -103,7 +103,7 @@ static int explain_open(
 		return error_advise(error, -code, "readonly",
 			"cannot open '%s' for writing: it is on a read-only filesystem or device",
 			path);
-	case EBUSY: /* newer kernels can refuse all writers of a mounted device */
+	case EBUSY: /* newer kernels can refuse to open a mounted device for writing */
 		return explain_busy(path, error);
 	case ETXTBSY:
 		return error_set(error, -code,
@@ -124,8 +124,8 @@ int disk_open(const char *path, bool read_only, bool direct, int *fd_out, struct
 	int result;
 	int fd;
 
-	/* Checked before opening, because opening a pipe blocks, and opening a device may have side
-	 * effects. */
+	/* Checks the kind of file before opening it, because opening a pipe blocks, and opening a
+	 * device can have side effects. */
 	if (stat(path, &status) != 0) {
 		return explain_open(path, read_only, direct, errno, error);
 	}
@@ -205,7 +205,7 @@ int disk_sync(int fd)
 	return result == 0 ? 0 : -errno;
 }
 
-/* A new file's name is durable once its folder is synced. */
+/* Makes the name of a new file durable by syncing its folder. */
 static int linux_sync_folder(const char *path)
 {
 	char *copy = strdup(path);
@@ -219,7 +219,7 @@ static int linux_sync_folder(const char *path)
 	return result;
 }
 
-/* Fills the draft file and links it to path. */
+/* Writes the contents of the draft file, makes them durable, and links the file to path. */
 static int create_filled(int fd, const char *draft, const char *path, uint64_t size,
 	const void *head, size_t head_bytes)
 {
@@ -264,8 +264,8 @@ int disk_create(
 
 /* --- claiming ------------------------------------------------------------------------------ */
 
-/* Opened for reading and writing: the lock requires it, and so does discarding, which the kernel
- * permits only through the claim while it holds the device. */
+/* A claim is opened for reading and writing. The write lock requires this, and so does discarding:
+ * while the claim holds a device, the kernel permits discards only through the claim. */
 static int claim_flags(const struct stat *status)
 {
 	return O_CLOEXEC | O_NOCTTY | O_RDWR | (S_ISBLK(status->st_mode) ? O_EXCL : 0);
@@ -280,7 +280,7 @@ static bool is_same_file(const struct stat *a, const struct stat *b)
 				   : a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* Calls fcntl() with a lock of one byte. Returns its result; *lock is updated by it. */
+/* Calls fcntl() with an order for a lock of one byte. F_OFD_GETLK updates *lock. */
 static int lock_ask(int fd, int order, off_t offset, struct flock *lock)
 {
 	int result;
@@ -294,8 +294,8 @@ static int lock_ask(int fd, int order, off_t offset, struct flock *lock)
 	return result;
 }
 
-/* 0, -EBUSY, or another errno if this filesystem has no such locks. The lock belongs to the open
- * file of the descriptor, not to the process, so that another close() cannot release it. */
+/* Locks one byte. Returns 0, -EBUSY, or another errno if this filesystem has no such locks. The
+ * lock belongs to the open file, not to the process, so closing others does not release it. */
 static int lock_byte(int fd, short type, off_t offset)
 {
 	struct flock lock = { .l_type = type };
@@ -307,7 +307,7 @@ static int lock_byte(int fd, short type, off_t offset)
 	return errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
 }
 
-/* Opens path again, and checks that it is still the wanted file. */
+/* Opens path again. Returns -ESTALE if it is no longer the wanted file. */
 static int open_again(const char *path, int flags, const struct stat *wanted, int *fd_out)
 {
 	struct stat status;
@@ -333,7 +333,7 @@ static int open_again(const char *path, int flags, const struct stat *wanted, in
 	return 0;
 }
 
-/* One attempt: 0 with a descriptor or -1 in *claim_out, otherwise a negative errno. */
+/* Tries once. Returns 0 and a descriptor (-1: no locks here), or a negative errno. */
 static int claim_once(const char *path, const struct stat *wanted, int *claim_out)
 {
 	int fd;
@@ -369,7 +369,7 @@ bool disk_is_frozen(int fd)
 	return lock_ask(fd, F_OFD_GETLK, CLAIM_OFFSET, &lock) == 0 && lock.l_type == F_RDLCK;
 }
 
-/* Retries, because a server killed a moment ago may still hold the disk, and udev opens devices
+/* Retries, because a server that was just killed may still hold the disk, and udev opens devices
  * briefly. */
 int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 {
@@ -400,7 +400,7 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	return result < 0 ? explain_claim(path, false, result, error) : 0;
 }
 
-/* Takes a shared lock on the byte that a claim for writing locks exclusively. */
+/* Takes a read lock on CLAIM_OFFSET, on which a claim for writing has a write lock. */
 static int freeze(int claim)
 {
 	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
@@ -434,8 +434,8 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 			"stop that server, or add readonly to the export there",
 			path);
 	}
-	/* There are no locks here, or another program has locked the whole file: reading is
-	 * permitted anyway. */
+	/* Reading is permitted even if there are no locks here, or if another program has locked
+	 * the whole file. */
 	if (lock_byte(claim, F_RDLCK, READER_OFFSET) < 0 && !frozen) {
 		close(claim);
 		claim = -1;
@@ -444,8 +444,8 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 	return 0;
 }
 
-/* Queries the lock without taking it, so that a server that starts now does not find the byte
- * locked. */
+/* Queries the lock without taking it, so that a server that starts at this moment does not find the
+ * byte locked. */
 static bool has_readers(int fd)
 {
 	struct flock lock = { .l_type = F_WRLCK };
@@ -465,8 +465,8 @@ int disk_check_readers(int fd)
 	return found ? -EBUSY : 0;
 }
 
-/* Not on remote file systems: locks of another machine or of a user's program do not last as long
- * as our kernel's operations. */
+/* Returns an error on remote file systems, where a lock does not last until our kernel's last
+ * operation: another machine or a user's program manages it. */
 int disk_mark_writer(int fd)
 {
 	return disk_is_remote(fd) ? -EOPNOTSUPP : lock_byte(fd, F_RDLCK, WRITER_OFFSET);
@@ -485,8 +485,8 @@ int disk_check_writers(int fd)
 	if (lock.l_type == F_UNLCK) {
 		return 0;
 	}
-	/* A foreign lock on more than this byte is not a mark, and it hides whether there is
-	 * one. */
+	/* A lock on more than this byte belongs to another program. It is not a mark, but it hides
+	 * whether there is one. */
 	return lock.l_type == F_RDLCK && lock.l_start == WRITER_OFFSET && lock.l_len == 1
 		       ? -EBUSY
 		       : -EOPNOTSUPP;
@@ -495,7 +495,7 @@ int disk_check_writers(int fd)
 /* --- size ---------------------------------------------------------------------------------- */
 
 /* A device can end inside a logical block, for example a loop device with blocks of 4 KiB over any
- * file. Commands cannot address that last part, so reads and writes of it fail. */
+ * file. Commands cannot address that last part, so it is not counted. */
 int disk_size(int fd, uint64_t *size)
 {
 	struct stat status;
@@ -533,14 +533,14 @@ void disk_set_random(int fd)
 
 /* --- alignment of direct I/O --------------------------------------------------------------- */
 
-/* Tries one read with exactly the given alignment. True if the kernel accepts it: only -EINVAL
- * means misaligned; a bad sector does not matter here. */
+/* Tries to read with exactly this alignment. Returns whether the kernel accepts it: only -EINVAL
+ * means misaligned; other errors, such as a bad sector, do not matter here. */
 static bool direct_read_works(int fd, uint8_t *memory, uint32_t align)
 {
 	ssize_t count;
 
-	/* memory is aligned to twice PROBE_BYTES_MAX, so memory + align is aligned to align
-	 * only. */
+	/* memory is aligned to twice PROBE_BYTES_MAX, so memory + align is aligned to align and to
+	 * no higher power of two. */
 	do {
 		count = pread(fd, memory + align, align, 0);
 	} while (count < 0 && errno == EINTR);
@@ -548,8 +548,9 @@ static bool direct_read_works(int fd, uint8_t *memory, uint32_t align)
 }
 
 /*
- * The smallest power of two, from first on, with which a real read works; 0 if there is none. On an
- * empty file every alignment works, so if the system reported none, at least 4096 is used.
+ * Returns the smallest alignment >= first with which a read works; 0 if there is none. told: the
+ * system has reported first. Reading an empty file works with any alignment, so if the system
+ * reported none, returns at least 4096.
  */
 static uint32_t direct_probe(int fd, uint32_t first, bool told, uint64_t size)
 {
@@ -573,9 +574,10 @@ static uint32_t direct_probe(int fd, uint32_t first, bool told, uint64_t size)
 }
 
 /*
- * statx() reports the alignment since Linux 6.1, if the filesystem supports that. Otherwise a
- * device's logical block is correct by definition, and for a file real reads decide between 512 and
- * more. Descriptors without O_DIRECT are not probed: they get the reported value or the best guess.
+ * statx() reports the alignment since Linux 6.1, if the filesystem supports that. Otherwise, the
+ * alignment for a device is its logical block size, and for a file it is found by test reads,
+ * beginning with 512. Without O_DIRECT there are no test reads: the result is the reported value or
+ * 512.
  */
 static void fill_direct(int fd, struct disk_info *info)
 {
@@ -599,7 +601,7 @@ static void fill_direct(int fd, struct disk_info *info)
 	}
 	if (!is_power_of_two(info->direct_offset_align) ||
 		!is_power_of_two(info->direct_memory_align)) {
-		info->direct_offset_align = 0; /* statx() reports 0 for "not on this file" */
+		info->direct_offset_align = 0; /* statx() reports 0 if the file has no direct I/O */
 		info->direct_memory_align = 0;
 		return;
 	}
@@ -623,8 +625,7 @@ static uint32_t preferred_block(uint64_t bytes)
 	return (uint32_t)MIN(bytes, (uint64_t)PREFERRED_BYTES_MAX);
 }
 
-/* The name of an image format that is more than the raw bytes of a disk; NULL if none is
- * recognized. */
+/* Returns the name of an image format that is more than the raw bytes of a disk, or NULL. */
 static const char *image_format(int fd)
 {
 	static const struct {
@@ -656,8 +657,8 @@ static const char *image_format(int fd)
 	return NULL;
 }
 
-/* Finds the file or device below a loop device. Other drivers do not get this ioctl, because they
- * might interpret its number differently. */
+/* Finds the file or device behind a loop device. Does not call the ioctl for other devices, whose
+ * drivers might interpret its number differently. */
 static void find_backing(int fd, dev_t device, struct disk_info *info)
 {
 	unsigned int driver = major(device);
@@ -744,8 +745,8 @@ const char *disk_marker_refusal(int fd)
 	return disk_sysfs_marker_refusal("/sys", status.st_rdev);
 }
 
-/* Uses SEEK_DATA and SEEK_HOLE on files. If the filesystem does not support them, the range is one
- * data extent. */
+/* Uses SEEK_DATA and SEEK_HOLE for files. If they are not supported, reports the range as one data
+ * extent. */
 int disk_extent(
 	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length)
 {
@@ -768,7 +769,7 @@ int disk_extent(
 	end = MIN(offset + limit, (uint64_t)status.st_size);
 	*length = end - offset;
 	data = lseek(fd, (off_t)offset, SEEK_DATA);
-	if (data < 0 && errno == ENXIO) { /* no data from here to the end */
+	if (data < 0 && errno == ENXIO) { /* only a hole up to the end */
 		*kind = DISK_HOLE;
 		return 0;
 	}
@@ -826,8 +827,8 @@ int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t length)
 	return linux_allocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);
 }
 
-/* True if the device has a command for zeroing: otherwise the kernel would write pages of
- * zeroes. */
+/* Returns whether the device has a command for zeroing. Without one, the kernel would write pages
+ * of zeroes. */
 static bool device_zeroes_itself(int fd)
 {
 	struct stat status;
@@ -839,8 +840,8 @@ int disk_zero(int fd, bool is_block, uint64_t offset, uint64_t length, bool may_
 {
 	int result = -EOPNOTSUPP;
 
-	/* On a device, PUNCH_HOLE means: zero, unmap if possible, and never write zeroes (Linux
-	 * 4.9). */
+	/* For a device, PUNCH_HOLE means: zero, unmapping if possible, and never by writing zeroes
+	 * (Linux 4.9). */
 	if (may_unmap) {
 		result = linux_allocate(
 			fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, offset, length);

@@ -15,12 +15,13 @@
 #include "base/bytes.h"
 
 /*
- * Page tables are freed only together with the mapping. So the map is used in windows. If there are
- * too many windows, the oldest one is replaced by a new mapping at the same address. This is atomic
- * for all threads: a thread that is currently sending from there only takes page faults again.
+ * The kernel frees page tables only together with the mapping. To limit them, a map consists of
+ * windows. If too many windows are in use, the one used longest is replaced by a new mapping at the
+ * same address. This is atomic for all threads: a thread that is sending from the window only has
+ * more page faults.
  */
 enum {
-	WINDOW_BYTES = 64 << 20, /* 128 KiB of page tables, and a fraction of a ms to forget */
+	WINDOW_BYTES = 64 << 20, /* 128 KiB of page tables, freed in a fraction of a ms */
 	WINDOWS_MAX = 256,
 	RESIDENT_PAGES = 1024,
 	BEYOND_BYTES = 1 << 30,
@@ -30,15 +31,17 @@ enum {
 struct disk_map {
 	int fd;
 	uint8_t *base;
-	uint64_t size; /* whole pages */
+	uint64_t size; /* rounded up to whole pages */
 	uint32_t page_bytes;
-	_Atomic bool refuses_nowait; /* RWF_NOWAIT is not supported (tmpfs, which never waits) */
-	_Atomic uint8_t looked_at[]; /* by window; changed under the lock, read by any thread */
+	/* RWF_NOWAIT is not supported (tmpfs, where reads never wait) */
+	_Atomic bool refuses_nowait;
+	/* by window: 1 if in use; changed under the lock, read by any thread */
+	_Atomic uint8_t looked_at[];
 };
 
 /*
- * The windows of all maps of the process, because the limit is for the process. Used when a window
- * is entered that was not used recently, not by each view.
+ * The windows in use of all maps, because the limit applies to the process. Changed when a view
+ * needs a window that is not in use, which is rare.
  */
 static struct {
 	pthread_mutex_t lock;
@@ -50,10 +53,10 @@ static struct {
 	} slots[WINDOWS_MAX];
 } windows = { .lock = PTHREAD_MUTEX_INITIALIZER };
 
-/* True if the kernel reports truthfully which pages are cached. For users who neither own the file
- * nor may write to it, it reports all pages as cached. This also depends on capabilities and user
- * namespaces, so the check queries a page that cannot be in the cache: far behind the end of the
- * file, beyond the reach of any large page. */
+/* Returns whether the kernel reports which pages are really cached. For users who neither own the
+ * file nor may write to it, it reports all pages as cached. Capabilities and user namespaces also
+ * matter, so the check queries a page that cannot be in the cache: so far behind the end of the
+ * file that not even a large page at the end contains it. */
 static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 {
 	void *page = mmap(NULL, page_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd,
@@ -70,9 +73,9 @@ static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 	return (resident & 1) == 0;
 }
 
-/* A file in the lower layer of an overlay file system is copied to the upper layer when any process
- * opens it for writing. Reads then see the copy, but a mapping stays on the old file. A descriptor
- * open for writing already has the copy. */
+/* Returns whether fd is open for reading only on an overlay file system. When any process opens a
+ * file of the lower layer for writing, it is copied to the upper layer. Later reads return the
+ * copy, but a mapping stays on the old file. */
 static bool may_be_copied_up(int fd)
 {
 	struct statfs status;
@@ -139,9 +142,8 @@ void disk_map_destroy(struct disk_map *map)
 
 /* --- windows ------------------------------------------------------------------------------- */
 
-/* Frees the page tables of a window. If mmap() fails, the old mapping may be gone nevertheless.
- * Something else could then be mapped there and would be sent, so that this failure ends the
- * process. */
+/* Frees the page tables of a window. If mmap() fails, the old mapping may be gone, and other memory
+ * could be mapped there later and be sent to clients. So a failure aborts the process. */
 static void disk_map_forget(struct disk_map *map, uint32_t idx)
 {
 	uint64_t begin = (uint64_t)idx * WINDOW_BYTES;
@@ -159,7 +161,8 @@ static void enter_window(struct disk_map *map, uint32_t idx)
 {
 	uint32_t slot;
 
-	/* Relaxed: a thread that does not see the flag yet takes the lock and checks again. */
+	/* Relaxed order is enough: a thread that does not see the flag yet takes the lock and
+	 * checks again. */
 	if (atomic_load_explicit(&map->looked_at[idx], memory_order_relaxed) != 0) {
 		return;
 	}
@@ -231,7 +234,8 @@ bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t co
 	struct iovec iov = { .iov_base = bytes, .iov_len = count };
 	ssize_t got;
 
-	/* Relaxed: a thread that does not see the flag yet makes the same attempt. */
+	/* Relaxed order is enough: a thread that does not see the flag yet makes the same
+	 * attempt. */
 	if (!atomic_load_explicit(&map->refuses_nowait, memory_order_relaxed)) {
 		got = preadv2(map->fd, &iov, 1, (off_t)offset, RWF_NOWAIT);
 		if (got >= 0 || errno != EOPNOTSUPP) {

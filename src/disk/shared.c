@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Memory that outlives the process: files in a tmpfs that are mapped as a whole. A file that
- * another user could have prepared is refused. The claim is an flock(): exclusive, or shared for
- * reading.
+ * another user can access is refused. The claim is an flock(): exclusive, or shared for reading
+ * only.
  */
 #include <dirent.h>
 #include <errno.h>
@@ -75,7 +75,7 @@ int disk_shared_look(const char *folder, struct error *error)
 				 "the folder '%s' is not on a tmpfs, such as /dev/shm", folder);
 }
 
-/* Checks the folder of a file that is to be created. */
+/* Checks the folder in which a file is to be created. */
 static int look_above(char *path, struct error *error)
 {
 	char *slash = strrchr(path, '/');
@@ -90,7 +90,8 @@ static int look_above(char *path, struct error *error)
 	return result;
 }
 
-/* -EAGAIN: other processes only read it. */
+/* Tries once to lock the file. -EAGAIN: other processes only read it. -EBUSY: another process
+ * writes it. */
 static int lock_once(int fd, uint32_t flags)
 {
 	int kind = (flags & DISK_SHARED_READ) != 0 ? LOCK_SH : LOCK_EX;
@@ -104,13 +105,14 @@ static int lock_once(int fd, uint32_t flags)
 	if (kind == LOCK_SH || flock(fd, LOCK_SH | LOCK_NB) < 0) {
 		return -EBUSY;
 	}
-	/* Two processes that wait for each other's shared lock would both fail. */
+	/* Unlocks it before waiting. If two waiting processes kept their shared locks, neither
+	 * could get an exclusive one. */
 	(void)flock(fd, LOCK_UN);
 	return -EAGAIN;
 }
 
-/* Locks the file, and waits for a process that may be about to end. -ESTALE: path now has another
- * file or none, because that process has removed the file. */
+/* Locks the file; with DISK_SHARED_WAIT, waits for a process that is about to end. -ESTALE: that
+ * process has removed the file, so path now names another file or none. */
 static int disk_shared_lock(const char *path, int fd, uint32_t flags, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = LOCK_PAUSE_NS };
@@ -164,7 +166,7 @@ static int disk_shared_allocate(
 				     (unsigned long long)size, shared->path, strerror(result));
 }
 
-/* Returns the descriptor, or a negative errno with a sentence. */
+/* Returns a descriptor, or a negative errno and sets *error. */
 static int disk_shared_open_file(const char *path, uint32_t flags, struct error *error)
 {
 	int access = (flags & DISK_SHARED_READ) != 0 ? O_RDONLY : O_RDWR;
@@ -191,7 +193,7 @@ static int disk_shared_open_once(
 	if (result == 0) {
 		result = disk_shared_lock(path, shared->fd, flags, error);
 	}
-	/* It may have changed before it was locked. */
+	/* Examines it again, in case it changed before it was locked. */
 	if (result == 0) {
 		result = examine(path, shared->fd, &size, error);
 	}
@@ -304,7 +306,7 @@ void disk_shared_close(struct disk_shared *shared, bool remove)
 	if (shared->bytes != NULL) {
 		(void)munmap(shared->bytes, shared->size);
 	}
-	/* If the folder does not permit removing the file, it is at least empty. */
+	/* Empties the file first, in case the folder does not permit removing it. */
 	if (remove && ftruncate(shared->fd, 0) == 0) {
 		(void)unlink(shared->path);
 	}

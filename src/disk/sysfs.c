@@ -14,8 +14,8 @@
 
 enum { ATTRIBUTE_PATH_BYTES = 256, ATTRIBUTE_TEXT_BYTES = 64, MARKER_CHUNK_BYTES = 4096 };
 
-/* The sysfs folder of the whole device. ROOT/dev/block/M:m is a link into the tree. A partition's
- * folder is inside its device's folder. */
+/* Finds the sysfs folder of the whole device. ROOT/dev/block/M:m is a link to the folder of a
+ * device or partition. A partition's folder is inside its device's folder. */
 static void device_path_in(const char *root, dev_t device, char *path, size_t path_bytes)
 {
 	char partition[2 * ATTRIBUTE_PATH_BYTES];
@@ -33,7 +33,7 @@ static void device_path(dev_t device, char *path, size_t path_bytes)
 	device_path_in("/sys", device, path, path_bytes);
 }
 
-/* Reads the first line of an attribute, without its newline. False if it does not exist. */
+/* Reads the first line of an attribute, without its newline. Returns false if it does not exist. */
 static bool sysfs_read_text(const char *device, const char *name, char *text, size_t text_bytes)
 {
 	char path[2 * ATTRIBUTE_PATH_BYTES];
@@ -83,7 +83,7 @@ static uint32_t count_members(const char *device)
 	return count;
 }
 
-/* md: the number of members that hold different data, by level. */
+/* Returns the number of members of an md array that hold different data. */
 static uint32_t md_data_members(const char *device, const char *level)
 {
 	uint32_t disks = (uint32_t)sysfs_read_number(device, "md/raid_disks");
@@ -98,8 +98,8 @@ static uint32_t md_data_members(const char *device, const char *level)
 		return disks > 2 ? disks - 2 : 0;
 	}
 	if (strcmp(level, "raid10") == 0) {
-		/* The low byte of the layout is the number of near copies, the next one of far
-		 * copies. */
+		/* The lowest byte of the layout is the number of near copies, the next byte the
+		 * number of far copies. */
 		uint64_t layout = sysfs_read_number(device, "md/layout");
 		uint64_t copies = (layout & 0xff) * ((layout >> 8) & 0xff);
 
@@ -109,8 +109,8 @@ static uint32_t md_data_members(const char *device, const char *level)
 }
 
 /*
- * md reports its stripes. dm has only the I/O hints of its queue, which a linear mapping inherits
- * from the device below, so they are used only if their ratio matches the number of devices below.
+ * md reports its stripes. dm only has I/O hints, which a linear mapping inherits from the device
+ * below it. So the hints are used only if their ratio is the number of devices below.
  */
 static void read_stripes(const char *device, struct disk_sysfs *facts)
 {
@@ -180,7 +180,7 @@ static bool exists(const char *device, const char *name)
 	return access(path, F_OK) == 0;
 }
 
-/* True if the link's target has this name; sysfs identifies drivers like this. */
+/* Returns whether the link's target has this name. In sysfs, such links identify drivers. */
 static bool links_to(const char *device, const char *link, const char *name)
 {
 	char path[2 * ATTRIBUTE_PATH_BYTES];
@@ -203,8 +203,8 @@ static bool is_virtio_disk(const char *device, const char *name)
 	return strncmp(name, "vd", 2) == 0 && links_to(device, "device/driver", "virtio_blk");
 }
 
-/* True for a namespace whose controller is on PCI. Others receive their data through a network
- * stack. */
+/* Returns whether the device is an NVMe namespace whose controller is on PCI. Other controllers
+ * transfer data through a network stack. */
 static bool is_local_nvme(const char *device, const char *name)
 {
 	char text[ATTRIBUTE_TEXT_BYTES];
@@ -217,7 +217,7 @@ static bool is_local_nvme(const char *device, const char *name)
 	       strcmp(text, "pcie") == 0;
 }
 
-/* Names the kind of a device that is not a plain disk, for the message to the user. */
+/* For a message to the user: describes the kind of a device that is not a plain disk. */
 static const char *explain_kind(const char *device)
 {
 	if (exists(device, "dm")) {

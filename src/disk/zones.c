@@ -45,10 +45,10 @@ static struct disk_zone zone_of(const struct blk_zone *zone, bool has_capacity)
 		.capacity = capacity << SECTOR_SHIFT,
 		.state = state_of(zone) };
 
-	if (found.state == DISK_ZONE_FULL) { /* the write pointer is undefined */
+	if (found.state == DISK_ZONE_FULL) { /* its write pointer is undefined */
 		found.written = found.capacity;
 	} else if (found.state == DISK_ZONE_BROKEN) {
-		found.written = found.capacity; /* it may still be readable */
+		found.written = found.capacity; /* any part of it may still be readable */
 	} else if (found.state == DISK_ZONE_ACTIVE && zone->wp >= zone->start) {
 		found.written = MIN(zone->wp - zone->start, capacity) << SECTOR_SHIFT;
 	}

@@ -11,8 +11,8 @@
 
 enum {
 	PREFIX_BITS_MAX = 8 * ACCESS_ADDRESS_BYTES,
-	/* Most values one peer can have: those of its identity, uid, TLS, and a network of each
-	 * prefix length. */
+	/* Maximum number of values that one peer can have: its identity's values, its uid, TLS or
+	 * not, and a network of each prefix length. */
 	FOUND_MAX = IDENTITY_VALUES_MAX + 2 + PREFIX_BITS_MAX + 1,
 };
 
@@ -22,19 +22,19 @@ _Static_assert(FOUND_MAX <= 300, "the state of a lookup fits on the stack");
 _Static_assert((uint64_t)ACCESS_RULES_MAX *ACCESS_KIND_COUNT * 4 <= UINT32_MAX,
 	"table slots are counted in 32 bits");
 
-/* A value, stored once for all conditions that compare with it. */
+/* A value of a condition. It is stored once, however many rules contain it. */
 struct value {
 	uint32_t kind;
 	uint32_t bytes;
 	uint8_t *data;
 	uint32_t use_count;
-	uint32_t first_rule; /* first rule indexed by it, in list order; NO_RULE: none */
+	uint32_t first_rule; /* list of the rules indexed by this value; NO_RULE: none */
 	uint32_t last_rule;
 };
 
 struct rule {
 	uint32_t rights;
-	uint32_t next; /* next rule indexed by the same value */
+	uint32_t next; /* next rule in the list of the same value */
 	uint32_t value_count;
 	uint32_t *values;
 	char *origin;
@@ -45,12 +45,13 @@ struct access {
 	_Atomic uint32_t references;
 	struct rule *rules;
 	uint32_t rule_count;
-	uint32_t any_rule; /* the first rule without conditions, or NO_RULE */
+	uint32_t any_rule; /* the first rule without conditions; NO_RULE: none */
 	struct value *values;
 	uint32_t value_count;
-	uint32_t *table; /* 1 + index of a value, 0: free; linear probing */
+	uint32_t *table; /* 1 + index of a value; 0: free; open addressing with linear probing */
 	uint32_t table_mask;
-	uint8_t prefixes[PREFIX_BITS_MAX + 1]; /* prefix lengths that occur, longest first */
+	/* prefix lengths that occur in rules, longest first */
+	uint8_t prefixes[PREFIX_BITS_MAX + 1];
 	uint32_t prefix_count;
 };
 
@@ -114,7 +115,7 @@ void access_rule_fini(struct access_rule *rule)
 
 /* --- the table ------------------------------------------------------------------------------- */
 
-/* FNV-1a. Only the operator chooses the keys, so no client can make them collide. */
+/* FNV-1a. Clients cannot make values collide, because only the operator writes rules. */
 static uint64_t hash_of(uint32_t kind, const uint8_t *data, uint32_t bytes)
 {
 	uint64_t hash = (UINT64_C(0xcbf29ce484222325) ^ kind) * UINT64_C(0x100000001b3);
@@ -125,7 +126,7 @@ static uint64_t hash_of(uint32_t kind, const uint8_t *data, uint32_t bytes)
 	return hash ^ hash >> 32;
 }
 
-/* Returns the slot of the value, or the free slot where it belongs. */
+/* Returns the slot of the value, or the free slot in which it belongs. */
 static uint32_t *engine_access_slot_of(
 	const struct access *access, uint32_t kind, const uint8_t *data, uint32_t bytes)
 {
@@ -143,7 +144,8 @@ static uint32_t *engine_access_slot_of(
 	return &access->table[at];
 }
 
-/* Returns the index of the value in *index_out and adds it if it is new. -ENOMEM. */
+/* Returns the index of the value in *index_out, after adding it if it is new. Fails with
+ * -ENOMEM. */
 static int intern(
 	struct access *access, const struct access_condition *condition, uint32_t *index_out)
 {
@@ -192,8 +194,8 @@ static int copy_rule(struct access *access, const struct access_rule *from)
 	return 0;
 }
 
-/* Appends the rule to the list of its rarest value. The list ends after a rule with this value as
- * its only condition, because no later rule with the value can decide. */
+/* Appends the rule to the list of its rarest value. If the last rule of this list has no other
+ * condition, the new rule is not needed: the last one matches first. */
 static void index_rule(struct access *access, uint32_t index)
 {
 	struct rule *rule = &access->rules[index];
@@ -251,8 +253,8 @@ static void access_free(struct access *access)
 	free(access);
 }
 
-/* Allocates memory for all conditions, as if they were all different. The table is at most half
- * full. */
+/* Allocates memory for all conditions, assuming that their values are all different. At most half
+ * of the table's slots will be used. */
 static int engine_access_make_room(
 	struct access *access, const struct access_rule *rules, uint32_t count)
 {
@@ -293,7 +295,8 @@ int access_create(const struct access_rule *rules, uint32_t count, struct access
 		return rc;
 	}
 	for (uint32_t i = 0; i < count; i++) {
-		/* after all rules, when it is known how rare each value is */
+		/* after all rules have been added, because only then is it known how rare each
+		 * value is */
 		index_rule(access, i);
 	}
 	find_prefixes(access);
@@ -303,13 +306,14 @@ int access_create(const struct access_rule *rules, uint32_t count, struct access
 
 void access_get(struct access *access)
 {
-	/* Relaxed: the caller has a reference. */
+	/* Relaxed order: the caller has a reference. */
 	atomic_fetch_add_explicit(&access->references, 1, memory_order_relaxed);
 }
 
 void access_put(struct access *access)
 {
-	/* Acquire and release: the last one sees that all other uses have ended. */
+	/* Acquire-release order: the thread that drops the last reference sees that all others have
+	 * finished. */
 	if (access != NULL &&
 		atomic_fetch_sub_explicit(&access->references, 1, memory_order_acq_rel) == 1) {
 		access_free(access);
@@ -372,7 +376,7 @@ bool access_differ(const struct access *before, const struct access *after,
 
 /* --- lookup ---------------------------------------------------------------------------------- */
 
-/* The values of a peer that occur in rules. */
+/* The values of a peer that occur in any rule. */
 struct found {
 	uint32_t values[FOUND_MAX];
 	uint32_t count;
@@ -389,8 +393,8 @@ static void engine_access_find(const struct access *access, struct found *found,
 	}
 }
 
-/* Adds each network of the rules that contains the address. An IPv6 network never contains an IPv4
- * address, however short its prefix. */
+/* Adds each network in the rules that contains the address. IPv6 networks never contain IPv4
+ * addresses, even if their prefix is shorter than the prefix of mapped addresses. */
 static void find_networks(const struct access *access, struct found *found, const uint8_t *address)
 {
 	static const uint8_t mapped[ACCESS_MAPPED_BITS / 8] = { [10] = 0xff, [11] = 0xff };
@@ -399,7 +403,7 @@ static void find_networks(const struct access *access, struct found *found, cons
 
 	memcpy(network, address, ACCESS_ADDRESS_BYTES);
 	for (uint32_t i = 0; i < access->prefix_count; i++) {
-		uint32_t bits = access->prefixes[i]; /* shorter in each round */
+		uint32_t bits = access->prefixes[i]; /* each round clears more bits */
 		uint32_t whole = bits / 8;
 
 		if (is_mapped && bits < ACCESS_MAPPED_BITS) {
@@ -451,8 +455,8 @@ struct access_verdict access_look(const struct access *access, const struct acce
 	for (uint32_t i = 0; i < found.count; i++) {
 		uint32_t rule = access->values[found.values[i]].first_rule;
 
-		/* Rules of a value are in list order, so the search ends at the best rule so
-		 * far. */
+		/* The rules of a value are in the order of the whole list, so the search ends at
+		 * the best rule found so far. */
 		while (rule < best && !engine_access_holds(&access->rules[rule], &found)) {
 			rule = access->rules[rule].next;
 		}

@@ -6,8 +6,8 @@
 
 #include "engine/engine.h"
 
-/* Returns the client with this principal. If it is not known, returns the client that has had no
- * sessions for the longest time, or NULL. */
+/* Returns the client with this principal. If there is none, returns the client that has been
+ * without sessions for the longest time, or NULL. */
 static struct engine_client *clients_find(
 	struct engine *engine, const struct takeover_principal *principal, bool *is_known)
 {
@@ -28,7 +28,8 @@ static struct engine_client *clients_find(
 	return idle;
 }
 
-/* Returns NULL if the engine has its share of the clients, or is out of memory. */
+/* Adds a client. Returns NULL if the engine has its share of the clients, or if there is no
+ * memory. */
 static struct engine_client *clients_add(struct engine *engine)
 {
 	uint32_t share = ENGINE_CLIENTS_MAX / engine->limits.engine_count;
@@ -70,7 +71,7 @@ static void name_client(struct engine_client *client, const struct peer *peer)
 	}
 	if (peer->has_address && peer->identity.bytes[0] == AF_INET) {
 		(void)inet_ntop(AF_INET, peer->address + 12, host, sizeof(host));
-	} else if (peer->has_address) { /* the part of it that identifies the client */
+	} else if (peer->has_address) { /* the part of the address that identifies the client */
 		memcpy(network, peer->identity.bytes + 1, sizeof(network));
 		is_network = memcmp(network, peer->address, sizeof(network)) != 0;
 		(void)inet_ntop(AF_INET6, network, host, sizeof(host));

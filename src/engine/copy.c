@@ -7,23 +7,23 @@
 
 #include "base/bytes.h"
 
-/* Longest zero or kernel copy of one piece, so that other sessions have their turn in between. It
- * is shorter with a rate, because a long piece would book the rate far in advance. */
+/* Maximum length of a zero or kernel copy, so that other sessions are served in between. Shorter if
+ * a rate applies, because a long piece would use the rate far in advance. */
 #define STEP_BYTES_MAX	    (UINT64_C(64) << 20)
 #define STEP_BYTES_MAX_RATE (UINT64_C(2) << 20)
-/* Longest range of the source in one block map request. */
+/* Maximum range of the source in one block map request. */
 #define MAP_BYTES_MAX (UINT64_C(1) << 30)
 
-/* Extents of a copy that has little memory. */
+/* Number of extents in the block map of a copy that has little memory. */
 enum { EXTENTS_FEW = 8 };
 
 _Static_assert(STEP_BYTES_MAX <= STORE_COPY_BYTES_MAX, "the store accepts a step as one part");
 
 enum piece_state {
 	PIECE_IDLE,
-	PIECE_READING,	/* the source is read; no part of it is being written */
-	PIECE_WRITING,	/* the data read last is being written */
-	PIECE_CHANGING, /* the target is changed in one step: zero, clone, range */
+	PIECE_READING,	/* reading from the source; no data is being written at the moment */
+	PIECE_WRITING,	/* writing the data that was read last to the target */
+	PIECE_CHANGING, /* changing the target in one step: zero, clone, range */
 	PIECE_STATE_COUNT
 };
 
@@ -34,9 +34,9 @@ static const uint32_t piece_edges[PIECE_STATE_COUNT] = {
 	[PIECE_CHANGING] = BIT(PIECE_IDLE),
 };
 
-/* The work of one piece; offsets count from the beginning of the copy. */
+/* The work of a piece; offsets are relative to the beginning of the copy. */
 struct step {
-	enum store_op op; /* STORE_READ: read and write */
+	enum store_op op; /* STORE_READ means reading and writing */
 	enum store_copy_way way;
 	uint64_t begin;
 	uint64_t bytes;
@@ -48,14 +48,14 @@ struct piece {
 	enum piece_state state;
 	struct step step;
 	enum copy_method method;
-	uint64_t written; /* of step.bytes */
+	uint64_t written; /* number of bytes of the step that are written */
 	struct path_request read;
 	struct path_request change;
-	struct path_fragment fragment; /* valid while WRITING */
-	struct mem_segment segment;    /* memory of fragment */
+	struct path_fragment fragment; /* valid in state PIECE_WRITING */
+	struct mem_segment segment;    /* the fragment's memory */
 };
 
-/* Payload memory of a copy, if it is available. */
+/* Memory for more pieces and a larger block map, if it is available. */
 struct copy_room {
 	struct store_extent extents[COPY_EXTENTS];
 	struct piece pieces[COPY_PIECES - 1];
@@ -65,38 +65,39 @@ _Static_assert(sizeof(struct copy_room) <= 16 << 10, "the struct must fit into i
 
 struct session_copy {
 	struct session *session;
-	struct engine_export *source; /* holds one use of the entry */
+	struct engine_export *source; /* its entry is in use until the end of the copy */
 	struct session_copy_options options;
-	uint64_t at;   /* end of the pieces that have started */
-	uint64_t held; /* lowest byte that was not copied; length: none */
+	uint64_t at;   /* where the next piece starts */
+	uint64_t held; /* start of the first range that was not copied; length: none */
 	int error;
 	bool abandoned;
-	bool is_done;		/* done was called */
-	uint32_t rights_serial; /* the engine's, when rights were last checked */
+	bool is_done;		/* options.done() was called */
+	uint32_t rights_serial; /* engine->rights_serial when rights were last checked */
 	uint32_t ways;
 	uint64_t clone_align;
 	uint64_t bytes[COPY_METHOD_COUNT];
 
-	/* The source's block map: consecutive extents up to map_end. */
+	/* The source's block map: extents without gaps from map_begin to map_end. */
 	struct path_request map;
 	bool mapping;
-	bool no_map; /* all of it counts as data */
+	bool no_map; /* there is no map: everything counts as data */
 	uint64_t map_begin;
 	uint64_t map_end;
 	uint32_t extent_max;
 	uint32_t extent_count;
 	struct store_extent *extents;
 
-	/* One member per export, and both in the identity's queue. */
+	/* Members of the rate queues of the source (reads) and the target (writes); both are also
+	 * in the identity's queue. */
 	struct rate_member reads;
 	struct rate_member writes;
-	bool reads_granted; /* for the next piece */
+	bool reads_granted; /* the rates have admitted the reads of the next piece */
 
 	struct list_node idle;
 	struct list_node busy;
-	struct piece *serial; /* clone or range: no other piece starts until it ends */
+	struct piece *serial; /* a clone or range, during which no other piece starts; or NULL */
 	struct arena_buf room;
-	/* Used without room. */
+	/* Used if room could not be allocated. */
 	struct piece first;
 	struct store_extent few[EXTENTS_FEW];
 };
@@ -150,7 +151,7 @@ static void piece_end(struct piece *piece, int error)
 	}
 	if (error == -EOPNOTSUPP && piece->step.op == STORE_COPY) {
 		copy->ways &= ~(uint32_t)piece->step.way;
-		copy->at = piece->step.begin; /* tried again with another method */
+		copy->at = piece->step.begin; /* the range is copied again with another method */
 	} else if (error != 0) {
 		engine_copy_fail(copy, error, piece->step.begin);
 	} else {
@@ -162,8 +163,8 @@ static void piece_end(struct piece *piece, int error)
 
 static void piece_look(struct piece *piece);
 
-/* Returns the rights that the memory of a piece needs. Without MEM_CPU_READ, only the disks access
- * it; this requires that the target's disk can write from there. */
+/* Returns the rights that the memory of a piece needs. If MEM_CPU_READ is not among them, only the
+ * disks access it: the target's disk can then write directly from device memory. */
 static uint32_t memory_rights(const struct session_copy *copy, const struct step *step)
 {
 	const struct path_export *target = copy->session->path_export;
@@ -194,13 +195,13 @@ static void engine_copy_request_begin(const struct session_copy *copy, struct pa
 	request->export = export;
 }
 
-/* Releases the memory of the fragment that was written. */
+/* Releases the fragment's memory after it was written, and continues the piece. */
 static void written(struct piece *piece)
 {
 	engine_copy_set_state(piece, PIECE_READING);
 	piece->written += piece->fragment.length;
 	if (is_stopped(piece->copy)) {
-		(void)path_abandon(&piece->read); /* the rest need not be read */
+		(void)path_abandon(&piece->read); /* the rest is not needed any more */
 	}
 	path_fragment_sent(&piece->fragment);
 	piece_look(piece);
@@ -218,7 +219,8 @@ static void write_progress(struct path_request *request)
 	}
 	error = request->error;
 	if (error == -EOPNOTSUPP && request->op == STORE_COPY) {
-		(void)path_abandon(request); /* not a failure: another method is used */
+		/* another method will be used, so this is not a failure */
+		(void)path_abandon(request);
 	}
 	path_finish(request);
 	if (piece->state == PIECE_WRITING) {
@@ -238,8 +240,9 @@ static void write_fragment(struct piece *piece)
 	struct session_copy *copy = piece->copy;
 	struct path_request *change = &piece->change;
 	struct path_export *target = copy->session->path_export;
-	/* A block whose memory is not aligned for the store is not copied first, because that
-	 * would wait for memory while this piece holds some. It goes through the page cache. */
+	/* Without the CPU's rights, blocks that are not aligned in memory are not staged but
+	 * written through the page cache. Staging would have to wait for memory while this piece
+	 * holds some. */
 	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
 
 	piece->method = mem_may(piece->fragment.memory, MEM_CPU_READ) ? COPY_RAM : COPY_DEVICE;
@@ -257,10 +260,11 @@ static void write_fragment(struct piece *piece)
 	change->progress = write_progress;
 	engine_copy_set_state(piece, PIECE_WRITING);
 	path_start(copy->session->engine->path, change);
-	GMB_ASSERT(change->placement != NULL); /* memory_rights() has requested this */
+	/* does not fail, because memory_rights() has asked for suitable memory */
+	GMB_ASSERT(change->placement != NULL);
 }
 
-/* READING: writes the next fragment, or ends the piece. */
+/* In state PIECE_READING: writes the next fragment, or ends the piece. */
 static void piece_look(struct piece *piece)
 {
 	struct path_request *read = &piece->read;
@@ -289,7 +293,8 @@ static void engine_copy_read_progress(struct path_request *request)
 	struct piece *piece = container_of(request, struct piece, read);
 	struct session_copy *copy = piece->copy;
 
-	if (piece->state == PIECE_READING) { /* otherwise written() calls piece_look() later */
+	/* in PIECE_WRITING, written() calls this function again */
+	if (piece->state == PIECE_READING) {
 		piece_look(piece);
 		engine_copy_advance(copy);
 	}
@@ -306,7 +311,8 @@ static void engine_copy_map_progress(struct path_request *map)
 	}
 	copy->mapping = false;
 	if (map->error != 0) {
-		copy->no_map = true; /* a read reports the error */
+		/* if the disk has failed, the read of the range reports the error */
+		copy->no_map = true;
 	} else if (!map->abandoned) {
 		copy->extent_count = map->extent_count;
 		memcpy(copy->extents, map->extents, map->extent_count * sizeof(copy->extents[0]));
@@ -332,7 +338,8 @@ static void engine_copy_map_ask(struct session_copy *copy)
 	path_start(copy->session->engine->path, map);
 }
 
-/* Returns the kind of the data at copy->at, and its length. False: the map was requested. */
+/* Stores the kind and length of the data at copy->at. Returns false if the map must be read first,
+ * which was started. */
 static bool map_look(struct session_copy *copy, bool *zeroes, uint64_t *bytes)
 {
 	uint64_t end = copy->map_begin;
@@ -375,7 +382,7 @@ static uint64_t step_bytes_max(const struct session_copy *copy)
 									       : STEP_BYTES_MAX;
 }
 
-/* Chooses the next step. False: the map was requested. */
+/* Chooses the next step. Returns false if the map must be read first. */
 static bool engine_copy_choose(struct session_copy *copy, struct step *step)
 {
 	bool zeroes;
@@ -421,7 +428,7 @@ static bool may_move(struct rate_member *member, uint64_t bytes)
 	return true;
 }
 
-/* Returns whether the rates admit the step. False: engine_copy_advance() is called at its turn. */
+/* Returns whether the rates admit the step. If not, engine_copy_advance() is called later. */
 static bool has_turn(struct session_copy *copy, const struct step *step)
 {
 	bool moves =
@@ -456,8 +463,9 @@ static void begin(struct session_copy *copy, const struct step *step)
 	if (step->op == STORE_READ) {
 		engine_copy_request_begin(copy, &piece->read, &copy->source->path, STORE_READ);
 		piece->read.memory_rights = memory_rights(copy, step);
-		/* Read one part at a time if memory is short. The read never gets a reference to
-		 * the page cache, because such a reference takes no more than its window. */
+		/* A window of 1 byte: holds only one part of the read in memory at a time. The read
+		 * is also never served from the page cache, because it is longer than its
+		 * window. */
 		piece->read.window_bytes = 1;
 		piece->read.offset = copy->options.source_offset + step->begin;
 		piece->read.length = step->bytes;
@@ -483,7 +491,7 @@ static void begin(struct session_copy *copy, const struct step *step)
 	path_start(path, change);
 }
 
-/* Stops pieces that are only reading. */
+/* Abandons the reads of all pieces that are not writing. */
 static void stop_reading(struct session_copy *copy)
 {
 	list_for_each(node, &copy->busy)
@@ -496,8 +504,8 @@ static void stop_reading(struct session_copy *copy)
 	}
 }
 
-/* Returns 0, or the reason why the copy must stop. A copy can take long, so it repeatedly checks
- * that it still has the rights it started with. */
+/* Returns 0, or the error with which the copy must stop. A copy can take long, so it checks
+ * regularly that its session still has the required rights. */
 static int may_go_on(struct session_copy *copy)
 {
 	const struct session *session = copy->session;
@@ -580,7 +588,7 @@ static int engine_copy_join_rates(struct session_copy *copy)
 	return rc;
 }
 
-/* Gets memory for more pieces and a larger map, if it is available. */
+/* Allocates memory for more pieces and a larger block map, if it is available. */
 static void take_room(struct session_copy *copy)
 {
 	struct copy_room *room;
@@ -721,7 +729,7 @@ bool session_copy_abandon(struct session_copy *copy)
 		if (piece->state == PIECE_READING) {
 			piece_look(piece);
 		} else if (path_abandon(&piece->change)) {
-			/* It has not started in the store. */
+			/* the change has not started in the store */
 			path_finish(&piece->change);
 			if (piece->state == PIECE_WRITING) {
 				written(piece);

@@ -4,23 +4,23 @@
  * data does not cross the client's connection.
  *
  *                        ┌─ clone   both files share the blocks (FICLONERANGE)
- *   copy ─▶ next piece ──┼─ zero    a hole of the source
+ *   copy ─▶ next piece ──┼─ zero    for a hole of the source
  *    ▲                   ├─ range   the kernel copies (copy_file_range)
  *    │                   └─ moved   path: read ─▶ arena ─▶ write, COPY_PIECES at a time
  *    └── a piece is done ◀── path
  *
- * Each piece uses the first method that is left. A method that the stores reject is not tried
- * again by this copy. Moved pieces use the engine's payload memory: device memory if both stores
- * bypass the page cache and can use it, otherwise RAM. Clone and range run on one worker thread at
- * a time, and only between stores without filters.
+ * Each piece uses the first of these methods that is possible. If the stores reject a method, this
+ * copy does not try it again. Moved pieces use the engine's payload memory: device memory if both
+ * stores bypass the page cache and can use it, otherwise RAM. Clone and range run on one worker
+ * thread at a time, and only between stores without filters.
  *
  * The rates of the identity and of both exports count a piece as a read of the source and a write
- * of the target. It shares memory and turns like the session's requests. The whole copy uses one
- * of the session's slots.
+ * of the target. For memory and its position in queues, it is like a request of the session. The
+ * whole copy uses one of the session's slots.
  *
- * Without STORE_FUA, the copy is durable only after a flush of the target. If a range of the
- * source changes during the copy, the copied contents of that range are undefined. The reasons are
- * in docs/design/0016-copies-within-a-server.md.
+ * Without STORE_FUA, the copy is durable only after a flush of the target. If a range of the source
+ * changes during the copy, the copied contents of that range are undefined. The reasons are in
+ * docs/design/0016-copies-within-a-server.md.
  *
  * Threading: the engine's. Ownership: the session's kind owns a copy from session_copy_start() to
  * session_copy_end(); the copy holds its source. Errors: a negative errno and a sentence.
@@ -35,24 +35,24 @@ struct session_copy;
 enum { COPY_PIECES = 8, COPY_PIECE_BYTES = 256 << 10, COPY_EXTENTS = 128 };
 
 struct session_copy_options {
-	const void *source_name; /* of an export; not retained */
+	const void *source_name; /* name of the source export; copied */
 	uint32_t source_name_bytes;
-	/* Epoch of the source as the client knows it. In another epoch, the source might have lost
-	 * writes or all of its contents. */
+	/* The source's epoch that the client knows. If the epoch has changed, the source might have
+	 * lost writes or all of its contents. */
 	uint64_t source_epoch;
 	uint64_t source_offset;
-	uint64_t offset; /* on the session's export; session_admit() has checked it */
+	uint64_t offset; /* in the session's export; checked by session_admit() */
 	uint64_t length; /* > 0 */
 	uint32_t flags;	 /* STORE_FUA or 0 */
-	/* Called once when the copy has ended, or after session_copy_abandon() when it is idle.
+	/* Called once: when the copy has ended, or after session_copy_abandon() when it is idle.
 	 * Never called from inside session_copy_start() or session_copy_abandon(). */
 	void (*done)(void *context);
 	void *context;
 };
 
 /*
- * Starts to copy. On failure nothing was started:
- * - -ENOENT: the export does not exist, or is hidden from the session.
+ * Starts a copy. Errors, after which no copy is running:
+ * - -ENOENT: the source does not exist, or is hidden from the session.
  * - -EINVAL: the range extends past the end of the source, or both ranges overlap in one export.
  * - -ESTALE: the source has another epoch.
  * - -ENOMEM.
@@ -60,16 +60,16 @@ struct session_copy_options {
 GMB_MUST_CHECK int session_copy_start(struct session *session,
 	const struct session_copy_options *options, struct session_copy **copy_out,
 	const char **text);
-/* After done: returns 0 or a negative errno. *done_bytes: length of the copied part at the
- * beginning. */
+/* After done: returns 0 or a negative errno. *done_bytes: how many bytes from the beginning were
+ * copied. */
 int session_copy_result(const struct session_copy *copy, uint64_t *done_bytes);
-/* After done: returns the bytes copied, by enum copy_method. */
+/* After done: returns the numbers of bytes copied, by enum copy_method. */
 const uint64_t *session_copy_bytes(const struct session_copy *copy);
-/* session->stopping was set: a copy with pieces left to start ends with -ESHUTDOWN. done can be
- * called from inside. */
+/* Called after session->stopping was set. If further pieces would have to start, the copy ends with
+ * -ESHUTDOWN. done can be called from inside. */
 void session_copy_drain(struct session_copy *copy);
-/* The session ends: starts no further pieces. Returns true if the copy is idle; otherwise done is
- * called when it is. */
+/* Called when the session ends: starts no further pieces. Returns true if the copy is idle;
+ * otherwise done is called when it is. */
 bool session_copy_abandon(struct session_copy *copy);
 bool session_copy_is_idle(const struct session_copy *copy);
 /* Frees an idle copy. */

@@ -120,9 +120,9 @@ static const struct counter engine_counter_list[] = {
 const struct counter_table engine_counter_table = { "server", "", "", engine_counter_list,
 	ARRAY_COUNT(engine_counter_list) };
 
-/* --- end of a batch: work that was put off while callbacks ran ------------------------------- */
+/* --- end of a batch: work that callbacks have deferred --------------------------------------- */
 
-/* Allows the next part of a turn to start its full number of requests. */
+/* Allows the next part of a turn to start ENGINE_TURN_REQUESTS requests. */
 static void engine_turn_part(struct engine *engine)
 {
 	engine->turn_requests_max = engine->counters.requests + ENGINE_TURN_REQUESTS;
@@ -138,7 +138,7 @@ static void resume_blocked(struct engine *engine)
 	while (!engine_turn_is_full(engine) && (turn = turns_next(&engine->blocked)) != NULL) {
 		struct session *session = container_of(turn, struct session, blocked_turn);
 
-		/* The session's own slot does not count as a turn. */
+		/* A session always owns one slot, so getting that one does not count as a turn. */
 		uint32_t before = MAX(session->inflight_count, 1U);
 		bool waits = true;
 
@@ -156,7 +156,8 @@ static void resume_blocked(struct engine *engine)
 	engine->limits_released |= engine_turn_is_full(engine);
 }
 
-/* Sessions that stay dirty are first in the next batch. */
+/* Lets sessions send replies, up to ENGINE_TURN_BYTES. The sessions that remain are first in the
+ * next batch. */
 static void flush_dirty(struct engine *engine)
 {
 	bool alone = engine->dirty.next == engine->dirty.prev;
@@ -183,7 +184,7 @@ static void finish_drain(struct engine *engine)
 	drained(engine->drained_context);
 }
 
-/* Counts the caller as one of the peer's sessions. NULL: out of memory. */
+/* Adds one to the peer's sessions, and creates the peer if necessary. NULL: there is no memory. */
 static struct engine_peer *engine_peer_get(
 	struct engine *engine, const struct peer_identity *identity)
 {
@@ -219,8 +220,8 @@ static void engine_peer_put(struct engine_peer *peer)
 	}
 }
 
-/* Closes and frees a session when none of its operations is in flight. Returns whether it did.
- * Called only at the end of a batch, so that a callback never loses the session it works on. */
+/* Closes and frees a session if it has no operation in flight, and returns whether it did. Called
+ * only at the end of a batch, so that no callback still uses the session. */
 static bool engine_join(struct session *session)
 {
 	struct engine *engine = session->engine;
@@ -233,8 +234,8 @@ static bool engine_join(struct session *session)
 		return false;
 	}
 	GMB_ASSERT(session->inflight_count == 0);
-	/* This wakes members that wait for this session. A message to the session itself might
-	 * still be in flight. */
+	/* Wakes the connections that replace this one. A message to this session might still be in
+	 * flight; if so, it is freed later. */
 	takeover_leave(&session->member);
 	if (!takeover_may_go(&session->member)) {
 		return false;
@@ -297,15 +298,14 @@ static void choose_wait(struct engine *engine)
 
 static void engine_again_done(struct ring_op *op, int result)
 {
-	GMB_UNUSED(op); /* the end of this batch does the work */
+	GMB_UNUSED(op); /* the end of the batch does the work */
 	GMB_UNUSED(result);
 }
 
 /*
- * Starts another turn if there is more work, because another session might wait for resources that
- * a freed session or an ended request has just released, and no other event might ever occur on
- * this ring. The rest of the work is done in a turn of its own, so that completions and their
- * sessions do not wait for all of it.
+ * Starts another turn if there is more work: a freed session or an ended request can release
+ * resources for which another session waits, and there might be no other event on this ring. The
+ * work is not done in the current turn, so that completions do not have to wait for all of it.
  */
 static void engine_go_on(struct engine *engine, bool joined)
 {
@@ -324,7 +324,7 @@ static void engine_batch_end(struct ring_batch_end *end)
 	bool released = engine->limits_released;
 	bool joined;
 
-	/* Cleared first, so that a release during this function causes another turn. */
+	/* Cleared before the work, so that a release during the work causes another turn. */
 	engine->limits_released = false;
 	path_serve(engine->path);
 	if (released && !turns_are_empty(&engine->blocked)) {
@@ -345,8 +345,8 @@ static void engine_batch_end(struct ring_batch_end *end)
 
 /* --- deadlines ----------------------------------------------------------------------------- */
 
-/* Ends the sessions of a list, oldest first, whose deadline has passed. reason NULL: not
- * logged. */
+/* Ends the sessions of a list whose deadline has passed; the list is sorted by deadline. reason:
+ * for the log; NULL: not logged. */
 static void engine_expire(struct list_node *sessions, uint64_t now_ns, const char *reason)
 {
 	struct list_node *node;
@@ -361,7 +361,7 @@ static void engine_expire(struct list_node *sessions, uint64_t now_ns, const cha
 	}
 }
 
-/* Returns the first deadline of a list; UINT64_MAX for an empty list. */
+/* Returns the earliest deadline of a list; UINT64_MAX for an empty list. */
 static uint64_t first_deadline_ns(const struct list_node *sessions)
 {
 	struct list_node *oldest = list_first(sessions);
@@ -370,7 +370,7 @@ static uint64_t first_deadline_ns(const struct list_node *sessions)
 			      : list_entry(oldest, struct session, deadline_node)->deadline_ns;
 }
 
-/* Ends stalled sessions that hold resources others wait for. A peer that neither sends nor
+/* Ends stalled sessions that hold memory for which others wait. A peer that neither sends nor
  * receives must not block other sessions. */
 static void expire_stalls(struct engine *engine, uint64_t now_ns)
 {
@@ -391,7 +391,7 @@ static void expire_stalls(struct engine *engine, uint64_t now_ns)
 	}
 }
 
-/* Ends the sessions that had to drain and have not finished in time. */
+/* Ends sessions that are draining and have not finished in time. */
 static void expire_stopping(struct engine *engine, uint64_t now_ns)
 {
 	if (now_ns < engine->stop_due_ns) {
@@ -414,16 +414,15 @@ static void expire_stopping(struct engine *engine, uint64_t now_ns)
 					  "removed"
 					: "its requests did not finish in time after it lost its "
 					  "rights");
-			/* From here on, the session waits only for the kernel to complete its
-			 * operations. */
+			/* Now the session only waits until the kernel completes its operations. */
 			session->stop_deadline_ns = now_ns + ENGINE_STOP_LOOK_NS;
 		}
 		engine->stop_due_ns = MIN(engine->stop_due_ns, session->stop_deadline_ns);
 	}
 }
 
-/* Ends the session if it was idle for the whole timeout. Otherwise lowers *due_ns to the earliest
- * time at which it could have been. */
+/* Ends the session if it has been idle for the whole timeout. Otherwise lowers *due_ns to the
+ * earliest time at which its timeout can expire. */
 static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *due_ns)
 {
 	struct engine *engine = session->engine;
@@ -431,7 +430,7 @@ static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *d
 
 	if (session->state != SESSION_READY || session->inflight_count > 0 ||
 		rate_waits(&session->rate)) {
-		return; /* it makes progress later than now */
+		return; /* not idle: it will make progress later */
 	}
 	if (idle_ns > now_ns) {
 		*due_ns = MIN(*due_ns, idle_ns);
@@ -446,8 +445,8 @@ static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *d
 	session_terminate(session, NULL);
 }
 
-/* A session that becomes idle after this check is due a whole timeout later, so one check per
- * timeout is enough for it. */
+/* A session that becomes idle after this check cannot reach its timeout before the next one, which
+ * is at most one timeout later. */
 static void expire_idle(struct engine *engine, uint64_t now_ns)
 {
 	uint64_t timeout_ns = engine->limits.idle_timeout_ns;
@@ -468,7 +467,7 @@ static void engine_timer_done(struct ring_op *op, int result)
 	struct engine *engine = container_of(op, struct engine, timer);
 	uint64_t now_ns = ring_now_ns(engine->ring);
 
-	GMB_UNUSED(result); /* expired or cancelled: check in both cases */
+	GMB_UNUSED(result); /* the timer has expired or was cancelled; both cause a check */
 	engine_expire(
 		&engine->handshakes, now_ns, "no export was chosen within the handshake timeout");
 	engine_expire(&engine->lingering, now_ns, NULL);
@@ -495,12 +494,12 @@ void engine_timer_arm(struct engine *engine)
 		}
 	}
 	if (when_ns == UINT64_MAX) {
-		return; /* no timer, so that an idle server sleeps */
+		return; /* without a timer, an idle server sleeps */
 	}
 	if (engine->timer.in_flight) {
 		if (when_ns < engine->timer_due_ns) {
 			engine->timer_due_ns = when_ns;
-			/* completes now and arms the earlier deadline */
+			/* completes now; engine_timer_done() then arms the earlier deadline */
 			ring_cancel(engine->ring, &engine->timer);
 		}
 		return;
@@ -534,7 +533,7 @@ static void *service_of(const struct engine *engine, const struct session_kind *
 	return engine->services[i];
 }
 
-/* Returns the oldest of the sessions with the least progress. */
+/* Returns the peer's session with the least progress; among several, the oldest. */
 static struct session *newcomer_to_end(const struct engine_peer *peer)
 {
 	struct list_node *oldest = NULL;
@@ -546,9 +545,8 @@ static struct session *newcomer_to_end(const struct engine_peer *peer)
 	return list_entry(oldest, struct session, handshake_node);
 }
 
-/* Returns the handshake to end in favour of a new one: that of the peer with the most handshakes,
- * counting the new one. Among equal peers, it is the one with the least progress, then the
- * oldest. */
+/* Returns the handshake to end in favour of a new one: one of the peer with the most handshakes,
+ * including the new one. Among several, that with the least progress, then the oldest. */
 static struct session *handshake_to_end(const struct engine *engine)
 {
 	struct session *found = NULL;
@@ -575,7 +573,7 @@ static struct session *handshake_to_end(const struct engine *engine)
 	return found;
 }
 
-/* record NULL: a new connection. */
+/* record: the session's state from another process; NULL: a new connection. */
 static void begin_session(
 	struct engine *engine, const struct endpoint *endpoint, const struct session_record *record)
 {
@@ -588,8 +586,8 @@ static void begin_session(
 		return;
 	}
 	engine->accepted_peer = engine_peer_get(engine, &endpoint->peer.identity);
-	/* A flood of silent connections must not lock out clients that complete the handshake. A
-	 * session from another process is not part of a flood. */
+	/* A flood of silent connections must not lock out clients that complete the handshake.
+	 * Sessions from another process are not limited. */
 	if (record == NULL && engine->counters.handshakes >= engine->limits.handshakes_max) {
 		session_terminate(
 			handshake_to_end(engine), "too many connections in the handshake");
@@ -645,14 +643,14 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns)
 					    ? MIN(session->stop_deadline_ns, now_ns + deadline_ns)
 					    : now_ns + deadline_ns;
 	engine->stop_due_ns = MIN(engine->stop_due_ns, session->stop_deadline_ns);
-	/* Only if all sessions stop, because the list is sorted by deadline. */
+	/* Only if all sessions stop, so that the list remains sorted by deadline. */
 	if (engine->draining && session->state == SESSION_NEGOTIATING) {
 		session->deadline_ns =
 			MIN(session->deadline_ns, now_ns + ENGINE_HANDSHAKE_STOPPING_NS);
 	}
 	if (!session->stopping) {
 		session->stopping = true;
-		if (rate_waits(&session->rate)) { /* its request is rejected, not delayed */
+		if (rate_waits(&session->rate)) { /* the request that waits is rejected */
 			rate_give_up(&session->rate);
 			session->kind->resume(session);
 		}

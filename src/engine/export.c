@@ -10,7 +10,7 @@
 
 /* --- the export ---------------------------------------------------------------------------- */
 
-/* An export that waits for one that it replaces. */
+/* An export in the list replaced_by of the export that it replaces. */
 struct export_wait {
 	struct export_wait *next;
 	struct export_use *use;
@@ -28,29 +28,30 @@ static struct export_use *use_create(void)
 
 void export_use_put(struct export_use *use)
 {
-	/* Acquire and release: the last one sees that all other uses have ended. */
+	/* Acquire-release order: the thread that drops the last reference sees that all others have
+	 * finished. */
 	if (use != NULL &&
 		atomic_fetch_sub_explicit(&use->references, 1, memory_order_acq_rel) == 1) {
-		GMB_ASSERT(use->replaced_by == NULL); /* otherwise it is in use */
+		GMB_ASSERT(use->replaced_by == NULL); /* otherwise the export would be in use */
 		free(use);
 	}
 }
 
-/* Called when an engine, or an export that this one replaces, no longer uses it. When the last use
- * has ended, the exports that replace this one stop waiting for it, and its use of them is ended
- * in turn. */
+/* Called when an engine, or an export that this one replaces, no longer uses this one. After the
+ * last use, the exports that replace this one no longer wait for it, and its use of these exports
+ * also ends. */
 static void use_end(struct export_use *use)
 {
 	struct export_wait *next;
 
-	/* Acquire and release: a thread that sees the count reach 0, see export_waits(), also sees
-	 * all that the engines have done to the disk. */
+	/* Acquire-release order: a thread that sees that the count is 0, as in export_waits(), also
+	 * sees everything that the engines have done to the disk. */
 	if (atomic_fetch_sub_explicit(&use->engines, 1, memory_order_acq_rel) > 1) {
 		return;
 	}
 	while ((next = use->replaced_by) != NULL) {
 		use->replaced_by = next->next;
-		/* Release: pairs with the acquire in export_waits(). */
+		/* The release order pairs with the acquire in export_waits(). */
 		atomic_fetch_sub_explicit(&next->use->waits_for, 1, memory_order_release);
 		use_end(next->use);
 		export_use_put(next->use);
@@ -60,14 +61,14 @@ static void use_end(struct export_use *use)
 
 struct export_use *export_use_get(struct export *export)
 {
-	/* Relaxed: the caller has a reference to the export. */
+	/* Relaxed order: the caller has a reference to the export. */
 	atomic_fetch_add_explicit(&export->use->references, 1, memory_order_relaxed);
 	return export->use;
 }
 
 bool export_use_is_over(const struct export_use *use)
 {
-	/* Acquire: all that the engines have done to the disk happened before. */
+	/* Acquire order: the caller sees everything that the engines have done to the disk. */
 	return atomic_load_explicit(&use->engines, memory_order_acquire) == 0;
 }
 
@@ -129,7 +130,7 @@ int export_create(
 	}
 	export_set_read_only(export, options->read_only);
 	atomic_init(&export->connections_max, options->connections_max);
-	rate_set(&export->rate, &options->rate, 0); /* with the whole burst available */
+	rate_set(&export->rate, &options->rate, 0); /* the whole burst is available */
 	atomic_init(&export->memory_max, options->memory_max);
 	atomic_init(&export->atomic_bytes, EXPORT_ATOMIC_UNKNOWN);
 	export->epoch = options->epoch;
@@ -143,7 +144,8 @@ void export_set_read_only(struct export *export, bool read_only)
 {
 	bool can_write = (store_info(export->store)->caps & STORE_CAP_WRITE) != 0;
 
-	/* Relaxed: each engine reads it after a message, see engine_export_rights(). */
+	/* Relaxed order: each engine reads the value after it has received a message, see
+	 * engine_export_rights(). */
 	atomic_store_explicit(&export->read_only, read_only || !can_write, memory_order_relaxed);
 }
 
@@ -165,8 +167,8 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 	if (wait == NULL) {
 		return error_set(error, -ENOMEM, "no memory for an export");
 	}
-	/* Counts as one more engine, so that the old use cannot end while the new export is added
-	 * to its list. A use that has already ended needs no wait. */
+	/* Counts as an engine that uses the old export, which therefore cannot end while the new
+	 * export is added to its list. If it has already ended, the new export need not wait. */
 	do {
 		if (engines == 0) {
 			free(wait);
@@ -174,7 +176,7 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 		}
 	} while (!atomic_compare_exchange_weak_explicit(
 		&old->engines, &engines, engines + 1, memory_order_acquire, memory_order_acquire));
-	/* Relaxed: no other thread has the new use yet. */
+	/* Relaxed order: no other thread uses the new export yet. */
 	atomic_fetch_add_explicit(&export->use->engines, 1, memory_order_relaxed);
 	atomic_fetch_add_explicit(&export->use->waits_for, 1, memory_order_relaxed);
 	wait->use = export_use_get(export);
@@ -186,17 +188,18 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 
 bool export_waits(const struct export *export)
 {
-	/* Acquire: what was done to the disk happened before. */
+	/* Acquire order: the caller sees everything that was done to the disk. */
 	return atomic_load_explicit(&export->use->waits_for, memory_order_acquire) > 0;
 }
 
 void export_get(struct export *export)
 {
-	/* Relaxed: the caller has a reference. */
+	/* Relaxed order: the caller has a reference. */
 	atomic_fetch_add_explicit(&export->references, 1, memory_order_relaxed);
 }
 
-/* Returns true if it was the last one. Acquire and release: all other uses have ended. */
+/* Returns true if it was the last reference. Acquire-release order: all other uses have ended
+ * then. */
 static bool drop_reference(struct export *export)
 {
 	uint32_t before = atomic_fetch_sub_explicit(&export->references, 1, memory_order_acq_rel);
@@ -292,7 +295,7 @@ static void store_has_resized(struct store_watch *watch)
 	engine_export_resized(entry->engine, entry->export);
 }
 
-/* The store no longer calls the watch. */
+/* Called when the store will no longer call the watch. */
 static void watch_removed(struct store_watch *watch)
 {
 	struct engine_export *entry = container_of(watch, struct engine_export, watch);
@@ -302,7 +305,7 @@ static void watch_removed(struct store_watch *watch)
 	free(entry);
 }
 
-/* Relaxed, here and for identities: a change is followed by a message to each engine. */
+/* Relaxed order here and for identities: each engine receives a message after a change. */
 static uint64_t export_quota_bytes(const struct engine *engine, const struct export *export)
 {
 	return engine_quota_bytes(
@@ -324,10 +327,10 @@ static void join_path(struct engine *engine, struct export *export, struct path_
 	uint32_t unknown = EXPORT_ATOMIC_UNKNOWN;
 	uint32_t bytes = path_atomic_bytes(engine->path, export->store);
 
-	/* Relaxed: no other data is published with the number. */
+	/* Relaxed order: the number does not publish other data. */
 	if (!atomic_compare_exchange_strong_explicit(&export->atomic_bytes, &unknown, bytes,
 		    memory_order_relaxed, memory_order_relaxed)) {
-		bytes = unknown; /* the value set by another engine */
+		bytes = unknown; /* another engine has already set a value, which holds for all */
 	}
 	path_export_join(engine->path, path_export, bytes);
 }
@@ -368,7 +371,7 @@ int engine_export_prepare(struct engine *engine, struct export *export, struct e
 	entry->prepared = true;
 	entry->serial = engine->export_serial++;
 	engine->exports[engine->export_count++] = entry;
-	/* Relaxed: no export can wait for the end of this one before it is shown. */
+	/* Relaxed order: before the export is shown, no other export can wait for it. */
 	atomic_fetch_add_explicit(&export->use->engines, 1, memory_order_relaxed);
 	return 0;
 }
@@ -395,7 +398,7 @@ int engine_export_add(struct engine *engine, struct export *export, struct error
 	return rc;
 }
 
-/* Frees an entry that is neither in the table nor in use. */
+/* Frees an entry that is not in the table and not in use. */
 static void entry_free(struct engine *engine, struct engine_export *entry)
 {
 	store_queue_destroy(entry->path.queue);
@@ -433,7 +436,7 @@ static int barrier_call(struct ring_op *op)
 	return 0;
 }
 
-/* Checks the barrier again after a pause, while sessions wait for it. */
+/* Checks the barrier again after a pause, as long as sessions wait for it. */
 static void barrier_again(struct ring_op *op, int result);
 
 static void barrier_done(struct ring_op *op, int result)
@@ -530,8 +533,8 @@ void engine_export_remove(struct engine *engine, struct export *export, uint64_t
 	}
 }
 
-/* Returns the session of a list node; NULL if it uses another export or is terminating. export
- * NULL: any export. */
+/* Returns the session of a list node, or NULL if it uses another export or is terminating. export
+ * NULL: sessions of any export. */
 static struct session *user_of(const struct export *export, struct list_node *node)
 {
 	struct session *session = list_entry(node, struct session, node);
@@ -547,9 +550,9 @@ void engine_export_resized(struct engine *engine, const struct export *export)
 		struct session *session = user_of(export, node);
 
 		if (session != NULL) {
-			/* The size never shrinks for a session. A range that existed when it
-			 * started and was cut off since is not out of range: the store answers
-			 * EIO. */
+			/* A session's size of the export never decreases. If the disk shrinks, a
+			 * range that no longer exists is therefore not rejected as out of range;
+			 * the store returns EIO. */
 			session->export_bytes =
 				MAX(session->export_bytes, store_size(export->store));
 			engine_export_tell(session, EXPORT_RESIZED);

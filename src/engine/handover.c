@@ -5,7 +5,8 @@
 #include <string.h>
 
 #define STALL_NS (ENGINE_HANDOVER_STALL_MS * UINT64_C(1000000))
-/* Time a drained session gets to end. One that takes longer holds nothing that others wait for. */
+/* Time that a drained session gets to end. If it takes longer, this does not matter, because it
+ * holds no resources for which others wait. */
 #define DRAIN_NS UINT64_C(5000000000)
 
 static bool can_be_handed_over(const struct session *session)
@@ -14,8 +15,8 @@ static bool can_be_handed_over(const struct session *session)
 	       session->kind->can_hand_over != NULL && session->kind->can_hand_over(session);
 }
 
-/* Returns false also for a session that started to end after it was paused: it continues to
- * end. */
+/* Returns whether a session is to be handed over. False if it started to end after it was paused:
+ * it then ends here. */
 static bool engine_is_handing_over(const struct session *session)
 {
 	return session->handing_over && session->state == SESSION_READY;
@@ -74,7 +75,7 @@ uint32_t engine_pause(struct engine *engine)
 			continue;
 		}
 		session->handing_over = false;
-		/* The time it waits for its peer counts from now on. */
+		/* Peers can stall for a limited time, which begins now. */
 		session->progress_ns = now_ns;
 		if (can_be_handed_over(session)) {
 			pause_session(session);
@@ -95,8 +96,8 @@ static bool has_stalled(struct session *session, uint64_t now_ns)
 	return now_ns - session->progress_ns >= STALL_NS;
 }
 
-/* Returns the state of a session that is ending. Its requests in the store are waited for. So are
- * the replies its peer still has to receive, for as long as that takes. */
+/* Returns the state of a session that is ending. It is not at rest while it has requests in the
+ * store, or replies that its peer has not received. */
 static enum session_rest rest_of_ending(const struct session *session)
 {
 	return session->inflight_count == 0	       ? SESSION_RESTS
@@ -109,7 +110,8 @@ static enum session_rest rest_of(struct session *session)
 	if (engine_is_handing_over(session)) {
 		return session->paused ? session->kind->rest(session) : SESSION_RESTS;
 	}
-	/* A session accepted while others were served continues like them. */
+	/* A session that was accepted while others were served is not paused, but continues like
+	 * them. */
 	return session->state <= SESSION_READY && !session->stopping ? SESSION_RESTS
 								     : rest_of_ending(session);
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Handing sessions over to another process that replaces this one: docs/design/0019-upgrade.md.
+ * Handover of sessions to another process that replaces this one: docs/design/0019-upgrade.md.
  *
  *              ┌──────── engine_serve() ◀── a peer does not receive
  *              ▼                            │
@@ -8,14 +8,14 @@
  *                                                                           └▶ engine_resume()
  *   there:  engine_pause() ─▶ engine_adopt() for each ─▶ engine_resume()
  *
- * A paused session starts no requests and receives nothing. Its requests in flight are finished
- * and answered. The exception is a request whose payload has arrived only in part: it is handed
- * over in that state. Sessions whose kind or state cannot be handed over are drained, as when the
- * server stops.
+ * A paused session starts no requests and receives no data. Its requests in flight are finished and
+ * answered, except for a request whose payload has arrived only in part, which is handed over in
+ * that state. A session that cannot be handed over, because of its kind or state, is drained, as
+ * when the server stops.
  *
- * A peer that does not receive a reply might first wait for a reply on another connection of its
- * own. So engine_serve() lets all other sessions continue; only the sessions with such a peer stay
- * paused.
+ * If a peer does not receive its replies, it might be waiting for a reply on another of its
+ * connections. So engine_serve() lets all sessions continue, except for those whose peers do not
+ * receive.
  *
  * Threading: the ring's thread. Ownership: the pointers in a record are borrowed for the call. The
  * descriptor belongs to the session until engine_let_go(), which closes it without shutting down
@@ -26,12 +26,13 @@
 #include "engine/engine.h"
 
 enum {
-	ENGINE_HANDOVER_BYTES_MAX = 24 << 10, /* size of a kind's state of a session; secret */
-	/* Size of what a session has received of a request, in at most this many pieces. */
+	/* maximum size of the kind's state of a session; secret */
+	ENGINE_HANDOVER_BYTES_MAX = 24 << 10,
+	/* Maximum size of the payload that a session has received of a request, and the maximum
+	 * number of pieces in which it is stored. */
 	ENGINE_HANDOVER_LATER_BYTES_MAX = 4 << 20,
 	ENGINE_HANDOVER_LATER_PIECES = 2,
-	/* Time for which a peer can stall, from the pause on, while the other sessions are
-	 * served. */
+	/* How long a peer can stall, counted from the pause, while other sessions are served. */
 	ENGINE_HANDOVER_STALL_MS = 10000,
 };
 
@@ -42,79 +43,84 @@ struct session_piece {
 
 /* The state of one session. */
 struct session_record {
-	uint64_t id;	  /* number of its connection */
-	const char *kind; /* name of its kind; like the next two without a terminator */
+	uint64_t id;	  /* number of the connection */
+	const char *kind; /* name of the kind; not terminated, like export and token */
 	uint32_t kind_bytes;
 	const char *export;
 	uint32_t export_bytes;
-	const uint8_t *token; /* its takeover token; 0 bytes: none */
+	const uint8_t *token; /* takeover token; 0 bytes: none */
 	uint32_t token_bytes;
 	const uint8_t *bytes; /* the kind's state */
 	uint32_t byte_count;
-	/* Received payload, after bytes; can be empty. */
+	/* Received payload, which follows bytes; can be empty. */
 	struct session_piece later[ENGINE_HANDOVER_LATER_PIECES];
 	int fd;
 };
 
-/* Progress towards rest, summed over engines. Engines are at rest when busy and waiting are 0. */
+/* How far paused sessions are from rest, summed over engines. Engines are at rest when busy and
+ * waiting are 0. */
 struct engine_rest {
-	uint32_t busy; /* sessions with a request in the store, and requests of engine_snapshot */
-	uint32_t waiting; /* sessions that wait for their peers, and ending ones with requests */
-	uint32_t ended;	  /* sessions ended because their peers stalled */
-	char peer[PEER_TEXT_BYTES]; /* one of the waiting ones */
+	/* sessions with a request in the store, and requests of struct engine_snapshot */
+	uint32_t busy;
+	/* sessions that wait for their peers, and ending sessions with requests */
+	uint32_t waiting;
+	uint32_t ended;		    /* sessions that were ended because their peers stalled */
+	char peer[PEER_TEXT_BYTES]; /* the peer of one of the waiting sessions */
 };
 
-/* Predicted result of engine_pause(), summed over engines of the same kinds. */
+/* Predicted effect of engine_pause() on the sessions, summed over engines with the same kinds. */
 struct engine_fate {
 	uint32_t handed_over;
-	uint32_t handshakes; /* drained, unless they have chosen an export by then */
+	uint32_t handshakes; /* would be drained, unless they choose an export before */
 	struct {
 		const struct session_kind *kind; /* NULL: end of the list */
 		uint32_t count;
 	} end[ENGINE_KINDS_MAX];
 };
 
-/* Adds the engine's sessions to the sum. Sessions that are already ending do not count. */
+/* Adds the engine's sessions to *fate. Sessions that are already ending are not counted. */
 void engine_foresee(const struct engine *engine, struct engine_fate *fate);
-/* Pauses the sessions until engine_resume(). Can be called again after engine_serve(). Returns the
- * number of sessions that it starts to drain because they cannot be handed over. */
+/* Pauses the sessions until engine_resume(). Called again after engine_serve(). Returns how many
+ * sessions it starts to drain because they cannot be handed over. */
 uint32_t engine_pause(struct engine *engine);
-/* Paused: adds the engine's progress. Requests of ended connections count. Sessions that continue
- * after engine_serve(), or were accepted since, do not. may_end: ends sessions whose peers have
- * stalled. */
+/* On a paused engine: adds this engine's sessions to *rest, including requests of connections that
+ * have ended. Sessions that continue after engine_serve(), or were accepted since, are not counted.
+ * may_end: ends sessions whose peers have stalled. */
 void engine_look(struct engine *engine, struct engine_rest *rest, bool may_end);
-/* Paused: lets all sessions continue, except those that wait for their peers. */
+/* On a paused engine: lets all sessions continue, except for those that wait for their peers. */
 void engine_serve(struct engine *engine);
-/* Lets all sessions continue, except those that are drained. */
+/* Lets all sessions continue, except for those that are being drained. */
 void engine_resume(struct engine *engine);
 
-/* At rest: calls take() for each session that can be handed over and for which take() has not
- * returned 0 yet. Stops at the first negative errno of take(), and returns it. */
+/* On an engine at rest: calls take() for each session that can be handed over, unless an earlier
+ * call for the session has returned 0. If take() returns a negative errno, stops and returns it. */
 GMB_MUST_CHECK int engine_hand_over(struct engine *engine,
 	int (*take)(void *context, const struct session_record *record), void *context);
-/* A flush that quiesces a store for its handover (store_needs_quiesce()), on one engine. */
+/* A flush that makes a store write all its state before a handover (store_needs_quiesce()),
+ * submitted by one engine. */
 struct engine_quiesce {
-	/* The caller sets the next two, and holds the export and this struct until done. done is
-	 * called on the engine's thread with the result of the flush. */
+	/* Set by the caller, which must keep the export and this struct until done() is called. It
+	 * is called on the engine's thread with the result of the flush. */
 	struct export *export;
 	void (*done)(struct engine_quiesce *quiesce, int result);
 
-	/* Private. */
+	/* Private members. */
 	struct engine_export *entry;
 	struct store_part part;
 };
-/* last: no request is in flight on any engine. Otherwise clients can continue, and the flush
- * leaves little to do for the last one. -ENOENT: the engine does not serve the export. */
+/* Starts the flush. last: no request is in flight on any engine. Without last, clients can
+ * continue; such a flush makes the last one shorter. Returns -ENOENT if the engine does not serve
+ * the export. */
 GMB_MUST_CHECK int engine_quiesce(struct engine *engine, struct engine_quiesce *quiesce, bool last);
-/* Releases the sessions that were handed over, without sending anything to their peers. */
+/* Closes the sessions that were handed over, without sending anything to their peers. */
 void engine_let_go(struct engine *engine);
 
-/* Paused: takes the endpoint, on every path, as a session in the state that another process has
- * sent. The state is parsed as hostile input. later has at most one piece. A session that its
- * export rejects ends immediately. */
+/* On a paused engine: starts a session with the state that another process has sent, and owns the
+ * connection even if this fails. The state is untrusted. later has at most one piece. If the export
+ * rejects the session, it ends immediately. */
 void engine_adopt(struct engine *engine, const struct endpoint *endpoint,
 	const struct session_record *record);
-/* For kinds, after session_init(): chooses the export in the record and sets the session's
- * takeover token. Returns as session_choose(): after -EAGAIN, kind->resume() is called when this
- * function must be called again, possibly after the engine has left the paused state. */
+/* Called by kind->adopt() after session_init(): chooses the export in the record and sets the
+ * session's takeover token. Returns errors like session_choose(). After -EAGAIN, it must be called
+ * again from kind->resume(), which may be called when the engine is no longer paused. */
 GMB_MUST_CHECK int session_adopt(struct session *session, const struct session_record *record);

@@ -6,10 +6,10 @@
 #include <string.h>
 
 #define SECOND_NS UINT64_C(1000000000)
-/* Upper bound of a booking, so that times cannot overflow. */
+/* Maximum length of a booking, so that times cannot overflow. */
 #define BOOKING_NS_MAX (UINT64_C(86400) * 366 * SECOND_NS)
 
-/* The members of one peer in a queue. */
+/* A peer's members in a queue. */
 struct rate_group {
 	struct list_node node;
 	struct turn_group turns;
@@ -31,8 +31,8 @@ const struct counter_table rate_counter_table = { "rate", "export", "export_rate
 
 void rate_set(struct rate *rate, const struct rate_limits *limits, uint64_t now_ns)
 {
-	/* Release, paired with the acquire in book() and renew(): a queue that sees a line start
-	 * again also sees the new limits. */
+	/* Release order, which pairs with the acquire in book() and renew(): a queue that sees that
+	 * a line was reset also sees the new limits. */
 	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
 		atomic_store_explicit(
 			&rate->per_second[unit], limits->per_second[unit], memory_order_relaxed);
@@ -53,8 +53,8 @@ void rate_get(const struct rate *rate, struct rate_limits *limits)
 	limits->burst_ns = atomic_load_explicit(&rate->burst_ns, memory_order_relaxed);
 }
 
-/* Returns the time that the amount takes at the rate. It is computed in floating point because the
- * product exceeds 64 bits; the error is less than a nanosecond in days. */
+/* Returns how long the amount takes at the rate. Uses floating point because the product exceeds 64
+ * bits; the error is less than a nanosecond in days. */
 static uint64_t cost_ns(const struct rate_limits *limits, enum rate_unit unit, uint64_t amount)
 {
 	double ns = (double)amount * (double)SECOND_NS / (double)limits->per_second[unit];
@@ -67,7 +67,8 @@ static uint64_t amount_in(const struct rate_limits *limits, enum rate_unit unit,
 	return (uint64_t)((double)ns * (double)limits->per_second[unit] / (double)SECOND_NS);
 }
 
-/* Returns how far a line can lag. The rest of the burst is the part that engines hold. */
+/* Returns how far a line can lag behind the clock. The rest of the burst is the part that engines
+ * can hold unused. */
 static uint64_t lag_max_ns(const struct rate_limits *limits)
 {
 	return limits->burst_ns - limits->burst_ns / RATE_HOLD_PART;
@@ -88,8 +89,8 @@ bool rate_has_rested(const struct rate *rate, uint64_t now_ns)
 	return rested;
 }
 
-/* Discards bookings on lines that have started again since, and reads the new limits. Returns true
- * if they have. */
+/* If rate_set() has reset the lines, discards the queue's bookings, reads the new limits and
+ * returns true. */
 static bool renew(struct rate_queue *queue)
 {
 	uint32_t serial = atomic_load_explicit(&queue->rate->serial, memory_order_acquire);
@@ -104,8 +105,8 @@ static bool renew(struct rate_queue *queue)
 	return true;
 }
 
-/* Returns the longest booking of one engine beyond its need. Together the engines hold no more
- * than RATE_HOLD_PART of the burst. */
+/* Returns how much one engine can book beyond its need. All engines together can hold
+ * 1/RATE_HOLD_PART of the burst. */
 static uint64_t chunk_ns(const struct rate_queue *queue)
 {
 	uint32_t count = atomic_load_explicit(&queue->rate->queue_count, memory_order_relaxed);
@@ -113,9 +114,9 @@ static uint64_t chunk_ns(const struct rate_queue *queue)
 	return queue->limits.burst_ns / RATE_HOLD_PART / MAX(count, 1U);
 }
 
-/* Books at least the amount that is needed. If the line has room for it now, books more, up to a
- * chunk. Otherwise books at least what a pause yields, so that engines that wait for the same line
- * take equal turns. Returns false if the line has started again. */
+/* Books at least the amount that is needed. If it is available now, books as much as is available,
+ * up to a chunk. Otherwise books at least the amount of one RATE_PAUSE_NS, so that engines that
+ * wait for the same line get equal amounts. Returns false if rate_set() has reset the line. */
 static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed, uint64_t now_ns)
 {
 	const struct rate_limits *limits = &queue->limits;
@@ -139,15 +140,15 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 		room_ns = now_ns - MIN(now_ns, start_ns);
 		waits = room_ns < needed_ns;
 		length_ns = MIN(waits ? RATE_PAUSE_NS : room_ns, most_ns);
-		/* Rounded up to whole units, so that no fraction of a request is lost with each
-		 * booking. */
+		/* Rounded up to whole units, so that a booking does not lose a fraction of a
+		 * request. */
 		amount = MAX(needed, amount_in(limits, unit, length_ns) + waits);
 		length_ns = cost_ns(limits, unit, amount) + 1;
 	} while (!atomic_compare_exchange_weak_explicit(line, &booked_ns, start_ns + length_ns,
 		memory_order_acquire, memory_order_acquire));
 	queue->left[unit] += amount;
 	start_ns += MIN(length_ns, lag_ns);
-	/* The time of booking, which limits how long an unused part is kept. */
+	/* Not before now, because this time also limits how long an unused booking is kept. */
 	start_ns = MAX(start_ns, now_ns);
 	queue->ready_ns = MAX(queue->ready_ns, start_ns);
 	return true;
@@ -186,8 +187,8 @@ static uint64_t needed_of(const struct rate_queue *queue, enum rate_unit unit, u
 	return unit == RATE_BYTES ? bytes : 1;
 }
 
-/* Takes what a request needs. If that is not available yet, books it, sets queue->ready_ns to the
- * time of the next attempt, and returns false. */
+/* Takes what a request needs from the queue's booking. If it is not available yet, books it, sets
+ * queue->ready_ns to the time of the next attempt, and returns false. */
 static bool engine_rate_take(struct rate_queue *queue, uint64_t bytes, uint64_t now_ns)
 {
 	enum rate_unit unit = 0;
@@ -199,7 +200,7 @@ static bool engine_rate_take(struct rate_queue *queue, uint64_t bytes, uint64_t 
 			book(queue, unit, needed - queue->left[unit], now_ns)) {
 			unit++;
 		} else {
-			unit = 0; /* again, with the new limits */
+			unit = 0; /* start again with the new limits */
 		}
 	}
 	if (queue->ready_ns > now_ns) {
@@ -213,8 +214,8 @@ static bool engine_rate_take(struct rate_queue *queue, uint64_t bytes, uint64_t 
 
 static void engine_rate_timer_done(struct ring_op *op, int result);
 
-/* Arms one timer for all queues. It fires no earlier than a pause from now, so that it serves more
- * than a few requests. */
+/* Sets one timer for all queues. It expires after a pause at the earliest, so that it serves many
+ * requests each time. */
 static void engine_rate_arm(struct rate_room *room)
 {
 	uint64_t now_ns = ring_batch_ns(room->ring);
@@ -233,12 +234,13 @@ static void engine_rate_arm(struct rate_room *room)
 		ring_timer(room->ring, &room->timer, due_ns - now_ns, engine_rate_timer_done);
 	} else if (due_ns < room->due_ns) {
 		room->due_ns = due_ns;
-		ring_cancel(room->ring, &room->timer); /* completes now and arms the earlier time */
+		/* completes now; the timer is then set to the earlier time */
+		ring_cancel(room->ring, &room->timer);
 	}
 }
 
-/* Moves the member through its queues as far as it can go; it has already taken what it needs from
- * the queues before its stage. Returns true if the request can start. */
+/* Takes what the member needs from its queues, beginning with the queue of its stage, until it has
+ * to wait in one. Returns true if the request can start. */
 static bool engine_rate_advance(struct rate_member *member, uint64_t now_ns)
 {
 	for (; member->stage < RATE_QUEUES; member->stage++) {
@@ -248,7 +250,7 @@ static bool engine_rate_advance(struct rate_member *member, uint64_t now_ns)
 			continue;
 		}
 		if (turns_are_empty(&queue->waiting)) {
-			/* An old booking that was not used is returned. */
+			/* Returns an old booking that was not used. */
 			if (now_ns - MIN(now_ns, queue->ready_ns) >
 				queue->limits.burst_ns / RATE_HOLD_PART) {
 				engine_rate_give_back(queue);
@@ -281,7 +283,7 @@ static void engine_rate_pass(struct rate_member *member, struct rate_queue *queu
 	}
 }
 
-/* Lets members start whose time has come. A member that starts might wait again, behind the
+/* Lets members continue whose time has come. A member that starts and waits again goes behind the
  * others. */
 static void engine_rate_serve(struct rate_queue *queue, uint64_t now_ns)
 {
@@ -305,8 +307,9 @@ static void engine_rate_timer_done(struct ring_op *op, int result)
 	struct list_node queues;
 	struct list_node *node;
 
-	GMB_UNUSED(result); /* expired or cancelled: check in both cases */
-	/* Each queue once: queues that still have waiting members are in the room's list again. */
+	GMB_UNUSED(result); /* the timer has expired or was cancelled; both cause a check */
+	/* Serves each queue once. Queues with members that still wait are added to the room's list
+	 * again. */
 	list_init(&queues);
 	while ((node = list_pop_front(&room->waited_for)) != NULL) {
 		list_push_back(&queues, node);
@@ -352,7 +355,7 @@ void rate_queue_fini(struct rate_queue *queue)
 void rate_queue_changed(struct rate_queue *queue)
 {
 	engine_rate_give_back(
-		queue); /* it might have read its limits in the middle of rate_set() */
+		queue); /* the queue might have read the limits in the middle of rate_set() */
 	engine_rate_arm(queue->room);
 }
 
@@ -391,7 +394,7 @@ int rate_join(struct rate_member *member, enum rate_stage stage, struct rate_que
 	return 0;
 }
 
-/* Returns to the queue what it gave to a request that will not start. */
+/* Gives back to the queue what was taken for a request that will not start. */
 static void refund(struct rate_queue *queue, uint64_t bytes)
 {
 	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
@@ -420,7 +423,8 @@ void rate_give_up(struct rate_member *member)
 	if (waits_in == NULL) {
 		return;
 	}
-	/* The booking was made for the first member in turn; the next one might need much less. */
+	/* The booking was made for this member, which was the next in turn. The next one might need
+	 * much less. */
 	if (turns_first(&waits_in->waiting) == &member->turn) {
 		engine_rate_give_back(waits_in);
 	}

@@ -8,19 +8,20 @@
 
 enum {
 	BUCKETS = 1024,
-	/* Idle identities examined each time one becomes idle, so that idle ones cannot
-	 * accumulate. */
+	/* Number of idle identities that are checked each time one becomes idle, so that they
+	 * cannot accumulate. */
 	LOOKS = 2,
 };
 
 struct rate_rules {
-	struct access *conditions; /* their rights are rule indexes, from 1 */
-	pthread_mutex_t lock;	   /* protects all members below */
+	/* an access set in which the "rights" of a rule are its index, from 1 */
+	struct access *conditions;
+	pthread_mutex_t lock; /* protects the following members */
 	uint32_t count;
 	struct rate_rule *rules;
-	uint32_t *identity_counts; /* of each rule */
+	uint32_t *identity_counts; /* by rule: number of its identities */
 	struct list_node identities[BUCKETS];
-	struct list_node idle; /* identities without sessions, whose rates have not rested yet */
+	struct list_node idle; /* identities without sessions that may still have bookings */
 };
 
 static int copy_rules(struct rate_rules *rules, const struct access_rule *conditions,
@@ -30,7 +31,8 @@ static int copy_rules(struct rate_rules *rules, const struct access_rule *condit
 	int rc = numbered != NULL ? 0 : -ENOMEM;
 
 	for (uint32_t i = 0; i < rules->count && rc == 0; i++) {
-		numbered[i] = conditions[i]; /* it is only read */
+		/* shallow copy: access_create() only reads the values */
+		numbered[i] = conditions[i];
 		numbered[i].rights = i + 1;
 		rules->rules[i] = from[i];
 		rules->rules[i].origin = strdup(from[i].origin);
@@ -101,7 +103,8 @@ void rate_rules_destroy(struct rate_rules *rules)
 	free(rules);
 }
 
-/* FNV-1a: a client that can choose colliding principals could use as many different ones. */
+/* FNV-1a. If a client can choose principals whose hashes collide, it can also choose many different
+ * ones, so a stronger hash would not help. */
 static struct list_node *rate_identity_bucket_of(
 	struct rate_rules *rules, const struct takeover_principal *principal)
 {
@@ -113,7 +116,7 @@ static struct list_node *rate_identity_bucket_of(
 	return &rules->identities[hash % BUCKETS];
 }
 
-/* Called under the lock. */
+/* Called under the lock. Returns NULL if there is none. */
 static struct rate_identity *rate_identity_find(
 	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
 {
@@ -129,7 +132,7 @@ static struct rate_identity *rate_identity_find(
 	return NULL;
 }
 
-/* Called under the lock. NULL: out of memory. */
+/* Called under the lock. Returns NULL if there is no memory. */
 static struct rate_identity *rate_identity_add(
 	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
 {
@@ -179,7 +182,7 @@ int rate_identity_get(struct rate_rules *rules, const struct access_subject *sub
 	return rc;
 }
 
-/* Called under the lock. */
+/* Frees idle identities whose whole burst is available. Called under the lock. */
 static void forget_some(struct rate_rules *rules, uint64_t now_ns)
 {
 	for (int i = 0; i < LOOKS && !list_is_empty(&rules->idle); i++) {
@@ -225,8 +228,8 @@ void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule 
 	pthread_mutex_unlock(&rules->lock);
 }
 
-/* Applies a changed rule to its identities. Called under the lock. limits NULL: only memory_max
- * has changed, and the rates keep their bookings. */
+/* Applies a changed rule to all its identities. Called under the lock. limits: NULL if only
+ * memory_max has changed; the bookings then stay. */
 static void rate_identity_tell_identities(
 	struct rate_rules *rules, uint32_t index, const struct rate_limits *limits, uint64_t now_ns)
 {

@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Rates, connection limits and memory limits of identities. A rule has conditions, like an access
- * rule, and limits. The limits apply to each identity that meets the conditions separately, over
- * all exports and engines. The first matching rule decides. An identity without a rule has no
- * limits.
+ * rule, and limits. They apply separately to each identity that meets the conditions: to its
+ * sessions on all exports and engines together. The first matching rule decides. An identity
+ * without a rule has no limits.
  *
  *   { address: 10.1.0.0/16, rate: 50M }      rate_rules (of the server)
  *         │                                    └─ rate_identity 10.1.0.7 ◀── queues of two engines
  *         ▼                                    └─ rate_identity 10.1.0.9 ◀── queue of one
- *   session of 10.1.0.7 ─▶ rate_identity_get() ... rate_identity_put() ◀─ its end
+ *   session of 10.1.0.7 ─▶ rate_identity_get() ... session ends ─▶ rate_identity_put()
  *
  * Threading: any thread. A lock is taken when a session starts and ends, and when a rule changes.
- * Ownership: the rules own their identities and outlive the engines. Errors: a negative errno.
+ * Ownership: the rules own their identities and must exist longer than the engines. Errors: a
+ * negative errno.
  */
 #pragma once
 
@@ -25,50 +26,53 @@ struct rate_rules;
 
 struct rate_rule {
 	struct rate_limits limits;
-	uint32_t connections_max; /* that have chosen an export; 0 = no limit */
+	uint32_t connections_max; /* sessions that have chosen an export; 0 = no limit */
 	uint64_t memory_max;	  /* payload memory in bytes, over all engines; 0 = no limit */
-	char *origin;		  /* where it is defined, for messages */
+	char *origin;		  /* where the rule is defined, for messages */
 };
 
-/* An identity that has sessions, or had some recently. It is kept for a while, so that a client
- * cannot escape its bookings by reconnecting. */
+/* An identity that has sessions, or had some recently. It is kept until its whole burst is
+ * available, so that a client cannot get rid of its bookings by reconnecting. */
 struct rate_identity {
 	struct rate rate;
 
-	/* Private. */
+	/* Private members. */
 	struct list_node node;
 	struct list_node idle_node; /* in rules->idle while it has no sessions */
 	struct takeover_principal principal;
-	_Atomic uint64_t memory_max; /* of its rule */
+	_Atomic uint64_t memory_max; /* memory_max of its rule */
 	uint32_t rule;
 	uint32_t session_count;
 };
 
-/* conditions: one per rule; their rights are ignored. Everything is copied. -ENOMEM. */
+/* Creates rules with copies of all arguments. conditions: one for each rule; the rights in them are
+ * ignored. Fails with -ENOMEM. */
 GMB_MUST_CHECK int rate_rules_create(const struct access_rule *conditions,
 	const struct rate_rule *rules, uint32_t count, struct rate_rules **rules_out);
-/* No identity has sessions. NULL is a no-op. */
+/* Frees the rules, when no identity has sessions. NULL is a no-op. */
 void rate_rules_destroy(struct rate_rules *rules);
 
-/* Sets *identity_out to the identity of a session that has chosen an export, or to NULL if no rule
- * matches. rules can be NULL. -EUSERS: the identity has reached its connection limit; -ENOMEM. */
+/* Called for a session that has chosen an export: sets *identity_out to its identity, or to NULL if
+ * no rule matches. rules can be NULL. Returns 0, -EUSERS if the identity has reached its connection
+ * limit, or -ENOMEM. */
 GMB_MUST_CHECK int rate_identity_get(struct rate_rules *rules, const struct access_subject *subject,
 	const struct takeover_principal *principal, struct rate_identity **identity_out);
-/* The session has ended. If it was the last one on its engine, the engine's queue has been
- * destroyed. NULL is a no-op. */
+/* Called when the session has ended. If it was the identity's last one on its engine, the engine
+ * must have destroyed its queue before. NULL is a no-op. */
 void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity, uint64_t now_ns);
 
-/* Returns the number of rules; NULL: 0. */
+/* Returns the number of rules; 0 if rules is NULL. */
 uint32_t rate_rules_count(const struct rate_rules *rules);
-/* Copies one rule with its current limits, and returns the number of identities it applies to. The
- * origin still belongs to the rules. */
+/* Copies a rule with its current limits, and stores the number of identities to which it applies.
+ * The rules still own the origin. */
 void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule *rule_out,
 	uint32_t *identities_out);
-/* Changes the rates of a rule as rate_set() does. Each engine then needs
- * engine_identity_limits_changed(). */
+/* Changes the rates of a rule like rate_set(). engine_identity_limits_changed() must then be called
+ * on each engine. */
 void rate_rules_set(struct rate_rules *rules, uint32_t index, const struct rate_limits *limits,
 	uint64_t now_ns);
-/* Changes memory_max of a rule. Each engine then needs engine_identity_limits_changed(). */
+/* Changes the memory limit of a rule. engine_identity_limits_changed() must then be called on each
+ * engine. */
 void rate_rules_set_memory(struct rate_rules *rules, uint32_t index, uint64_t memory_max);
 
 /* Returns the current memory limit of its rule. */

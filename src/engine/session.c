@@ -24,10 +24,11 @@ enum {
 	ORIGIN_BYTES = 192
 };
 
-/* Kinds of owners of a connection, see struct takeover_principal. */
+/* Kinds of principals, see struct takeover_principal. */
 enum { PRINCIPAL_CLEAR = 1, PRINCIPAL_ENCRYPTED, PRINCIPAL_PROVED };
 
-/* Writes "127.0.0.1:4711 (psk alice)" or "unix:pid 4711 (uid 1000)". Returns out. */
+/* Formats a peer for the log: "127.0.0.1:4711 (psk alice)" or "unix:pid 4711 (uid 1000)". Returns
+ * out. */
 static const char *who(char out[WHO_BYTES], const struct peer *peer)
 {
 	if (peer->proved != NULL) {
@@ -76,7 +77,7 @@ void session_set_state(struct session *session, enum session_state state)
 
 /* --- identity of the peer -------------------------------------------------------------------- */
 
-/* Returns the principal that may replace the connection: the same identity, or in clear the same
+/* Returns the principal to which the connection belongs: the proved identity, or without one the
  * user or host. */
 static struct takeover_principal principal_of(const struct peer *peer)
 {
@@ -108,7 +109,7 @@ void session_identify(struct session *session, struct identity *identity)
 	identity_get(identity);
 	session->peer.proved = identity;
 	newcomer_advance(session, NEWCOMER_IDENTIFIED);
-	/* The takeover token that it set in clear is no longer valid. */
+	/* A takeover token that the client has sent without TLS is no longer valid. */
 	takeover_give_up(&session->member);
 	takeover_leave(&session->member);
 	if (takeover_may_go(&session->member)) {
@@ -201,13 +202,14 @@ static struct access_subject subject_of(const struct peer *peer)
 	};
 }
 
-/* Reason for a decision about rights. */
+/* Why a session has its rights. */
 struct decision {
 	char text[ORIGIN_BYTES];
-	const char *reason; /* one word, for the log */
+	const char *reason; /* one word, for the journal */
 };
 
-/* Returns the rights, and in origin, unless it is NULL, the reason. access: the rules, or NULL. */
+/* Returns the rights, and stores the reason in origin unless it is NULL. access: the rules, or
+ * NULL. */
 static uint32_t decide(const struct session *session, const struct export *export,
 	const struct access *access, struct decision *origin)
 {
@@ -235,7 +237,7 @@ static uint32_t decide(const struct session *session, const struct export *expor
 	return verdict.rights;
 }
 
-/* As decide(), with the rules of the export. */
+/* Like decide(), with the current rules of the export. */
 static uint32_t engine_session_look_up(
 	const struct session *session, const struct export *export, struct decision *origin)
 {
@@ -298,9 +300,9 @@ uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max)
 		       : MAX(memory_max / engine->limits.engine_count, (uint64_t)PATH_WINDOW_BYTES);
 }
 
-/* Returns this engine's entry for an identity; NULL: out of memory. Takes the identity, also on
- * failure. The list has no more entries than the engine has sessions, and is searched once per
- * connection. */
+/* Returns this engine's entry for an identity, which owns the reference to it from then on; NULL:
+ * there is no memory, and the reference was dropped. A linear search is sufficient, because the
+ * list is not longer than the list of sessions, and is searched once per connection. */
 static struct engine_identity *identity_entry(struct engine *engine, struct rate_identity *identity)
 {
 	struct engine_identity *entry;
@@ -344,8 +346,9 @@ void session_rates_leave(struct session *session)
 	session->of_identity = NULL;
 }
 
-/* Returns the principal for limits and statistics. An encrypted connection without a proved
- * identity counts as one in clear, so that a client does not double its limits by using TLS. */
+/* Returns the principal for limits and statistics. Without a proved identity, TLS makes no
+ * difference: otherwise a client could double its limits by using TLS for half of its
+ * connections. */
 static struct takeover_principal counted_principal(const struct peer *peer)
 {
 	struct takeover_principal principal = principal_of(peer);
@@ -445,8 +448,8 @@ int session_choose(struct session *session, struct engine_export *entry)
 	if (rc < 0) {
 		return rc;
 	}
-	/* Counts first and checks afterwards, so that two reactors cannot both take the last
-	 * connection. Relaxed, both: they are counts only and publish no other data. */
+	/* Counts the connection before checking the limit, so that two reactors cannot both accept
+	 * the last one. Relaxed order: the numbers publish no other data. */
 	connections_max = atomic_load_explicit(&export->connections_max, memory_order_relaxed);
 	before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
 	if (connections_max != 0 && before >= connections_max) {
@@ -474,8 +477,8 @@ int session_choose(struct session *session, struct engine_export *entry)
 	return 0;
 }
 
-/* Returns whether the range exists. If it extends past the known end, the size is read again,
- * because another reactor might have announced the new size to its clients already. */
+/* Returns whether the range exists. If it extends beyond the known end, reads the size again,
+ * because another reactor might already have announced a larger size to its clients. */
 static bool is_inside(struct session *session, uint64_t offset, uint64_t length)
 {
 	if (unlikely(!range_inside(offset, length, session->export_bytes))) {
@@ -535,7 +538,7 @@ uint64_t engine_request_bytes(const struct session *session, enum store_op op, u
 	case STORE_FLUSH:
 	case STORE_TRIM:
 	case STORE_EXTENTS:
-	case STORE_COPY: /* counted per piece, see copy.h */
+	case STORE_COPY: /* each piece of a copy is counted, see copy.h */
 	case STORE_OP_COUNT:
 	default:
 		return 0;
@@ -544,7 +547,7 @@ uint64_t engine_request_bytes(const struct session *session, enum store_op op, u
 
 /* --- takeover ------------------------------------------------------------------------------ */
 
-/* Holds the export of the session's takeover group, because a member refers to its group. */
+/* Adds a reference to the export that contains the session's takeover group. */
 static void hold_group(struct session *session, struct export *export)
 {
 	if (session->takeover_export == NULL && session->member.takeover == &export->takeover) {
@@ -625,7 +628,7 @@ void session_terminate(struct session *session, const char *reason)
 
 void session_tls_failed(struct session *session, enum engine_tls_failure why, const char *reason)
 {
-	/* As in the names of the counters. */
+	/* These words are also used in the names of the counters. */
 	static const char *const words[ENGINE_TLS_FAILURE_COUNT] = {
 		[ENGINE_TLS_CLIENT_REFUSED] = "client_refused",
 		[ENGINE_TLS_SERVER_REFUSED] = "server_refused",

@@ -23,7 +23,7 @@ static void engine_snapshot_set_state(
 	snapshot->state = state;
 }
 
-/* Writes "export \"x\"" for messages. Returns out. */
+/* Formats "export \"x\"" for messages. Returns out. */
 static const char *engine_snapshot_label(
 	const struct engine_snapshot *snapshot, char out[SHOWN_BYTES])
 {
@@ -35,7 +35,7 @@ static const char *engine_snapshot_label(
 	return out;
 }
 
-/* Called on the ring on which the store was started, which can be another one. */
+/* Called on the ring on which the store was started, which can belong to another engine. */
 static void engine_snapshot_answered(struct store_snapshot_request *request)
 {
 	struct engine_snapshot *snapshot = container_of(request, struct engine_snapshot, request);
@@ -98,7 +98,8 @@ bool engine_snapshot_join(struct engine_snapshot *snapshot)
 	return snapshot->state == ENGINE_SNAPSHOT_NONE;
 }
 
-/* Opens the snapshot as an export that stays prepared, so that no session can find it. */
+/* Opens the snapshot as an export that is prepared but never shown, so that no session can find
+ * it. */
 static int open_snapshot(struct engine_snapshot *snapshot, struct error *error)
 {
 	struct engine *engine = snapshot->of->engine;
@@ -136,7 +137,8 @@ static void engine_snapshot_made(struct ring *ring, struct ring_message *message
 		snapshot, result == 0 ? ENGINE_SNAPSHOT_MADE : ENGINE_SNAPSHOT_NONE);
 	if (result == 0 && !snapshot->is_unwanted) {
 		result = open_snapshot(snapshot, &error);
-		if (result < 0 && result != -ENOENT) { /* -ENOENT: it was dropped already */
+		/* -ENOENT: the store has already deleted it for lack of space */
+		if (result < 0 && result != -ENOENT) {
 			error_prefix(&error, "has an unreadable snapshot");
 		}
 	}
@@ -164,7 +166,7 @@ void engine_snapshot_make(struct engine_snapshot *snapshot, struct engine_export
 	snapshot->of = of;
 	snapshot->made = made_cb;
 	snapshot->request.snapshot.created_s =
-		(uint64_t)time(NULL); /* wall-clock time, for lists */
+		(uint64_t)time(NULL); /* wall-clock time, shown in lists */
 	snapshot->request.snapshot.is_temporary = true;
 	memcpy(snapshot->request.snapshot.name, name, strlen(name) + 1);
 	engine_snapshot_ask(snapshot, STORE_SNAPSHOT_CREATE, engine_snapshot_made);

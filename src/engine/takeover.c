@@ -3,8 +3,8 @@
 
 #include <string.h>
 
-/* The member exists until end() returns, because its session is freed only at the end of a batch
- * on this ring. */
+/* The member still exists when end() is called: its session is freed only at the end of a batch on
+ * this ring. */
 static void end_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct takeover_member *member = container_of(message, struct takeover_member, end_message);
@@ -28,8 +28,8 @@ static void takeover_wake_deliver(struct ring *ring, struct ring_message *messag
 	member->wake(member);
 }
 
-/* Returns another member with that token and the same principal, or NULL. *found_out is the result
- * for the caller. */
+/* Returns another member with this token and the same principal, or NULL. *found_out: see enum
+ * takeover_found. */
 static struct takeover_member *takeover_find(const struct takeover *takeover,
 	const struct takeover_member *self, const uint8_t *token, uint32_t bytes,
 	enum takeover_found *found_out)
@@ -81,13 +81,13 @@ enum takeover_found takeover_replace(struct takeover *takeover, struct takeover_
 	pthread_mutex_lock(&takeover->lock);
 	old = takeover_find(takeover, member, token, bytes, &found);
 	if (old != NULL) {
-		/* Set even if the member has no token, because takeover_give_up() takes the lock
-		 * of this group. */
+		/* Set even if the member has no token, because takeover_give_up() needs the lock of
+		 * this group. */
 		member->takeover = takeover;
 		member->waits_for = old;
 		member->next_waiter = old->waiters;
 		old->waiters = member;
-		/* Posted once, however many members replace the old one. */
+		/* Posted only once, even if several members replace the old one. */
 		if (!old->end_posted) {
 			old->end_posted = true;
 			old->end_message.deliver = end_deliver;
@@ -149,8 +149,8 @@ void takeover_leave(struct takeover_member *member)
 
 		member->waiters = waiter->next_waiter;
 		waiter->waits_for = NULL;
-		/* Set and posted under the lock, where takeover_may_go() of the waiter reads it.
-		 * So the waiter is not freed before the message is delivered. */
+		/* Set and posted under the lock, which takeover_may_go() also takes. So the waiter
+		 * is not freed before the message is delivered. */
 		waiter->wake_posted = true;
 		waiter->wake_message.deliver = takeover_wake_deliver;
 		ring_post(waiter->ring, &waiter->wake_message);

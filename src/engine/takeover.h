@@ -1,21 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Takeover of a lost connection: before a client repeats requests on a new connection, it makes
- * sure that none of the requests on the lost one can still take effect:
- * docs/design/0006-reconnect.md.
+ * sure that no request of the lost one can still take effect. See docs/design/0006-reconnect.md.
  *
- * Connections to an export that chose a token are members of the export's takeover group. A new
- * connection that replaces a member ends it, on whichever ring it lives, and is woken when the
- * member's last request has ended. A token is only valid together with the principal that chose
- * it, so the token of another principal is ignored.
+ * A connection to an export that has sent a token is a member of the export's takeover group. A new
+ * connection that names this token ends the old one, also on another ring, and is woken when the
+ * last request of the old one has ended. A token is valid only for the principal that has sent it:
+ * it cannot end connections of other principals.
  *
- *   new: takeover_replace(token) ──▶ end() on the old one's ring ... its requests end ...
- *                         wake() on the new one's ring ◀── takeover_leave() ◀──┘
+ *   new: takeover_replace(token) ──▶ end() on the ring of the old connection ... requests end ...
+ *              wake() on the ring of the new connection ◀── takeover_leave() ◀──┘
  *
  * Threading: all reactors share a takeover group. Its lock is taken only during handshakes and at
- * the end of connections. A member belongs to its session's ring, and end() and wake() are called
- * there. Ownership: members are part of their sessions, which exist until takeover_may_go().
- * Errors: none. A token without a member needs no takeover.
+ * the end of connections. A member belongs to the ring of its session, where end() and wake() are
+ * called. Ownership: members are part of their sessions, which exist until takeover_may_go().
+ * Errors: none. If no member has the token, no takeover is necessary.
  */
 #pragma once
 
@@ -26,37 +25,39 @@
 
 enum { TAKEOVER_TOKEN_BYTES_MAX = 64, TAKEOVER_PRINCIPAL_BYTES = 33, PEER_IDENTITY_BYTES = 17 };
 
-/* Identity of a peer across connections: an address family, then the address of its host, or its
- * user. Peers with equal bytes are the same one. All zeroes: unknown. */
+/* Identifies a peer across its connections: address family and address of its host, or its user on
+ * this machine. Equal bytes mean the same peer. All zeroes: unknown. */
 struct peer_identity {
 	uint8_t bytes[PEER_IDENTITY_BYTES];
 };
 
-/* Owner of a connection: a kind (in clear, encrypted, proved), then the proved identity, or
- * without one the peer_identity. The kind ensures that a connection in clear cannot match an
- * encrypted one. */
+/* Owner of a connection: a kind (not encrypted, encrypted, authenticated) and the authenticated
+ * identity, or without one the peer_identity. Because of the kind, an unencrypted connection cannot
+ * match an encrypted one. */
 struct takeover_principal {
 	uint8_t bytes[TAKEOVER_PRINCIPAL_BYTES];
 };
 
 struct takeover_member;
 
-/* All zeroes: an empty group. */
+/* A takeover group. All zeroes: an empty group. */
 struct takeover {
 	pthread_mutex_t lock;
 	struct takeover_member *members;
 };
 
-/* All zeroes: in no group. */
+/* A connection in a takeover group. All zeroes: not in a group. */
 struct takeover_member {
-	/* Set by the owner before the first call. The principal can also change later, as long as
-	 * the member has no token. */
+	/* Set by the owner before the first call. The owner can change the principal as long as the
+	 * member has no token. */
 	struct ring *ring;
 	struct takeover_principal principal;
-	void (*end)(struct takeover_member *member);  /* another connection replaces this one */
-	void (*wake)(struct takeover_member *member); /* the replaced one has ended */
+	/* called when another connection replaces this one */
+	void (*end)(struct takeover_member *member);
+	/* called when the replaced connection has ended */
+	void (*wake)(struct takeover_member *member);
 
-	/* Private. */
+	/* Private members. */
 	struct takeover *takeover;
 	struct takeover_member *next;
 	struct takeover_member *waits_for;
@@ -77,20 +78,22 @@ void takeover_join(struct takeover *takeover, struct takeover_member *member, co
 
 enum takeover_found {
 	TAKEOVER_NOBODY,
-	TAKEOVER_OTHERS, /* only other principals use this token; no action */
-	TAKEOVER_OWN,	 /* it is being ended; wake() is called, then the caller retries */
+	/* only other principals have connections with this token; no action */
+	TAKEOVER_OTHERS,
+	/* the connection is being ended; wake() is called, and the caller then tries again */
+	TAKEOVER_OWN,
 };
 
-/* Ends the connection with that token. */
+/* Ends the connection with that token and the same principal, if there is one. */
 GMB_MUST_CHECK enum takeover_found takeover_replace(struct takeover *takeover,
 	struct takeover_member *member, const uint8_t *token, uint32_t bytes);
 
 /* Returns whether any principal has a connection with that token. */
 bool takeover_has(struct takeover *takeover, const char *token, uint32_t bytes);
 
-/* The session ends: it no longer waits for another one. */
+/* Called when the session ends: it no longer waits for another connection. */
 void takeover_give_up(struct takeover_member *member);
-/* The member's last request has ended, or its token is no longer valid. */
+/* Called when the member's last request has ended, or when its token becomes invalid. */
 void takeover_leave(struct takeover_member *member);
-/* Returns true when no message to the session is in flight, so that it can be freed. */
+/* Returns true if no message to the session is in flight, so that the session can be freed. */
 bool takeover_may_go(struct takeover_member *member);

@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "engine/wait_policy.h"
 
-/* Largest time per request with the method, in percent of the time without it, at which the method
- * is held. Rates are noisy. Batching costs no CPU time, so a small apparent loss does not
- * disqualify it. */
+/* A method is kept if the time per request with it is at most this percentage of the time without
+ * it. Measurements are noisy. Batching may seem slightly slower, because it costs no CPU time. */
 static const uint32_t trial_percent_max[WAIT_WAY_COUNT] = {
 	[WAIT_BATCH] = 106,
 	[WAIT_SPIN] = 90,
 };
 
-/* Time per request, in percent of the time when a trial was lost, above which the loss is void. */
+/* If the time per request exceeds this percentage of its value during the last lost trial, the
+ * result of the trial is void. */
 enum { LOST_PERCENT_MAX = 150 };
 
-/* Requests per turn, in tenths, from which batching is worth a trial. */
+/* Batching is tried only if turns have at least this many requests, in tenths. */
 enum { BATCHES_TENTHS_MIN = 11 };
 
-/* Shortest duration of a window that has enough requests. */
+/* Minimum duration of a window with WAIT_WINDOW_REQUESTS_MIN requests. */
 static const uint64_t window_ns_min = 5000000;
-/* A longer window contains a pause in the traffic, so its rate is meaningless. */
+/* Maximum duration of a window. A longer one contains a pause in the traffic, so its rate is
+ * meaningless. */
 static const uint64_t window_ns_max = 200000000;
 
 static void wait_policy_become(
@@ -45,7 +46,8 @@ static bool fills_batches(const struct wait_policy *policy)
 	       (uint64_t)policy->window_turns * BATCHES_TENTHS_MIN;
 }
 
-/* Returns whether the current window uses the method: every second window of a trial does. */
+/* Returns whether the method is used in the current window: a trial uses it in every second
+ * window. */
 static bool uses_way(const struct wait_policy *policy)
 {
 	return policy->state == WAIT_POLICY_HOLDING ||
@@ -72,7 +74,7 @@ static void try_way(struct wait_policy *policy, enum wait_way way)
 
 static void judge_trial(struct wait_policy *policy)
 {
-	/* Neither is 0, because a window without requests does not end. */
+	/* No division by 0, because a window ends only if it has requests. */
 	uint64_t without = policy->trial_ns[false] / policy->trial_requests[false];
 	uint64_t with = policy->trial_ns[true] / policy->trial_requests[true];
 
@@ -88,8 +90,8 @@ static void judge_trial(struct wait_policy *policy)
 	}
 }
 
-/* Returns the method to try next. Spinning follows a lost trial of batching. WAIT_BLOCK: there is
- * none to try. */
+/* Returns the method to try next. WAIT_BLOCK: none. Spinning is tried after batching has lost a
+ * trial. */
 static enum wait_way candidate(const struct wait_policy *policy)
 {
 	bool batch_lost = policy->state == WAIT_POLICY_BLOCKING && policy->way == WAIT_BATCH;
@@ -100,9 +102,9 @@ static enum wait_way candidate(const struct wait_policy *policy)
 	return fills_batches(policy) && !batch_lost ? WAIT_BATCH : WAIT_SPIN;
 }
 
-/* Returns whether the traffic has changed, so that the last or current trial is meaningless.
- * Batching is also given up when it does not bring requests together, because it then delays each
- * request for no gain. */
+/* Returns whether the traffic has changed, so that the result of the last or current trial is
+ * meaningless. Batching also ends if turns do not have several requests, because it then only
+ * delays requests. */
 static bool verdict_is_void(const struct wait_policy *policy, uint64_t request_ns)
 {
 	if (policy->state == WAIT_POLICY_BLOCKING) {

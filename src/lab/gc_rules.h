@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Garbage collection rules for comparisons with the rule of the flash store, which is the first one
- * here. store/flash/gc_policy.h defines the terms.
+ * Garbage collection rules that can be compared with the flash store's own rule, which is the first
+ * one here. store/flash/gc_policy.h defines the terms in the scores.
  *
  *   policy   score                                      knows the cache   cold part
  *   auto     (blocks - net) * age / (2 * net)           yes               80 %
@@ -9,7 +9,8 @@
  *   plain    (blocks - valid) * age / (2 * valid)       no                80 %
  *   greedy   -valid                                     no                80 %
  *
- * paper is the rule of uSendfile's garbage collector (IEEE CLOUD 2019). Threading: constant data.
+ * The policy paper is the rule of uSendfile's garbage collector (IEEE CLOUD 2019). Threading:
+ * constant data.
  */
 #pragma once
 

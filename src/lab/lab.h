@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The instruments of the papers. No other module depends on them; main() registers those that it is
- * built with.
+ * Instruments for the measurements of research papers. No other module depends on them; main()
+ * registers those that are part of the build.
  *
  * lab_trace() is "gmblock trace" for disks. It reads from a disk while a second thread watches the
  * memory that is read into, and shows when each piece of the data arrived there.
  *
- *   buffer │ chunk 0        M│ chunk 1        M│ chunk 2        M│   M: marker, its last 8 bytes
- *            ▲ the disk writes, in its own order    ▲ trace_run()'s thread looks from the end on
+ *   buffer │ chunk 0        M│ chunk 1        M│ chunk 2        M│   M: marker, last 8 bytes
+ *            ▲ the disk writes, in any order        ▲ a thread examines, last chunk first
  *
- * Each chunk ends in a marker that is written before the read and is overwritten by the disk's
- * data. The observed order is only displayed and never used to send data, because a disk may write
- * a location twice, or the last bytes of a chunk first.
+ * Each chunk ends in a marker that is stored before the read and overwritten by the disk's data.
+ * The observed order is only displayed and never used to send data, because a disk may write a
+ * location twice, or the last bytes of a chunk first.
  *
  * Threading: trace_run() creates and joins its threads; all other functions run on the main thread.
  * Ownership: as stated at each function. Errors: 0, or a negative errno with a sentence.
@@ -25,7 +25,7 @@
 #include "disk/disk.h"
 #include "store/kind.h"
 
-/* The command: traces disks, and calls cmd_trace() for --request. */
+/* Runs "gmblock trace": traces disks, or calls cmd_trace() for --request. */
 int lab_trace(int argc, char **argv);
 
 /* --- arrivals -------------------------------------------------------------------------------- */
@@ -33,31 +33,34 @@ int lab_trace(int argc, char **argv);
 /*
  * Analysis of the times at which the chunks of one read arrived in memory.
  *
- *   offset │      2 2 2        A run is a piece of the buffer that filled upwards without a gap: a
+ *   offset │      2 2 2        A run is a range of chunks that arrived in ascending order: a
  *          │2 2 2        1     chunk belongs to the run of the chunk below it if that one arrived
  *          │      1 1          first. A stream is a chain of runs: each begins above the previous
  *          │1 1                one and not before that one ended. Each member of a RAID shows as a
  *          └──────────── time  stream; so does each part of a read that is served separately.
  *
- * The chunks are examined repeatedly, from the last to the first. So the order of chunks seen in
- * different looks is certain. Chunks seen in the same look have no known order and count as
- * ascending.
+ * All chunks are examined repeatedly, from the last to the first; each such pass is called a look.
+ * The order of chunks that were first seen in different looks is certain. The order of chunks seen
+ * in the same look is unknown and assumed to be ascending.
  */
 
 enum trace_how {
-	TRACE_EARLY,	     /* seen before the read was complete */
-	TRACE_AT_COMPLETION, /* first seen when the read was already complete */
-	TRACE_UNSEEN,	     /* the data equals the marker: only the completion shows its arrival */
+	TRACE_EARLY,	     /* seen before the completion of the read */
+	TRACE_AT_COMPLETION, /* not seen before the completion of the read */
+	TRACE_UNSEEN, /* its data equals the marker, so that its arrival cannot be detected */
 };
 
 struct trace_arrival {
-	uint64_t time_ns; /* since the submission; unless EARLY, that of the completion */
-	uint32_t look;	  /* number of the look that saw it, increasing; UNSEEN: undefined */
-	uint16_t stream;  /* from 1; 0: none, because it was not EARLY. Set by trace_analyse() */
-	uint16_t how;	  /* enum trace_how */
+	/* since submission; with TRACE_EARLY, when it was seen, otherwise the time of the
+	 * completion */
+	uint64_t time_ns;
+	uint32_t look; /* number of the look that has seen it; undefined with TRACE_UNSEEN */
+	/* set by trace_analyse(): from 1; 0: none, because it is not TRACE_EARLY */
+	uint16_t stream;
+	uint16_t how; /* enum trace_how */
 };
 
-/* A part of the read that was submitted separately. */
+/* A part of a read, which was submitted on its own. */
 struct trace_part {
 	uint32_t offset; /* in the read */
 	uint32_t bytes;
@@ -66,48 +69,48 @@ struct trace_part {
 };
 
 struct trace_read {
-	uint64_t offset; /* on the device */
+	uint64_t offset; /* position on the disk */
 	uint32_t bytes;
 	uint32_t chunk_bytes;
-	uint32_t chunk_count; /* the last chunk may be shorter */
+	uint32_t chunk_count; /* the last chunk can be shorter */
 	uint32_t part_count;  /* at least 1 */
-	uint64_t total_ns;    /* until the last part was complete, at least 1 */
+	uint64_t total_ns;    /* time until the last part was complete, at least 1 */
 	uint64_t gap_max_ns;  /* longest time between two looks */
 	struct trace_arrival *arrivals;
-	struct trace_part *parts; /* ascending, without gaps */
+	struct trace_part *parts; /* in ascending order, without gaps */
 };
 
-/* Limit on the number of streams: all further runs are counted in the last stream. */
+/* Maximum number of streams: all further runs are assigned to the last one. */
 enum { TRACE_STREAMS_MAX = 64, TRACE_QUARTERS = 3 };
 
 struct trace_analysis {
-	uint32_t early; /* number of chunks by enum trace_how */
+	uint32_t early; /* number of chunks that are TRACE_EARLY */
 	uint32_t at_completion;
 	uint32_t unseen;
 	uint32_t runs;
 	uint32_t streams;
-	double largest_stream; /* its share of the early chunks */
-	/* Share of the seen chunks that arrived after a chunk above them, and the largest distance
-	 * in bytes to the highest chunk that was there before. */
+	double largest_stream; /* share of the early chunks in the largest stream */
+	/* Share of the seen chunks that arrived after a higher chunk, and the largest distance in
+	 * bytes to the highest chunk that had arrived before. */
 	double reordered;
 	uint32_t reordered_distance;
-	uint64_t first_ns;		/* arrival of the first chunk */
-	double arrived[TRACE_QUARTERS]; /* share of the data at 25, 50 and 75 % of the time */
+	uint64_t first_ns; /* arrival of the first chunk */
+	/* share of the data that had arrived after 25, 50 and 75 % of the time */
+	double arrived[TRACE_QUARTERS];
 	/*
-	 * Share of its sending time that a sender would have overlapped with the disk, if the
-	 * network were exactly as fast as the disk: sending arrived data in any order; only in
-	 * ascending order; and each part only once it is complete. 0: sending begins when the read
-	 * is complete.
+	 * Simulated overlap with a network that is as fast as the disk: the share of the sending
+	 * time that is before the completion of the read. A sender sends arrived data in any order;
+	 * or only in ascending order; or only parts that are complete.
 	 */
 	double hidden_any;
 	double hidden_ascending;
 	double hidden_parts;
 };
 
-/* Fills *analysis and the stream of each arrival. -ENOMEM. */
+/* Computes *analysis and the stream of each arrival. Fails with -ENOMEM. */
 GMB_MUST_CHECK int trace_analyse(struct trace_read *read, struct trace_analysis *analysis);
 
-/* Number of bytes in chunk number index. */
+/* Returns the number of bytes in a chunk. */
 static inline uint32_t trace_chunk_bytes(const struct trace_read *read, uint32_t index)
 {
 	uint32_t begin = index * read->chunk_bytes;
@@ -117,14 +120,14 @@ static inline uint32_t trace_chunk_bytes(const struct trace_read *read, uint32_t
 
 /* --- reads ----------------------------------------------------------------------------------- */
 
-/* The limits of the options. */
+/* Limits of the options. */
 enum {
 	TRACE_SIZES_MAX = 8,
 	TRACE_COUNT_MAX = 1000,
 	TRACE_BYTES_MAX = 64 << 20,
-	TRACE_UNIT_BYTES = 512, /* all sizes are multiples of this */
+	TRACE_UNIT_BYTES = 512, /* sizes must be multiples of this */
 	TRACE_PARTS_MAX = 1024,
-	TRACE_CHUNKS_MAX = 4 << 20, /* in all reads together */
+	TRACE_CHUNKS_MAX = 4 << 20, /* limit for all reads together */
 };
 
 /* Settings of a trace. */
@@ -132,14 +135,14 @@ struct trace_work {
 	const char *path;
 	uint32_t sizes[TRACE_SIZES_MAX];
 	uint32_t size_count;
-	uint32_t count; /* reads of each size */
+	uint32_t count; /* number of reads of each size */
 	uint32_t chunk_bytes;
-	uint32_t part_bytes; /* 0: each read in one part */
+	uint32_t part_bytes; /* 0: each read is one part */
 	uint64_t offset;
 	uint64_t marker;
 	bool random;
-	bool together; /* all parts in one system call */
-	bool cached;   /* through the page cache */
+	bool together; /* submit all parts with one system call */
+	bool cached;   /* read through the page cache */
 };
 
 /* All reads of one size. */
@@ -148,15 +151,15 @@ struct trace_group {
 	uint32_t count; /* at least 1 */
 	struct trace_read *reads;
 	struct trace_analysis *analyses;
-	uint32_t typical; /* the read with the median time, which is drawn */
+	uint32_t typical; /* index of the read with the median time, which is drawn */
 };
 
 struct trace_result {
 	struct disk_info disk;
 	struct trace_group groups[TRACE_SIZES_MAX];
 	uint32_t group_count;
-	uint32_t read_count; /* in all groups */
-	bool interrupted;    /* ended early by SIGINT or SIGTERM */
+	uint32_t read_count; /* number of reads in all groups */
+	bool interrupted;    /* SIGINT or SIGTERM has ended it early */
 };
 
 /*
@@ -164,7 +167,7 @@ struct trace_result {
  * the file does not support direct reads, -EINVAL if a size or offset is not a multiple of the
  * disk's block, -ERANGE if the disk is too small. *result must be freed in any case.
  *
- * SIGINT and SIGTERM end the trace after the current read, with a result (-EINTR: before the first
+ * SIGINT or SIGTERM ends the trace after the current read, with a result (-EINTR before the first
  * read). A second signal ends the program. Only one thread may call this at a time.
  */
 GMB_MUST_CHECK int trace_run(
@@ -177,7 +180,7 @@ GMB_MUST_CHECK int trace_show_text(
 GMB_MUST_CHECK int trace_show_json(
 	const struct trace_work *work, const struct trace_result *result, struct error *error);
 
-/* "1M in parts of 64K, one by one" */
+/* Formats a title such as "1M in parts of 64K, one by one". Returns out. */
 enum { TRACE_TITLE_BYTES = 120 };
 const char *trace_title(char out[TRACE_TITLE_BYTES], const struct trace_work *work, uint32_t bytes);
 
@@ -199,7 +202,7 @@ struct trace_plot {
 	const char *subtitle;
 	struct trace_plot_panel {
 		const char *title;
-		const struct trace_read *read; /* analysed */
+		const struct trace_read *read; /* analysed by trace_analyse() */
 	} panels[TRACE_PLOT_PANELS_MAX];
 	uint32_t panel_count; /* at least 1 */
 };
@@ -210,18 +213,19 @@ GMB_MUST_CHECK int trace_plot_write(FILE *out, const struct trace_plot *plot, st
 /*
  * --- the marker source of progress ---------------------------------------------------------------
  *
- * A filter that is enabled by the key marker. Threading, ownership and errors: see store/kind.h;
- * -ENOTSUP for everything but raw disks.
+ * A filter that the export option marker enables. Threading, ownership and errors: see
+ * store/kind.h; -ENOTSUP for everything except raw disks.
  */
 
 enum {
-	MARKER_CHUNK_BYTES = 4096, /* one marker at the end of each */
+	MARKER_CHUNK_BYTES = 4096, /* each chunk ends with a marker */
 };
-/* Interval between two looks while reads are in flight. */
+/* Interval at which the markers of reads in flight are examined. */
 #define MARKER_LOOK_NS UINT64_C(50000)
 
 extern const struct store_kind marker_store_kind;
-/* For tests: does not check that the store below is a suitable disk. */
+/* For tests: like the marker filter, but does not check whether the store below is a suitable
+ * disk. */
 extern const struct store_kind marker_unchecked_kind;
 
 /*
@@ -236,7 +240,7 @@ extern const struct store_kind marker_unchecked_kind;
  *                                 sockets
  *   gc=RULE, cold=PERCENT         flash: see lab/gc_rules.h
  *
- * It is the outermost layer. Threading, ownership and errors: see store/kind.h.
+ * The filter is the outermost layer. Threading, ownership and errors: see store/kind.h.
  */
 
 extern const struct store_kind knobs_store_kind;

@@ -10,7 +10,7 @@
  *   the slot's memory   |■■■■■■■■■■■■■■■■|■■■■■■■■     |         M|  the device writes here
  *                        ◀── chunk ──▶ M  ◀── chunk ──▶ M
  *
- * prepare   The slot's memory is zeroed, so that no byte of another request can ever leave. A
+ * prepare The slot's memory is zeroed, so that no byte of another request can ever leave. A
  *           random marker, new for each read, is stored at the end of each chunk. The disk reads
  *           into the slot's memory, never into the part's.
  * send      While reads are in flight, a timer examines the markers in ascending order. If the
@@ -42,28 +42,28 @@ enum { SLOT_COUNT = 4, SLOT_BYTES = 1 << 20, HUGE_BYTES = 2 << 20, PATH_SHOWN_BY
 struct marker_store {
 	struct store base;
 	char *path;
-	_Atomic bool is_off; /* a reported byte has changed */
-	/* All relaxed: these numbers are only logged. */
+	_Atomic bool is_off; /* a byte changed after it was reported */
+	/* Relaxed order for all of these: the numbers are only logged. */
 	_Atomic uint64_t watched_count;
 	_Atomic uint64_t watched_bytes;
 	_Atomic uint64_t progress_bytes;
 	_Atomic uint64_t changed_count;
 };
 
-/* One read in flight. */
+/* A read in flight that is watched. */
 struct marker_slot {
-	struct list_node node;	/* in free or busy */
+	struct list_node node;	/* in queue->free or queue->busy */
 	struct store_part part; /* the read into the slot's memory */
 	struct store_part *outer;
 	uint8_t *data;
 	uint64_t marker;
-	uint64_t reported; /* bytes, whole chunks */
+	uint64_t reported; /* number of bytes reported, whole chunks */
 };
 
 struct marker_queue {
 	struct store_queue base;
 	uint8_t *memory;
-	struct mem_region region; /* describes memory */
+	struct mem_region region; /* the queue's memory as a region */
 	struct ring_op timer;
 	struct list_node free;
 	struct list_node busy;
@@ -99,9 +99,9 @@ static void marker_prepare(struct marker_slot *slot, uint64_t length, uint64_t m
 
 /* --- send ---------------------------------------------------------------------------------- */
 
-/* How far the device has come, according to the markers. Acquire: the bytes before a marker are
- * read after the marker. This is all that a reader can do; the device must write in the same
- * order. */
+/* Returns how far the device has come, according to the markers. Acquire order: the bytes before a
+ * marker are read after the marker. This is sufficient only if the device writes them before the
+ * marker. */
 static uint64_t marker_look(const struct marker_slot *slot)
 {
 	uint64_t limit = slot->part.length - MARKER_CHUNK_BYTES;
@@ -135,8 +135,9 @@ static void marker_look_again(struct ring_op *op, int result)
 	struct marker_queue *queue = container_of(op, struct marker_queue, timer);
 	struct marker_store *store = marker_store_of(queue->base.store);
 
-	GMB_UNUSED(result); /* cancelled only if no slot is busy */
-	/* Relaxed: one more look is harmless, because each read is verified at its end. */
+	GMB_UNUSED(result); /* the timer is cancelled only if no slot is busy */
+	/* Relaxed order: examining the markers once more is harmless, because each read is verified
+	 * at its end. */
 	if (atomic_load_explicit(&store->is_off, memory_order_relaxed)) {
 		return;
 	}
@@ -271,7 +272,8 @@ static int marker_queue_init(struct store_queue *base, struct error *error)
 	queue->region = (struct mem_region){
 		.base = queue->memory, .bytes = (uint64_t)SLOT_COUNT * SLOT_BYTES, .rights = MEM_RAM
 	};
-	(void)!ring_memory_add(base->ring, &queue->region); /* without it, reads are only slower */
+	/* without registration, reads are only slower */
+	(void)!ring_memory_add(base->ring, &queue->region);
 	return 0;
 }
 
@@ -281,7 +283,7 @@ static void marker_queue_fini(struct store_queue *base)
 
 	GMB_ASSERT(list_is_empty(&queue->busy));
 	ring_cancel(base->ring, &queue->timer);
-	while (queue->timer.in_flight) { /* completes in the next turn */
+	while (queue->timer.in_flight) { /* the cancelled timer completes in the next turn */
 		ring_turn(base->ring, true);
 	}
 	ring_memory_remove(base->ring, &queue->region);

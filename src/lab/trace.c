@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * "gmblock trace" with the lab: its options. Options for requests are only recognized here and
- * parsed by cmd_trace().
+ * Options of "gmblock trace" in builds with the lab. Options that are only for requests are
+ * recognized here, and parsed by cmd_trace().
  */
 #include "lab/lab.h"
 
@@ -21,9 +21,10 @@ enum { QUOTE_BYTES = 256, MARKER_DIGITS_MAX = 16, COUNT_DEFAULT = 8, CHUNK_BYTES
 
 struct trace_arguments {
 	struct trace_work work;
-	uint32_t count;		 /* 0: not given */
-	const char *svg_path;	 /* or NULL */
-	const char *for_request; /* the first option given that is only for requests, or NULL */
+	uint32_t count;	      /* 0: not given */
+	const char *svg_path; /* NULL: none */
+	/* name of the first given option that is only for requests; NULL: none */
+	const char *for_request;
 	bool request;
 	bool marker_set;
 	bool json;
@@ -151,7 +152,7 @@ static int lab_trace_sizes_check(const struct trace_work *work)
 	return CLI_GO_ON;
 }
 
-/* Checks combinations of options, and sets the defaults. */
+/* Checks the combination of options, and sets defaults. */
 static int lab_trace_disk_check(struct trace_arguments *arguments, const char *path)
 {
 	struct trace_work *work = &arguments->work;
@@ -194,7 +195,7 @@ static int lab_trace_disk_check(struct trace_arguments *arguments, const char *p
 	return lab_trace_sizes_check(work);
 }
 
-/* The first option given that is only for disks, or NULL. */
+/* Returns the first given option that is only for disks, or NULL. */
 static const char *disk_option(const struct trace_arguments *arguments)
 {
 	const struct trace_work *work = &arguments->work;
@@ -237,7 +238,7 @@ static const struct field fields[] = {
 	{ "cached", NULL, "read through the page cache instead of with direct I/O",
 		.type = FIELD_FLAG, AT(work.cached) },
 	{ "marker", "HEX", "the marker in the memory (default: random)", .set = take_marker },
-	/* cmd_trace() parses the values. */
+	/* These options are parsed by cmd_trace(). */
 	{ "request", NULL, "trace requests", .heading = "Of requests:", .type = FIELD_FLAG,
 		AT(request) },
 	{ "min-size", "SIZE", "only requests of at least this size", .type = FIELD_ARGUMENT,
@@ -260,7 +261,7 @@ static const struct field fields[] = {
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
-/* Records the name of the first option given that is only for requests. */
+/* Records the name of an option that is only for requests, if it is the first one. */
 static int set_field(
 	void *context, const struct field *field, const char *text, struct error *error)
 {
@@ -311,7 +312,7 @@ static int lab_trace_arguments_parse(int argc, char **argv, struct trace_argumen
 
 /* --- the command --------------------------------------------------------------------------- */
 
-/* A random marker, so that data on the disk cannot be made to contain it. */
+/* Chooses a random marker, so that data on the disk cannot be prepared to contain it. */
 static int choose_marker(struct trace_work *work, struct error *error)
 {
 	if (getrandom(&work->marker, sizeof(work->marker), 0) != sizeof(work->marker)) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Output of traces: the table and chart of the text, JSON, and the SVG plot.
+ * Output of traces: text with a table and a chart, JSON, and an SVG plot.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -115,7 +115,7 @@ static double value_gap(const struct trace_read *read, const struct trace_analys
 
 static const struct row {
 	const char *title;
-	const char *unit; /* "%": shares */
+	const char *unit; /* "%" for shares */
 	const char *key;
 	value_fn *value;
 } rows[] = {
@@ -453,19 +453,19 @@ enum {
 	RIGHT = 830,
 	HEAD = 74,
 	PANEL = 320,
-	PANEL_TOP = 24, /* of the frame, within the panel */
+	PANEL_TOP = 24, /* top of the frame, relative to the panel */
 	PANEL_BOTTOM = 270,
 	FOOT = 34,
 };
 
-/* By stream; further streams share the last colour. */
+/* Colours of the streams. Further streams have the last colour. */
 static const char *const colours[] = { "#1d5fa8", "#c2521a", "#2e8540", "#8a3ab9", "#b8860b",
 	"#008b8b", "#c71585", "#666666" };
 
 struct panel {
 	FILE *out;
 	const struct trace_read *read;
-	double top; /* of the frame */
+	double top; /* top of the frame */
 	double bottom;
 };
 
@@ -498,9 +498,8 @@ static void trace_report_draw_axes(const struct panel *panel)
 	svg_panel_axes(panel->out, &axes);
 }
 
-/* Draws all dots of one colour as one path: a line of length zero with round ends is a dot. Dots
- * too close to the previous one to be distinguished are skipped, because they would only make the
- * file longer. */
+/* Draws all dots of one colour as one path: a line of length zero with round ends is a dot. Skips a
+ * dot that could not be distinguished from the previous one, to keep the file short. */
 static void draw_dots(const struct panel *panel, uint32_t colour)
 {
 	const struct trace_read *read = panel->read;

@@ -24,11 +24,11 @@ enum {
 	MARKER_BYTES = 8,
 	LOOKS_BETWEEN_YIELDS = 64,
 	HUGE_BYTES = 2 << 20,
-	RETRIES_MAX = 1000, /* one second, at RETRY_NS each */
+	RETRIES_MAX = 1000, /* one second in total, RETRY_NS between two tries */
 	RETRY_NS = 1000000,
 };
 
-/* A global, because a signal handler has no argument. */
+/* Global, because a signal handler has no argument for it. */
 static volatile sig_atomic_t asked_to_stop;
 
 /* One part in flight. */
@@ -37,7 +37,7 @@ struct part_op {
 	struct tracer *tracer;
 	uint32_t index;
 	uint32_t done_bytes;
-	uint32_t retries; /* of reads that returned -EINTR or -EAGAIN */
+	uint32_t retries; /* how often the read has returned -EINTR or -EAGAIN */
 };
 
 struct tracer {
@@ -46,21 +46,23 @@ struct tracer {
 	struct ring *ring;
 	struct ring_file file;
 	int fd;
-	struct mem_region region; /* describes buffer */
+	struct mem_region region; /* buffer as a region */
 	uint8_t *buffer;
 	size_t buffer_bytes;
 	bool single_cpu;
-	struct trace_read *read; /* the current one */
-	struct part_op *ops;	 /* TRACE_PARTS_MAX */
+	struct trace_read *read; /* the current read */
+	struct part_op *ops;	 /* TRACE_PARTS_MAX elements */
 	uint32_t in_flight;
 	uint64_t start_ns;
-	struct error *error; /* for the first part that fails */
+	struct error *error; /* error of the first part that failed */
 	int err;
-	/* Used by the watcher: chunks not yet seen, the last first, and those seen in one look. */
+	/* Used by the watching thread: chunks that it has not seen yet, the last one first, and
+	 * those that it has seen in one look. */
 	uint32_t *missing;
 	uint32_t *found;
-	atomic_bool watching; /* set by the watcher before its first look */
-	/* Set when the read is complete. Release; pairs with the acquire in trace_run_watch(). */
+	atomic_bool watching; /* set by the watching thread before its first look */
+	/* Set when the read is complete. Its release order pairs with the acquire in
+	 * trace_run_watch(). */
 	atomic_bool complete;
 };
 
@@ -75,8 +77,8 @@ static _Atomic uint64_t *marker_at(const struct tracer *tracer, uint32_t chunk)
 }
 
 /* Examines all missing chunks, from the last to the first. If a chunk is seen and a lower one is
- * not, the lower one really arrived later, because it was examined later. Acquire keeps the loads
- * in this order. */
+ * not, the lower one has really arrived later, because it was examined later. The acquire order
+ * keeps the loads in this order. */
 static uint32_t look(struct tracer *tracer, uint32_t *missing_count)
 {
 	uint64_t marker = tracer->work->marker;
@@ -106,7 +108,7 @@ static void note(
 	}
 }
 
-/* Examines the memory until the read is complete, and then once more. */
+/* Examines the memory repeatedly until the read is complete, and then once more. */
 static void *trace_run_watch(void *context)
 {
 	struct tracer *tracer = context;
@@ -142,8 +144,8 @@ static void *trace_run_watch(void *context)
 	}
 }
 
-/* Converts the watcher's clock to the time since submission. A chunk seen by a look that ended
- * after the completion is not EARLY. */
+/* Converts the watching thread's times to times since submission. A chunk is not TRACE_EARLY if the
+ * look that saw it ended after the completion of the read. */
 static void convert_times(struct tracer *tracer)
 {
 	struct trace_read *read = tracer->read;
@@ -181,7 +183,7 @@ static void part_again(struct ring_op *op, int result)
 {
 	struct part_op *part_op = container_of(op, struct part_op, op);
 
-	GMB_UNUSED(result); /* the timer is never cancelled */
+	GMB_UNUSED(result); /* always 0, because the timer is never cancelled */
 	part_op->tracer->in_flight--;
 	trace_run_part_submit(part_op->tracer, part_op->index);
 }
@@ -228,8 +230,8 @@ static void trace_run_read_all(struct tracer *tracer)
 		read->parts[i].submitted_ns = clock_now_ns() - tracer->start_ns;
 		trace_run_part_submit(tracer, i);
 		if (!tracer->work->together) {
-			/* A separate system call, so that the kernel cannot merge the part with its
-			 * neighbours, as in the server. */
+			/* Submits each part with its own system call, as the server does, so that
+			 * the kernel cannot merge it with its neighbours. */
 			ring_flush(tracer->ring);
 		}
 	}
@@ -292,7 +294,8 @@ static int read_init(
 	return 0;
 }
 
-/* Consecutive offsets, starting again at the first at the end of the disk. */
+/* Returns the offset of a read: reads are consecutive, and continue at the first offset after the
+ * end of the disk. */
 static uint64_t trace_run_place(const struct tracer *tracer, uint32_t bytes, uint32_t index)
 {
 	const struct trace_work *work = tracer->work;
@@ -339,7 +342,7 @@ static int trace_group(
 	if (group->reads == NULL || group->analyses == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	/* The first read runs in any case, because a group without a read has no result. */
+	/* The first read always runs, because a group needs a read for its result. */
 	for (uint32_t i = 0; i < work->count && err == 0 && (i == 0 || !asked_to_stop); i++) {
 		struct trace_read *read = &group->reads[i];
 
@@ -363,7 +366,7 @@ static const int stop_signals[] = { SIGINT, SIGTERM };
 
 static void trace_run_signal_caught(int number)
 {
-	/* A second signal ends the program: it is delivered as soon as the handler returns. */
+	/* Restores the default action, so that a second signal ends the program. */
 	if (asked_to_stop) {
 		(void)signal(number, SIG_DFL);
 		(void)raise(number);
@@ -378,8 +381,8 @@ static void trace_run_signals_take(struct sigaction before[ARRAY_COUNT(stop_sign
 	asked_to_stop = 0;
 	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
 		(void)sigaction(stop_signals[i], NULL, &before[i]);
-		/* Ignored signals stay ignored: the parent may have started the program to survive
-		 * them. */
+		/* A signal that is ignored stays ignored: the parent may have started the program
+		 * so that it survives the signal. */
 		if (before[i].sa_handler != SIG_IGN) {
 			(void)sigaction(stop_signals[i], &catch, NULL);
 		}
@@ -467,7 +470,8 @@ static int trace_run_disk_check(
 	return err;
 }
 
-/* Memory like the server's: aligned, in huge pages if available, registered. */
+/* Allocates memory in the same way as the server: aligned, in huge pages if possible, and
+ * registered. */
 static int trace_run_memory_acquire(struct tracer *tracer, struct error *error)
 {
 	uint32_t bytes = 0;
@@ -486,13 +490,13 @@ static int trace_run_memory_acquire(struct tracer *tracer, struct error *error)
 		tracer->found == NULL) {
 		return error_set(error, -ENOMEM, "out of memory");
 	}
-	/* Advisory: the trace also works without huge pages. */
+	/* Failure is ignored: the trace also works without huge pages. */
 	(void)madvise(tracer->buffer, tracer->buffer_bytes, MADV_HUGEPAGE);
 	memset(tracer->buffer, 0, tracer->buffer_bytes);
 	tracer->region = (struct mem_region){
 		.base = tracer->buffer, .bytes = tracer->buffer_bytes, .rights = MEM_RAM
 	};
-	/* without it, reads are only slower */
+	/* without registration, reads are only slower */
 	(void)!ring_memory_add(tracer->ring, &tracer->region);
 	return 0;
 }
@@ -570,10 +574,10 @@ void trace_result_fini(struct trace_result *result)
 
 enum { NO_RUN = UINT32_MAX };
 
-/* An item to sort: a chunk or part, with its look or time. */
+/* An item to be sorted: a chunk or part, with its look or time. */
 struct event {
-	uint64_t when;	/* a look or a time */
-	uint32_t index; /* of a chunk or part */
+	uint64_t when;	/* number of a look, or a time */
+	uint32_t index; /* index of a chunk or part */
 };
 
 struct run {
@@ -584,7 +588,7 @@ struct run {
 	uint16_t stream;
 };
 
-/* State of a stream. */
+/* State of a stream in the analysis. */
 struct stream {
 	uint32_t last_look;
 	uint32_t last_chunk;
@@ -594,7 +598,7 @@ struct stream {
 struct workspace {
 	struct event *events; /* one per chunk */
 	struct run *runs;
-	uint32_t *run_of; /* by chunk */
+	uint32_t *run_of; /* by chunk: index of its run */
 };
 
 static int compare_events(const void *a, const void *b)
@@ -652,8 +656,8 @@ static uint32_t find_runs(const struct trace_read *read, struct workspace *space
 	return runs;
 }
 
-/* Finds the stream that the run continues. Of the streams that ended below and before it, this is
- * the one that has been waiting longest, as an idle member of a RAID would. */
+/* Returns the stream that the run continues: of the streams that ended below and before it, the one
+ * that ended first, like the member of a RAID that has been idle for the longest time. */
 static uint32_t find_stream(const struct stream *streams, uint32_t count, const struct run *run)
 {
 	uint32_t best = count;
@@ -679,7 +683,7 @@ static void find_streams(
 	struct stream streams[TRACE_STREAMS_MAX] = { 0 };
 	uint32_t largest = 0;
 
-	/* Runs are numbered in order of their start. */
+	/* Runs are numbered in the order of their start. */
 	for (uint32_t i = 0; i < analysis->runs; i++) {
 		struct run *run = &space->runs[i];
 		uint32_t found = find_stream(streams, analysis->streams, run);
@@ -709,7 +713,7 @@ static void find_reordering(
 {
 	uint32_t late = 0;
 	uint32_t count = 0;
-	uint32_t highest = 0; /* highest chunk in the looks before the current one */
+	uint32_t highest = 0; /* highest chunk of the looks before the current one */
 	uint32_t current = 0; /* highest chunk so far */
 
 	for (uint32_t i = 0; i < read->chunk_count; i++) {
@@ -751,8 +755,8 @@ static void find_quarters(const struct trace_read *read, struct trace_analysis *
 	}
 }
 
-/* A sender takes the disk's total time for all bytes. It is ready at the time free, and bytes more
- * arrive at the time when. Returns the time at which it is ready again. */
+/* Models a sender that needs the disk's total time to send all bytes. It is idle from the time free
+ * on; at the time when, further bytes arrive. Returns the time at which they are sent. */
 static double sender_free(const struct trace_read *read, double free, uint64_t when, uint32_t bytes)
 {
 	return fmax(free, (double)when) + (double)read->total_ns * bytes / read->bytes;

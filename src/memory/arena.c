@@ -11,13 +11,13 @@
 /*
  * The bookkeeping is kept outside the memory, in units of the smallest block:
  *
- *   unit:   0 1 2 3 4 5 6 7 ...             state[0] = FREE | order of the block that starts here
- *   block: [  8 KiB ][4K][4K][ 16 KiB ...   state[1] = 0 (inside a block)
+ *   unit:   0 1 2 3 4 5 6 7 ...             state[0]: FREE, or order of the block starting here
+ *   block: [  8 KiB ][4K][4K][ 16 KiB ...   state[1]: 0 (inside a block)
  *
- * Free blocks of one order form a list through links[]. A returned block first goes, unmerged, to a
- * small stack for its order, so that the next request of the same size takes the block most likely
- * still in the CPU cache, in a few instructions. The stacks are merged into the buddy lists when an
- * allocation would fail otherwise.
+ * Free blocks of one order form a list through links[]. A returned block first goes to a small
+ * stack for its order, without being merged with its neighbours. The next request of that size
+ * takes it from there in a few instructions, and it is most likely still in the CPU cache. The
+ * stacks are merged into the buddy lists when an allocation would fail otherwise.
  */
 enum {
 	ORDER_MIN = 12,
@@ -51,8 +51,8 @@ struct buddy_arena {
 	struct mem_region *slabs;
 	uint32_t slab_count;
 	uint32_t slab_count_max;
-	uint8_t *state;		  /* per unit */
-	struct unit_links *links; /* per unit */
+	uint8_t *state;		  /* one entry per unit */
+	struct unit_links *links; /* one entry per unit; valid for the first unit of a free block */
 	uint32_t free_head[ORDER_COUNT];
 	struct warm_stack warm[ORDER_COUNT];
 };
@@ -103,7 +103,8 @@ static void buddy_free(struct buddy_arena *arena, uint32_t unit, uint32_t order_
 	free_list_push(arena, unit, order_idx);
 }
 
-/* Takes a block of exactly this order; UNIT_NONE if there is none. */
+/* Removes and returns a block of exactly this order, splitting a larger one if necessary; UNIT_NONE
+ * if there is none. */
 static uint32_t buddy_take(struct buddy_arena *arena, uint32_t order_idx)
 {
 	uint32_t found = order_idx;
@@ -139,9 +140,9 @@ static bool warm_stacks_merge(struct buddy_arena *arena)
 
 /* --- slabs ----------------------------------------------------------------------------------- */
 
-/* Slabs that could not be registered are tried again with each new slab, because the limit may have
- * been raised or other memory unregistered. References taken earlier continue to work
- * unregistered. */
+/* Registers all slabs that are not registered yet. Failed ones are tried again with each new slab,
+ * because the limit can be raised or other memory unregistered. References taken before keep
+ * working, without MEM_FIXED. */
 static void slabs_register(struct buddy_arena *arena)
 {
 	struct arena_info *info = &arena->base.info;
@@ -163,8 +164,8 @@ static void slabs_register(struct buddy_arena *arena)
 	}
 }
 
-/* Frees the memory of a slab as the largest blocks that fit: the last slab of a device may be
- * short. */
+/* Adds the memory of a new slab to the buddy lists, as the largest blocks that fit: the last slab
+ * of a device can be smaller than the others. */
 static void slab_free_all(struct buddy_arena *arena, uint32_t slab_idx, uint64_t bytes)
 {
 	uint32_t units = (uint32_t)(bytes >> ORDER_MIN);
@@ -178,8 +179,8 @@ static void slab_free_all(struct buddy_arena *arena, uint32_t slab_idx, uint64_t
 	}
 }
 
-/* Maps and registers one more slab. 0; -EAGAIN: the arena has all its slabs; or the error of the
- * source. */
+/* Maps and registers one more slab. Returns 0, -EAGAIN if the arena has all its slabs, or the error
+ * of the source's map(). */
 static int slab_add(struct buddy_arena *arena)
 {
 	struct arena_info *info = &arena->base.info;
@@ -228,8 +229,9 @@ static uint32_t order_idx_for(uint32_t bytes)
 	return order - ORDER_MIN;
 }
 
-/* Takes the block from the warm stack, then from the buddy lists, then from a new slab. The stacks
- * are merged only when there is no slab left, because merging makes later requests slower. */
+/* Takes a block from the stack of its order, otherwise from the buddy lists, otherwise from a new
+ * slab. The stacks are merged only when there is no slab left, because merging makes later requests
+ * slower. */
 static int block_get(struct arena *base, uint32_t bytes, struct arena_buf *buf)
 {
 	struct buddy_arena *arena = container_of(base, struct buddy_arena, base);
@@ -281,8 +283,8 @@ static int ram_map(void *context, uint64_t bytes, uint8_t **base_out)
 
 	GMB_UNUSED(context);
 	GMB_ASSERT(bytes == ARENA_SLAB_BYTES);
-	/* Maps twice the size and trims it to an aligned slab, so that the kernel can use whole
-	 * huge pages. */
+	/* Maps twice the size and trims it to an aligned slab, so that the kernel can use huge
+	 * pages. */
 	base = mmap(NULL, 2 * ARENA_SLAB_BYTES, PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (base == MAP_FAILED) {
@@ -396,7 +398,7 @@ int arena_device_create(struct ring *ring, const struct arena_source *source, ui
 
 /* --- buffers --------------------------------------------------------------------------------- */
 
-/* The size of the block that a request for bytes receives. */
+/* Returns the size of the block that a request for that many bytes receives. */
 static uint32_t arena_block_bytes(uint32_t bytes)
 {
 	return UINT32_C(1) << (order_idx_for(bytes) + ORDER_MIN);
@@ -466,8 +468,8 @@ int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 	return result;
 }
 
-/* Blocks are powers of two with natural alignment. So a smallest block is available whenever not
- * all memory is in use, whatever the sizes of the blocks in use. */
+/* Blocks are powers of two with natural alignment. So as long as some memory is not in use, a block
+ * of the smallest size can be made from it, regardless of the sizes of the blocks in use. */
 int arena_get_reserved(struct arena *arena, struct arena_buf *buf)
 {
 	struct arena_info *info = &arena->info;

@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Arenas of payload buffers. An arena hands out buffers of one kind of memory, up to a hard limit;
- * each buffer's reference says how it may be used (ring/memory.h). The arena's source provides the
- * memory: RAM, or memory of a PCI device (p2pmem.h). Blocks are powers of two from 4 KiB to 1 MiB,
- * with natural alignment, at least up to 4 KiB.
+ * each buffer's reference defines the permitted kinds of access (ring/memory.h). The arena's source
+ * provides the memory: RAM, or memory of a PCI device (p2pmem.h). Blocks are powers of two from 4
+ * KiB to 1 MiB, aligned to their size in RAM and to at least 4 KiB in device memory.
  *
  *   arena ── slab 0 (4 MiB) ── slab 1 ── ...      slabs of RAM are mapped (huge pages when the
  *             └ blocks of 2^12 .. 2^20 bytes      kernel gives them) and registered with the ring
  *                                                 when first needed, those of a device at the start
  *
- * Threading: the ring's thread. Ownership: arena_get() gives a buffer, arena_put() takes it back;
- * the holder of the last I/O on it decides when. A new buffer still contains the data of its last
- * holder: never send bytes that were not written for this request. Errors: -EAGAIN at the limit.
- * The layer above (path_serve) decides which requests wait for memory and in which order, because
- * it can suspend requests.
+ * Threading: the ring's thread. Ownership: arena_get() lends a buffer; arena_put() returns it after
+ * the last I/O on it. A new buffer still contains data of an earlier request: never send bytes that
+ * were not written for the current one. Errors: -EAGAIN at the limit. Nothing waits here:
+ * path_serve() suspends requests without memory, and decides in which order they continue.
  */
 #pragma once
 
@@ -23,47 +22,48 @@ enum {
 	ARENA_BLOCK_BYTES_MIN = 4096,
 	ARENA_BLOCK_BYTES_MAX = 1 << 20,
 	ARENA_SLAB_BYTES = 4 << 20,
-	/* Device memory smaller than this is not worth using: see PATH_CLIENT_DIVISOR. */
+	/* Minimum size of an arena of device memory. With less, a client's share is too small: see
+	 * PATH_CLIENT_DIVISOR. */
 	ARENA_DEVICE_BYTES_MIN = 256 << 10,
 };
 
 struct arena;
 
 struct arena_buf {
-	struct mem_ref memory; /* none = no buffer */
-	uint32_t bytes;	       /* size of the block, at least the requested size */
+	struct mem_ref memory; /* MEM_NONE if there is no buffer */
+	uint32_t bytes;	       /* size of the block; at least as large as requested */
 	bool reserved;	       /* taken by arena_get_reserved() */
 };
 
 struct arena_info {
-	const char *kind; /* "ram", or the name of the device */
-	uint32_t rights;  /* enum mem_right: uses that all its memory allows */
+	const char *kind; /* "ram", or the name of the PCI device */
+	uint32_t rights;  /* enum mem_right: rights that all its memory has */
 	uint64_t limit_bytes;
 	uint64_t mapped_bytes; /* size of the existing slabs */
-	uint64_t used_bytes;   /* in buffers now */
+	uint64_t used_bytes;   /* size of the buffers in use */
 	uint64_t used_bytes_peak;
-	uint64_t reserve_bytes;	     /* reserved, see arena_reserve() */
-	uint64_t reserve_used_bytes; /* part of used_bytes, from the reserve */
-	uint64_t registered_bytes;   /* part of mapped_bytes, registered with the ring */
+	uint64_t reserve_bytes;	     /* see arena_reserve() */
+	uint64_t reserve_used_bytes; /* the part of used_bytes that comes from the reserve */
+	uint64_t registered_bytes;   /* the part of mapped_bytes that is registered with the ring */
 	uint64_t register_failures;  /* failed attempts to register a slab */
-	int register_error;	     /* error of the last one; 0 = none failed */
+	int register_error;	     /* error of the last failed attempt; 0: none failed */
 	uint64_t refusals;	     /* number of -EAGAIN from arena_get() */
-	int condemned;		     /* see arena_condemn(); 0 = not condemned */
+	int condemned;		     /* reason, see arena_condemn(); 0: not condemned */
 };
 
 /* Provider of an arena's memory. */
 struct arena_source {
-	const char *kind; /* for arena_info.kind; lives as long as the arena */
+	const char *kind; /* for arena_info.kind; must outlive the arena */
 	uint32_t rights;  /* enum mem_right */
-	bool registers;	  /* the ring can register its memory as fixed buffers */
-	/* Maps page-aligned memory: ARENA_SLAB_BYTES, or less for the last slab of a device. A
-	 * negative errno if there is not enough. On the ring's thread. */
+	bool registers;	  /* the ring can register the memory as fixed buffers */
+	/* Maps page-aligned memory: ARENA_SLAB_BYTES, or less for the last slab of a device.
+	 * Returns 0, or a negative errno if there is not enough. Called on the ring's thread. */
 	int (*map)(void *context, uint64_t bytes, uint8_t **base_out);
 	void (*unmap)(void *context, uint8_t *base, uint64_t bytes);
-	void *context; /* lives as long as the arena */
+	void *context; /* must outlive the arena */
 };
 
-/* The public members. */
+/* Members that users of an arena may read. */
 struct arena {
 	struct arena_info info;
 };
@@ -72,15 +72,15 @@ struct arena {
  * least one slab. */
 GMB_MUST_CHECK int arena_ram_create(
 	struct ring *ring, uint64_t limit_bytes, struct arena **arena_out, struct error *error);
-/* Creates an arena of device memory. All bytes are mapped immediately; bytes is rounded down to
- * whole smallest blocks and must be at least ARENA_DEVICE_BYTES_MIN. */
+/* Creates an arena of device memory. All of it is mapped immediately. bytes is rounded down to a
+ * multiple of the smallest block size, and must be at least ARENA_DEVICE_BYTES_MIN. */
 GMB_MUST_CHECK int arena_device_create(struct ring *ring, const struct arena_source *source,
 	uint64_t bytes, struct arena **arena_out, struct error *error);
-/* All buffers must have been returned. NULL is a no-op. */
+/* Destroys an arena whose buffers have all been returned. NULL is a no-op. */
 void arena_destroy(struct arena *arena);
-/* Marks the memory as lost with its device, or as unusable: no more buffers are given, and the
- * memory is unmapped when the last one is returned. error: the reason, for arena_info.condemned.
- * Only the first call has an effect. */
+/* Marks the memory as unusable, for example after its device was removed: arena_get() fails from
+ * now on, and the memory is unmapped when the last buffer is returned. error: the reason, for
+ * arena_info.condemned. Only the first call has an effect. */
 void arena_condemn(struct arena *arena, int error);
 
 static inline const struct arena_info *arena_info(const struct arena *arena)
@@ -88,10 +88,10 @@ static inline const struct arena_info *arena_info(const struct arena *arena)
 	return &arena->info;
 }
 
-/* Reserves bytes, in smallest blocks: arena_get() does not use them. Called before the first buffer
- * is taken. */
+/* Reserves bytes, in blocks of the smallest size, for arena_get_reserved(). Call it before the
+ * first arena_get(). */
 void arena_reserve(struct arena *arena, uint64_t bytes);
-/* Bytes still available to arena_get(). */
+/* Returns how many bytes are available to arena_get(). */
 static inline uint64_t arena_free_bytes(const struct arena *arena)
 {
 	const struct arena_info *info = &arena->info;
@@ -100,10 +100,10 @@ static inline uint64_t arena_free_bytes(const struct arena *arena)
 	       (info->used_bytes - info->reserve_used_bytes);
 }
 
-/* bytes: 1 to ARENA_BLOCK_BYTES_MAX. 0 or -EAGAIN. */
+/* Lends a buffer of at least bytes (1 to ARENA_BLOCK_BYTES_MAX). Returns 0 or -EAGAIN. */
 GMB_MUST_CHECK int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf);
-/* Takes a smallest block from the reserve. -EAGAIN: the reserve is used up, or the system has no
- * memory. */
+/* Lends a block of the smallest size from the reserve. Returns 0, or -EAGAIN if the reserve is used
+ * up or the system has no memory. */
 GMB_MUST_CHECK int arena_get_reserved(struct arena *arena, struct arena_buf *buf);
 /* Returns a buffer; buf has no memory afterwards. */
 void arena_put(struct arena *arena, struct arena_buf *buf);

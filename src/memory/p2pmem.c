@@ -46,7 +46,7 @@ static void path_of(const char *bdf, const char *name, char path[PATH_BYTES])
 		name);
 }
 
-/* A number from sysfs; 0 if it does not exist. */
+/* Reads a number from the device's folder in sysfs; 0 if it does not exist. */
 static uint64_t p2pmem_read_number(const char *bdf, const char *name)
 {
 	char path[PATH_BYTES];
@@ -136,8 +136,8 @@ struct arena_source p2pmem_source(struct p2pmem *memory)
 {
 	return (struct arena_source){
 		.kind = memory->bdf,
-		/* This memory cannot be in the ring's table of fixed buffers, nor be used for
-		 * zero-copy sends. */
+		/* The kernel supports this memory neither as fixed buffers nor for zero-copy
+		 * sends. */
 		.rights = MEM_ADDRESS | MEM_SOCKET,
 		.map = p2pmem_map,
 		.unmap = unmap,
@@ -147,7 +147,7 @@ struct arena_source p2pmem_source(struct p2pmem *memory)
 
 /* --- examination ------------------------------------------------------------------------------ */
 
-/* The physical address of a mapped page; 0: not visible to this user. */
+/* Returns the physical address of a mapped page; 0 if this user may not see it. */
 static uint64_t physical_address(const uint8_t *page)
 {
 	uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -161,14 +161,16 @@ static uint64_t physical_address(const uint8_t *page)
 	count = pread(
 		fd, &entry, sizeof(entry), (off_t)((uintptr_t)page / page_bytes * sizeof(entry)));
 	close(fd);
-	/* Documentation/admin-guide/mm/pagemap.rst: bit 63 present, bits 0-54 the frame. */
+	/* See Documentation/admin-guide/mm/pagemap.rst: bit 63: present; bits 0-54: page frame
+	 * number. */
 	if (count != (ssize_t)sizeof(entry) || (entry >> 63) == 0) {
 		return 0;
 	}
 	return (entry & ((UINT64_C(1) << 55) - 1)) * page_bytes;
 }
 
-/* The number of the BAR that contains the address, and its range; -1: no BAR does. */
+/* Returns the number of the BAR that contains the address, and the BAR's range; -1 if no BAR
+ * contains it. */
 static int find_bar(const char *bdf, uint64_t address, uint64_t *begin, uint64_t *last)
 {
 	char path[PATH_BYTES];

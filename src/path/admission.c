@@ -8,9 +8,9 @@
 #include "path/path.h"
 
 enum {
-	/* Memory that one call of admission_serve() gives, and the least amount a client counts
-	 * for. They are limited because a store might move the data before its submit returns, and
-	 * completions wait until then. */
+	/* Maximum amount of memory that one call of admission_serve() gives, and the minimum that
+	 * is counted for each client. It is limited because completions wait during the call: a
+	 * store might copy the data before its submit returns. */
 	SERVE_BYTES = 1 << 20,
 	SERVE_BYTES_EACH = 16 << 10,
 };
@@ -39,7 +39,7 @@ static const struct counter path_arena_counter_list[] = {
 const struct counter_table path_arena_counter_table = { "arena", "kind", "arena_",
 	path_arena_counter_list, ARRAY_COUNT(path_arena_counter_list) };
 
-/* idle_bytes: size of buffers without payload. */
+/* Adds an arena's state to *sum. idle_bytes: size of buffers that are reserved and unused. */
 static void add_arena(const struct arena *arena, const struct path_arena *counts,
 	uint64_t idle_bytes, struct path_arena *sum)
 {
@@ -86,8 +86,8 @@ static uint64_t path_share_block_bytes(uint64_t bytes)
 	return block;
 }
 
-/* Returns the quota that prevents the client from holding this many more bytes, or NULL. Its
- * holdings afterwards must not exceed what is then left of each quota. */
+/* Returns the quota because of which the client must not hold this many more bytes, or NULL. With
+ * them, the client must not hold more of a quota than then remains of it. */
 static struct path_quota *quota_without_room(const struct path_client *client, uint64_t bytes)
 {
 	for (int i = 0; i < PATH_QUOTAS; i++) {
@@ -123,9 +123,9 @@ static void let_go(struct path_client *client, uint64_t bytes)
 	}
 }
 
-/* Returns whether the client can hold this many more bytes. Memory that the request has just given
- * back can always be taken again. If that was the reserve, which no quota counts, there must be
- * room in the quotas; otherwise the request gets the reserve again. */
+/* Returns whether the client can hold this many more bytes. A request can always take memory again
+ * that it has just returned (replaced_bytes). If this was the reserve, which quotas do not include,
+ * it gets other memory only if the quotas have room; otherwise it gets the reserve again. */
 static bool may_hold(struct path_client *client, uint64_t export_bytes, const struct arena *arena,
 	uint64_t bytes, uint64_t replaced_bytes)
 {
@@ -138,14 +138,14 @@ static bool may_hold(struct path_client *client, uint64_t export_bytes, const st
 	       quota_without_room(client, bytes) == NULL;
 }
 
-/* Takes the client's reserve. A read gets it only if its client holds nothing, because otherwise
- * the held data will be sent and make room. A write always gets it, because its peer might receive
- * nothing before the write was sent. */
+/* Uses the client's reserve. A read gets it only if its client has no buffer, because otherwise one
+ * will be free when its data is sent. A write always gets it, because its peer might not receive
+ * any data before it has sent the write. */
 static bool get_reserve(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
 {
 	struct path_client *client = request->client;
-	/* Ends on a boundary, so that the next part is aligned. An uncut request has no next
+	/* Ends on a boundary, so that the next part is aligned. An atomic write has no next
 	 * part. */
 	uint64_t room = PATH_RESERVE_BYTES - (request->atomic ? 0 : offset % PATH_RESERVE_BYTES);
 	bool may = request->op == STORE_WRITE || client->buffer_count == 0 || replaced_bytes > 0;
@@ -162,7 +162,7 @@ static bool get_reserve(struct path_request *request, struct arena **arena_inout
 	return true;
 }
 
-/* --- blocks for writes that must not be cut -------------------------------------------------- */
+/* --- blocks for atomic writes ---------------------------------------------------------------- */
 
 uint32_t path_atomic_bytes(struct path *path, const struct store *store)
 {
@@ -180,7 +180,7 @@ uint32_t path_atomic_bytes(struct path *path, const struct store *store)
 	return (uint32_t)MIN(promised, block);
 }
 
-/* Allocates the blocks of exports that are still without one. */
+/* Allocates the blocks of exports that do not have one yet. */
 static void keep_atomic(struct path_admission *admission)
 {
 	struct list_node *node;
@@ -196,7 +196,8 @@ static void keep_atomic(struct path_admission *admission)
 	}
 }
 
-/* Takes the export's block for an atomic write, but not before other waiting clients. */
+/* Uses the export's block for an atomic write, unless other clients wait that must be served
+ * first. */
 static bool get_atomic(
 	struct path_request *request, struct arena **arena_inout, struct arena_buf *buf)
 {
@@ -213,7 +214,7 @@ static bool get_atomic(
 	}
 	if (!admission->serving && !turn_is_waiting(&client->turn) &&
 		!turns_are_empty(&admission->waiting)) {
-		admission->released = true; /* its turn comes in path_serve() */
+		admission->released = true; /* path_serve() will give it its turn */
 		return false;
 	}
 	*buf = export->atomic;
@@ -235,8 +236,8 @@ static void put_atomic(struct path_request *request, struct arena_buf *buf)
 	buf->memory = MEM_NONE;
 }
 
-/* Returns whether the export needs a block: up to its size, a block of the reserve is
- * sufficient. */
+/* Returns whether the export needs a block for atomic writes. If they are not longer than the
+ * clients' reserve, the reserve is sufficient. */
 static bool needs_block(const struct path_export *path_export)
 {
 	return path_export->atomic_bytes > PATH_RESERVE_BYTES;
@@ -272,7 +273,7 @@ void path_export_leave(struct path *path, struct path_export *path_export)
 
 /* --- buffers ------------------------------------------------------------------------------- */
 
-/* As may_hold(), for device memory, which no quota counts. */
+/* Like may_hold(), for device memory, which quotas do not include. */
 static bool may_hold_device(struct path_client *client, const struct path_export *export,
 	uint64_t bytes, uint64_t replaced_bytes)
 {
@@ -282,8 +283,8 @@ static bool may_hold_device(struct path_client *client, const struct path_export
 		       client->admission->device, bytes);
 }
 
-/* Gets as much as is available in one arena, unless it is less than PATH_PART_BYTES_MIN and less
- * than requested. */
+/* Gets a buffer of one arena, as large as possible, but not smaller than both PATH_PART_BYTES_MIN
+ * and the requested size. */
 static bool get_from(struct path_request *request, struct arena *arena, uint64_t replaced_bytes,
 	uint64_t *bytes_inout, struct arena_buf *buf)
 {
@@ -388,7 +389,8 @@ void path_client_put(struct path_client *client, struct arena_buf *buf)
 
 /* --- the window ---------------------------------------------------------------------------- */
 
-/* A read that is sent only when complete can exceed the window if it is alone. */
+/* A read of which nothing is sent before it is complete can exceed the window if its client has no
+ * other unsent data. */
 bool admission_fits_window(const struct path_request *request, uint64_t bytes)
 {
 	const struct path_client *client = request->client;
@@ -397,7 +399,7 @@ bool admission_fits_window(const struct path_request *request, uint64_t bytes)
 	       (request->whole && client->unsent_bytes == request->live_bytes);
 }
 
-/* Lets the client's waiting requests be tried again. */
+/* Gives the client a turn to retry its waiting requests. */
 static void path_share_look_again(struct path_client *client)
 {
 	if (!list_is_empty(&client->stalled)) {
@@ -432,7 +434,7 @@ static struct path_request *request_of(struct list_node *stalled_node)
 	return list_entry(stalled_node, struct path_request, stalled_node);
 }
 
-/* Sets what the client waits for. of: a quota, or NULL; of_device: device memory. */
+/* Sets what the client waits for. of: a quota, or NULL; of_device: it waits for device memory. */
 static void set_short(
 	struct path_client *client, bool is_short, struct path_quota *of, bool of_device)
 {
@@ -473,8 +475,7 @@ void admission_wait(struct path_request *request, bool is_short)
 	client->lacking = NULL;
 	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
-		/* A write goes behind other writes and in front of all reads, see the head of
-		 * admission.h. */
+		/* A write goes behind other writes and in front of all reads, see admission.h. */
 		struct list_node *next = client->stalled.next;
 
 		while (request->op == STORE_WRITE && next != &client->stalled &&
@@ -530,7 +531,7 @@ bool admission_is_costly(const struct path_request *request)
 	       (store_info(request->export->store)->caps & STORE_CAP_CALLS) != 0;
 }
 
-/* Returns whether the request can start. An export always has a slot for one. */
+/* Returns whether the request can start. One costly request per export can always start. */
 static bool costly_may(const struct path_request *request)
 {
 	uint32_t count = request->export->costly_count;
@@ -539,7 +540,7 @@ static bool costly_may(const struct path_request *request)
 	       (count == 0 || count + request->client->admission->costly_count < PATH_COSTLY_MAX);
 }
 
-/* Gives the client a turn for its next request, if it might be able to start. */
+/* Gives the client a turn for its next costly request, if it might be able to start. */
 static void look_for_costly(struct path_client *client)
 {
 	if (!client->costly_busy && !list_is_empty(&client->costly_waiting)) {
@@ -554,13 +555,13 @@ bool admission_costly_waits(struct path_request *request)
 	bool may = costly_may(request);
 	bool had_turn = client->is_short && list_first(&client->stalled) == &request->stalled_node;
 
-	/* A slot that has become free is for requests that already wait. The request that waits
-	 * for memory has had its turn. */
+	/* A new request must not take a slot for which others already wait. A request that had a
+	 * slot and then waited for memory has had its turn. */
 	if (may && (admission->costly_serving || had_turn || turns_are_empty(&admission->costly))) {
 		return false;
 	}
 	admission->released |= may;
-	admission_wait_end(request); /* for memory */
+	admission_wait_end(request); /* no longer waits for memory */
 	request->costly = PATH_COSTLY_WAITS;
 	admission->costly_waiting_count++;
 	list_push_back(&client->costly_waiting, &request->stalled_node);
@@ -605,7 +606,7 @@ static void serve_costly(
 
 		node = list_first(&client->costly_waiting);
 		if (node == NULL) {
-			continue; /* it was abandoned */
+			continue; /* the request was abandoned */
 		}
 		request = list_entry(node, struct path_request, stalled_node);
 		if (!costly_may(request)) {
@@ -621,7 +622,7 @@ static void serve_costly(
 	admission->costly_serving = false;
 }
 
-/* Returns the amount that a client counts for, which held this much before its turn. */
+/* Returns how much is counted for a client in a turn. held: what it held before its turn. */
 static uint64_t served_bytes(const struct path_client *client, uint64_t held)
 {
 	uint64_t holds = client->held_bytes + client->device_held_bytes;
@@ -649,7 +650,7 @@ void admission_serve(struct path_admission *admission, void (*again)(struct path
 		again(request_of(list_first(&client->stalled)));
 		if (client->held_bytes + client->device_held_bytes > held ||
 			client->atomic_count > atomic_count) {
-			/* getting the reserve is not a turn */
+			/* only if it got more than the reserve */
 			turns_had(&admission->waiting, turn, &round);
 			given += served_bytes(client, held);
 		} else if (turn_is_waiting(turn)) {

@@ -6,42 +6,44 @@
  *   peer (address, user) ─┬─ client (session) ── requests that wait, in order
  *                         └─ client ...
  *
- * Limits on the memory of a client, in the order in which they are checked:
+ * Limits on the memory of a client, in the order of the checks:
  *
- * - Reads: a window of data that its peer has not started to receive. It is PATH_WINDOW_BYTES, and
- *   grows while the network accepts everything immediately (path_client_sent()). Data given to the
- *   session no longer counts. A peer that stops receiving soon gets no more memory.
- * - A quarter of the free memory, and for its export three times the free memory. These thresholds
- *   fall as memory becomes scarce, so that some is left for the next client [Choudhury and Hahne,
- *   "Dynamic queue length thresholds for shared-memory packet switches", 1998].
- * - Of each of its quotas (struct path_quota), no more than remains for others: one client can
- *   hold half of a quota, two clients a third each.
- * - One block of PATH_RESERVE_BYTES that no other client can use, if the client holds nothing
- *   else, or for a write. So every client makes progress, whatever the others hold. No quota
- *   counts it.
+ * - Reads: data that was not yet given to the session for sending is limited by a window. It is
+ *   PATH_WINDOW_BYTES, and grows while the network accepts everything immediately
+ *   (path_client_sent()). So a peer that stops receiving soon gets no further memory.
+ * - Thresholds: a client can hold a quarter of the free memory, and all clients of an export three
+ *   times the free memory. These thresholds decrease as memory becomes scarce, so that some is left
+ *   for the next client [Choudhury and Hahne, "Dynamic queue length thresholds for shared-memory
+ *   packet switches", 1998].
+ * - Quotas (struct path_quota): a client can hold at most as much of a quota as remains for others.
+ *   So one client can hold half of a quota, two clients a third each.
+ * - Reserve: one block of PATH_RESERVE_BYTES that no other client can use. A read gets it if the
+ *   client holds no other memory; a write always gets it. So every client makes progress, however
+ *   much memory the others hold. Quotas do not include it.
  *
- * Waiting clients take turns by peer, then by client. Requests of one client wait in order, but a
- * write goes in front of its reads, because the reads might wait for the peer that is sending the
- * write. A reply that must not be interrupted keeps its memory until its end. Otherwise other
- * requests of its client could take the memory and then wait for that reply.
+ * Waiting clients are served round-robin, first by peer, then by client of the peer. Requests of
+ * one client wait in order, but writes go in front of reads, because a read might wait for its
+ * peer, and the peer for the write to be received. A reply that must not be interrupted keeps its
+ * memory until its end. Otherwise other requests of its client could take the memory and then wait
+ * for that reply.
  *
- * Device memory has the same thresholds, separate from RAM. A request that finds none uses RAM or
- * waits (path_options.device_waits). The reserve is always RAM, so a device with little memory
- * blocks no client.
+ * Device memory has the same thresholds, separate from RAM. A request that gets no device memory
+ * uses RAM or waits (path_options.device_waits). The reserve is always in RAM, so a device with
+ * little memory cannot block a client.
  *
- * A write that must not be cut (path_export_join()) needs one buffer for all of it. Each export
- * with such writes has one block of that size, which other exports cannot use and no quota counts.
- * A write that finds no other memory uses the block, or waits for it in its turn. The block is
- * always returned: its holder needs no other memory, and a peer that stops sending loses its
- * connection. A disk that hangs keeps it only from its own clients. If an export is added while
- * memory is in use, clients get only their reserve until the block can be allocated.
+ * An atomic write must not be cut (path_export_join()), so it needs one buffer for all of it. Each
+ * export with such writes has one block of that size, which other exports cannot use and quotas do
+ * not include. A write that gets no other memory uses the block, or waits for it. The block is
+ * always returned: the write needs no other memory, and a peer that stops sending is disconnected.
+ * If a disk hangs, only its own clients miss the block. If an export is added while memory is in
+ * use, clients get only their reserve until the block can be allocated.
  *
- * Block status, trim, zero and cache occupy a worker thread or the lock of a file for long. They
- * are costly. A client has at most one costly request in the store. An export can always have one,
- * and can have more as long as its number is below the number of unused slots (of PATH_COSTLY_MAX).
- * They take turns in the same way. A costly request that waits for the change of an ended
- * connection (late_writes.h) does not take a slot, because the late change might need that slot.
- * Reads and writes of the same client overtake costly requests.
+ * Costly requests are block status, trim, zero and cache: they occupy a worker thread or the lock
+ * of a file for a long time. A client has at most one costly request in the store. An export can
+ * always have one in the store. It can have more while it has fewer than there are free slots (of
+ * PATH_COSTLY_MAX). They wait round-robin in the same way. While a costly request waits for the
+ * change of an ended connection (late_writes.h), it does not occupy a slot, because that change
+ * might need it. Reads and writes of the same client overtake costly requests.
  *
  * Threading: the path's thread. Ownership: a client and its peer belong to the owner of the
  * requests and exist until path_client_fini(). Errors: none.
@@ -60,11 +62,11 @@ enum {
 	PATH_WINDOW_BYTES = 2 << 20,
 	PATH_WINDOW_BYTES_MAX = 8 << 20,
 	PATH_RESERVE_BYTES = ARENA_BLOCK_BYTES_MIN,
-	PATH_CLIENT_DIVISOR = 4,     /* reciprocal of a client's share of the free memory */
-	PATH_EXPORT_FACTOR = 3,	     /* an export's share, in multiples of the free memory */
-	PATH_COSTLY_MAX = 8,	     /* costly requests in the stores, besides one per export */
+	PATH_CLIENT_DIVISOR = 4,     /* a client can hold 1/4 of the free memory */
+	PATH_EXPORT_FACTOR = 3,	     /* an export can hold 3 times the free memory */
+	PATH_COSTLY_MAX = 8,	     /* slots for costly requests, in addition to one per export */
 	PATH_CHEAP_BYTES = 64 << 10, /* see admission_is_costly() */
-	/* Reciprocals of the memory for writes that are not cut: for one block, and for all. */
+	/* Blocks for atomic writes: one can have 1/8 of the memory, all together 1/2. */
 	PATH_ATOMIC_DIVISOR = 8,
 	PATH_ATOMIC_DIVISOR_ALL = 2,
 };
@@ -74,55 +76,55 @@ _Static_assert((int)PATH_WINDOW_BYTES >= 2 * (int)ARENA_BLOCK_BYTES_MAX,
 
 #define PATH_QUOTA_NONE UINT64_MAX
 
-/* Limit on the memory that several clients of one path hold together. */
+/* Limit on the memory that the clients of a group hold together in one path. */
 struct path_quota {
 	uint64_t max_bytes;  /* path_quota_set(); PATH_QUOTA_NONE = no limit */
-	uint64_t held_bytes; /* buffers of the arenas, without the reserves */
-	uint64_t waits;	     /* times one of the clients started to wait for it */
-	/* Private. */
-	uint32_t short_count; /* clients that wait for it */
+	uint64_t held_bytes; /* size of the clients' buffers, without their reserves */
+	uint64_t waits;	     /* how often a client started to wait because of this quota */
+	/* Private members. */
+	uint32_t short_count; /* clients that wait because of it now */
 };
 
 extern const struct counter_table path_quota_counter_table; /* of struct path_quota */
 
-/* State of an arena that the clients share. */
+/* State of an arena that all clients share. */
 struct path_arena {
 	uint64_t limit_bytes;
 	uint64_t mapped_bytes;
 	uint64_t used_bytes;
-	uint64_t waits;	 /* times a client started to wait for memory held by others */
-	uint64_t spills; /* parts that used RAM because it was full */
-	/* As in struct arena_info; kind NULL: no such arena. */
+	uint64_t waits;	 /* how often a client started to wait for memory held by others */
+	uint64_t spills; /* parts that used RAM because the arena was full */
+	/* See struct arena_info. kind is NULL if there is no such arena. */
 	const char *kind;
 	int condemned;
 };
 
 extern const struct counter_table path_arena_counter_table; /* of struct path_arena */
 
-/* Kinds of groups of clients that share a quota. */
+/* Kinds of quotas: by authenticated identity, and by export. */
 enum path_quota_kind { PATH_QUOTA_IDENTITY, PATH_QUOTA_EXPORT, PATH_QUOTAS };
 
-/* Private to src/path: state that the clients share. */
+/* State that all clients share. For use in src/path only. */
 struct path_admission {
-	struct arena *ram;	     /* contains the reserve */
-	struct arena *device;	     /* can be NULL */
-	bool device_waits;	     /* as in path_options */
+	struct arena *ram;	     /* includes the clients' reserves */
+	struct arena *device;	     /* NULL: none */
+	bool device_waits;	     /* see path_options */
 	struct turns waiting;	     /* clients with a request that might be able to continue */
 	uint32_t short_count;	     /* clients that wait for memory held by others */
-	uint32_t quota_short_count;  /* the part of short_count that waits for a quota */
-	uint32_t device_short_count; /* the part of short_count that waits for device memory */
+	uint32_t quota_short_count;  /* clients in short_count that wait because of a quota */
+	uint32_t device_short_count; /* clients in short_count that wait for device memory */
 	/* clients with a costly request that might be able to start */
 	struct turns costly;
 	uint32_t costly_count;
 	uint32_t costly_waiting_count;
-	struct path_arena ram_counts; /* waits and spills only */
+	struct path_arena ram_counts; /* only waits and spills are used */
 	struct path_arena device_counts;
-	uint64_t atomic_bytes;		 /* size of the blocks for writes that are not cut */
-	uint64_t atomic_idle_bytes;	 /* the part of it that is allocated and unused */
+	uint64_t atomic_bytes;		 /* total size of the blocks for atomic writes */
+	uint64_t atomic_idle_bytes;	 /* size of the blocks that are allocated and unused */
 	struct list_node atomic_lacking; /* exports whose block could not be allocated yet */
-	bool serving;			 /* admission_serve() is giving memory to waiting clients */
-	bool costly_serving;		 /* admission_serve() is giving slots to costly requests */
-	bool released;			 /* something changed since the last path_serve() */
+	bool serving;	     /* admission_serve() is giving turns to clients that wait for memory */
+	bool costly_serving; /* admission_serve() is giving turns to costly requests */
+	bool released;	     /* a waiting client might be able to continue */
 };
 
 struct path_peer {
@@ -131,57 +133,62 @@ struct path_peer {
 };
 
 struct path_client {
-	/* Statistics of its requests, one entry per operation, allocated with the first request.
-	 * NULL, as set by path_client_init(): none. Held until path_client_fini(). */
+	/* Statistics of its requests, by operation, allocated with the first request. NULL: none,
+	 * the default. Must exist until path_client_fini(). */
 	struct path_stats **stats;
-	/* Private. */
+	/* Private members. */
 	struct path_admission *admission;
 	struct turn turn;
-	struct list_node stalled; /* requests that wait for memory, in order */
-	uint64_t held_bytes;	  /* buffers in RAM, without the reserve's */
+	/* requests that wait for memory, the next one first */
+	struct list_node stalled;
+	uint64_t held_bytes; /* size of its buffers in RAM, without the reserve */
 	uint64_t device_held_bytes;
-	uint64_t unsent_bytes; /* of reads: started and not given to the session yet */
-	uint64_t window_bytes; /* limit of unsent_bytes */
-	uint32_t buffer_count; /* buffers of requests, including the reserve and the next */
-	uint32_t atomic_count; /* blocks for writes that are not cut */
+	/* bytes of reads that were started and not yet given to the session */
+	uint64_t unsent_bytes;
+	uint64_t window_bytes; /* maximum of unsent_bytes */
+	/* number of its buffers, including the reserve and blocks for atomic writes */
+	uint32_t buffer_count;
+	uint32_t atomic_count; /* number of export blocks for atomic writes that it uses */
 	bool reserve_used;
-	bool is_short; /* its first waiting request waits for memory held by others */
-	struct path_quota *quotas[PATH_QUOTAS]; /* NULL: none */
-	/* quota because of which admission_get() just failed, or NULL */
+	bool is_short; /* its first waiting request waits for memory that others hold */
+	struct path_quota *quotas[PATH_QUOTAS]; /* by kind; NULL: none */
+	/* quota because of which admission_get() has just failed, or NULL */
 	struct path_quota *lacking;
-	bool lacks_device;		 /* admission_get() just failed for lack of device memory */
-	struct path_quota *short_of;	 /* is_short: the quota it waits for; NULL: memory */
-	bool short_of_device;		 /* is_short: it waits for device memory */
-	struct list_node costly_waiting; /* costly requests that have not started */
+	bool lacks_device; /* admission_get() has just failed for lack of device memory */
+	/* with is_short: the quota because of which it waits; NULL: none */
+	struct path_quota *short_of;
+	bool short_of_device;		 /* with is_short: it waits for device memory */
+	struct list_node costly_waiting; /* costly requests that wait for a slot */
 	struct turn costly_turn;
-	bool costly_busy; /* one is in the store */
+	bool costly_busy; /* one of its costly requests is in the store */
 };
 
 void path_peer_init(struct path_peer *peer);
 void path_client_init(struct path_client *client, struct path *path, struct path_peer *peer);
-/* No request and no buffer of the client exists. It leaves its quotas. */
+/* Ends the client, which must not have requests or buffers, and removes it from its quotas. */
 void path_client_fini(struct path_client *client);
 
 void path_quota_init(struct path_quota *quota, uint64_t max_bytes);
-/* Changes the limit, also for waiting clients. If clients hold more than the new limit, they keep
- * it. */
+/* Changes the limit, and lets waiting clients try again. Clients that hold more than the new limit
+ * keep their memory. */
 void path_quota_set(struct path_quota *quota, struct path *path, uint64_t max_bytes);
-/* Called once for each kind. The quota must exist until path_client_fini(). */
+/* Adds the client to a quota, at most once for each kind. The quota must exist until
+ * path_client_fini(). */
 void path_client_join(
 	struct path_client *client, enum path_quota_kind kind, struct path_quota *quota);
 
-/* A message with fragments was sent. filled: the network could not accept all of it
+/* Called when a message with fragments was sent. filled: the network did not accept all of it
  * immediately. */
 void path_client_sent(struct path_client *client, uint64_t bytes, bool filled);
 
-/* Gets memory of the path's RAM for other purposes than payload of requests. -EAGAIN: a request
- * would not get it either. */
+/* Gets a buffer from the path's RAM for other data than the payload of requests. Returns -EAGAIN if
+ * a request would not get it either. */
 GMB_MUST_CHECK int path_client_get(
 	struct path_client *client, uint32_t bytes, struct arena_buf *buf);
 void path_client_put(struct path_client *client, struct arena_buf *buf);
 
-/* Returns whether a client waits for memory of a kind that this client can hold (device memory:
- * does hold), or another client waits for a quota that both share. */
+/* Returns whether this client should release memory: another client waits for RAM, for device
+ * memory of which this client holds some, or because of a quota that both share. */
 bool path_client_is_wanted(const struct path_client *client);
 /* Returns whether the client holds memory that others might wait for. */
 static inline bool path_client_holds(const struct path_client *client)
@@ -191,39 +198,40 @@ static inline bool path_client_holds(const struct path_client *client)
 
 /* --- private to src/path --------------------------------------------------------------------- */
 
-/* Gets a buffer of at most *bytes_inout for a part at offset. It can be smaller if memory is
- * short, but not with request->atomic. replaced_bytes: amount that the request has just given
- * back, which no other client can take. False: memory is short, and the caller calls
- * admission_wait(). */
+/* Gets a buffer of at most *bytes_inout for a part at offset. It can be smaller if memory is short,
+ * but not with request->atomic. replaced_bytes: size of the buffer that the request has just
+ * returned, which it can take again before other clients. Returns false if memory is short; the
+ * caller then calls admission_wait(). */
 bool admission_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf);
 void admission_put(struct path_request *request, struct arena *arena, struct arena_buf *buf);
 
-/* Returns whether this many more bytes of a read fit into its client's window. */
+/* Returns whether the client's window permits this many more bytes of a read. */
 bool admission_fits_window(const struct path_request *request, uint64_t bytes);
-/* The bytes are started; they are given to the session or will never be. */
+/* Count unsent bytes: begin when a part is started, end when they are given to the session or
+ * dropped. */
 void admission_begin_unsent(struct path_request *request, uint64_t bytes);
 void admission_end_unsent(struct path_request *request, uint64_t bytes);
 
-/* Makes the request wait for its turn. is_short: it waits for memory held by others; otherwise for
- * its client's own window. A request that already waits keeps its position. */
+/* Makes the request wait for its turn. is_short: it waits for memory held by others; otherwise it
+ * waits for its client's own window. If it already waits, its position stays the same. */
 void admission_wait(struct path_request *request, bool is_short);
-/* The request stops waiting. No-op if it does not wait. */
+/* Ends the waiting of a request. No-op if it does not wait. */
 void admission_wait_end(struct path_request *request);
 /* Returns whether a read must wait behind other requests of its client. */
 bool admission_must_wait(const struct path_request *request);
 
-/* Returns whether the request is costly: block status, and trims, zeroes and cache hints that are
- * long or occupy a worker thread. */
+/* Returns whether the request is costly: block status, and other requests than reads, writes and
+ * flushes that are long or occupy a worker thread. */
 bool admission_is_costly(const struct path_request *request);
-/* Returns true if no slot for a costly request is free. The request then waits for its turn. */
+/* Returns true if the request has to wait for a slot for costly requests, and makes it wait. */
 GMB_MUST_CHECK bool admission_costly_waits(struct path_request *request);
-/* Take a free slot, and give it back. */
+/* Occupy a free slot, and release it. */
 void admission_costly_begin(struct path_request *request);
 void admission_costly_end(struct path_request *request);
 
-/* Gives turns to waiting clients. again is called for requests that wait for memory, and start for
- * costly requests, which then no longer wait. It stops after SERVE_BYTES; released then stays set,
- * and the next call continues with the other clients. */
+/* Gives turns to waiting clients: calls again for requests that wait for memory, and start for
+ * costly requests, which then no longer wait. After SERVE_BYTES it stops with released set, and the
+ * next call continues with the other clients. */
 void admission_serve(struct path_admission *admission, void (*again)(struct path_request *request),
 	void (*start)(struct path_request *request));

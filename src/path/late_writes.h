@@ -1,17 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Changes that can still take effect after their requesters have gone.
+ * Writes, zeroes and trims that can still take effect after the connection of their client has
+ * ended.
  *
- * A connection can end while its writes, zeroes and trims are in the store, where they cannot be
- * cancelled. If the client reconnects and writes to the same range, the old change must not
- * overwrite the new one. So the range of such a request is published on the export. While it is
- * published, all overlapping changes wait, on whichever reactor and from whichever client.
+ * They are already in the store and cannot be cancelled. If the client reconnects and writes to the
+ * same range, the old change must not overwrite the new one. So the range of the old request is
+ * published on the export. While it is published, all overlapping changes wait, on all reactors and
+ * from all clients.
  *
- *   requester gone ─▶ late_writes_publish() ..... its parts are done ─▶ late_writes_withdraw()
- *   another one's part: late_writes_any()? ─▶ late_writes_wait() ── waits ──▶ path_resume()
+ *   connection ends ─▶ late_writes_publish(range) ........ its parts are done ─▶
+ * late_writes_withdraw(range) part of another request: late_writes_any() ─▶ late_writes_wait() ──
+ * waits ──▶ path_resume(stream)
  *
- * A request whose own range is published can also have waiting parts. They wait only for ranges
- * that were published earlier, so two requests never wait for each other.
+ * Parts of a request whose own range is published can also wait. They wait only for ranges that
+ * were published earlier, so two requests never wait for each other.
  *
  * Threading: shared by all reactors. Without a published range, a part costs one relaxed load;
  * otherwise it takes a lock. A port belongs to its ring's thread. Ownership: ranges are members of
@@ -28,24 +30,25 @@
 
 struct path_stream;
 
-/* One per export, for all reactors. */
+/* The published ranges of an export, shared by all reactors. */
 struct late_writes {
 	_Atomic uint32_t count; /* number of published ranges */
-	pthread_mutex_t lock;	/* protects all members below, and the list nodes linked here */
-	uint64_t serial;	/* of the range published last */
+	pthread_mutex_t lock;	/* protects the following members and the list nodes in them */
+	uint64_t serial;	/* serial number of the range published last */
 	struct list_node ranges;
 };
 
-/* The range that one request changes. */
+/* The range that a request changes. */
 struct late_writes_range {
 	struct list_node node;
-	struct list_node waiting; /* parts that wait for it, by stream->node */
+	/* parts that wait until the range is withdrawn, linked by stream->node */
+	struct list_node waiting;
 	uint64_t offset;
 	uint64_t length;
-	uint64_t serial; /* 0: not published; read-only for others */
+	uint64_t serial; /* serial number; 0: not published */
 };
 
-/* Parts of one reactor that no longer wait, until its ring receives them. */
+/* Passes parts that no longer wait to the ring of their reactor. */
 struct late_writes_port {
 	struct late_writes *late;
 	struct ring *ring;
@@ -55,21 +58,20 @@ struct late_writes_port {
 };
 
 void late_writes_init(struct late_writes *late);
-/* No range is published any more. */
+/* Frees the list, in which no range may be published. */
 void late_writes_fini(struct late_writes *late);
 void late_writes_port_init(
 	struct late_writes_port *port, struct late_writes *late, struct ring *ring);
 
 static inline bool late_writes_any(const struct late_writes *late)
 {
-	/* Relaxed: the peer of an ended connection, or a client that replaced it, learns of the
-	 * end through the kernel, and the range was published before that. */
+	/* Relaxed order is enough: a range is published before its connection is closed. A client
+	 * learns of this through the kernel, so its later requests see the range. */
 	return atomic_load_explicit(&late->count, memory_order_relaxed) > 0;
 }
 
 void late_writes_publish(struct late_writes *late, struct late_writes_range *range);
 void late_writes_withdraw(struct late_writes *late, struct late_writes_range *range);
 
-/* Returns true if the part of the stream must wait. path_resume() is then called on its ring when
- * it should retry. */
+/* Returns true if the stream's part must wait. path_resume() is then called on its ring. */
 GMB_MUST_CHECK bool late_writes_wait(struct late_writes *late, struct path_stream *stream);

@@ -4,15 +4,15 @@
 #include "base/bytes.h"
 #include "path/path.h"
 
-/* CPU time of one more part on both sides: submission, completion, header, part of a send. See
- * docs/design/0008. */
+/* CPU time that each additional part costs server and client: submission, completion, header, share
+ * of a send. See docs/design/0008. */
 #define PART_COST_NS UINT64_C(16000)
 #define SECOND_NS    UINT64_C(1000000000)
 
 enum {
 	AVERAGE_SHIFT = 3, /* a new value has a weight of 1/8 */
 	EARLY_MIN = OVERLAP_EARLY_ONE / 16,
-	GAIN_MIN = 2, /* in multiples of the cost */
+	GAIN_MIN = 2, /* minimum gain, as a multiple of the cost */
 	TRY_EVERY = 64,
 	CONTROL_SUSPICIOUS_EVERY = 8,
 	CONTROL_EVERY = 256,
@@ -31,10 +31,10 @@ static uint64_t average(uint64_t old, uint64_t new)
 	return old - (old >> AVERAGE_SHIFT) + (new >> AVERAGE_SHIFT);
 }
 
-/* Returns the power of two that is nearest to sqrt(bytes * cost * rate), within bounds. */
+/* Returns sqrt(bytes * cost * rate), rounded to a power of two within bounds. */
 static uint32_t best(uint64_t bytes, uint64_t rate)
 {
-	/* In units of 1 KiB each, so that the product does not overflow. */
+	/* Calculated in units of 1 KiB each, so that the product does not overflow. */
 	uint64_t square = (bytes >> 10) * (rate >> 10) / (SECOND_NS / PART_COST_NS);
 	uint64_t part_size = OVERLAP_BYTES_MIN >> 10;
 
@@ -44,9 +44,9 @@ static uint32_t best(uint64_t bytes, uint64_t rate)
 	return (uint32_t)part_size << 10;
 }
 
-/* Returns whether parts of this size save clearly more time than they cost. They save the time of
- * all parts except one at the faster end. Other requests in flight have already saved a share of
- * it. */
+/* Returns whether parts of this size save at least GAIN_MIN times what they cost. They hide the
+ * time of the faster side (disk or network), except for one part. If other requests are in flight,
+ * this time is already hidden in part. */
 static bool pays(const struct overlap *overlap, uint64_t length, uint32_t bytes, uint64_t rate)
 {
 	uint64_t more_ns = (length - 1) / bytes * PART_COST_NS;
@@ -59,17 +59,17 @@ static bool pays(const struct overlap *overlap, uint64_t length, uint32_t bytes,
 	return (rate >> 10) * GAIN_MIN * more_ns / SECOND_NS <= gain_bytes >> 10;
 }
 
-/* Returns whether all parts arrive at the end, or parts take clearly longer than whole requests.
- * (The time of a whole request is partly invisible: data that the socket has accepted is still in
- * the network.) */
+/* Returns whether all parts arrive at the end of the request, or requests in parts are clearly
+ * slower than whole ones. (There is a margin, because the measured time of a whole request is too
+ * short: when the socket has accepted the data, it is still in the network.) */
 static bool is_harmful(const struct overlap *overlap)
 {
 	return overlap->early < EARLY_MIN ||
 	       (overlap->cut_rate > 0 && overlap->cut_rate / 4 * 5 < overlap->whole_rate);
 }
 
-/* Returns whether this request is left whole for comparison. This applies to some of the first
- * requests, and rarely later, but often while whole requests seem faster. */
+/* Returns whether this request is not cut, for comparison: some of the first requests, rarely later
+ * ones, but more often while whole requests seem to be faster. */
 static bool is_control(const struct overlap *overlap)
 {
 	bool suspicious = overlap->cut_rate / 9 * 10 < overlap->whole_rate;
@@ -84,7 +84,8 @@ uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t le
 	uint64_t rate = MAX(disk_rate, overlap->network_rate);
 	uint32_t bytes = best(overlap->request_bytes, rate);
 
-	/* Members with less than a part each work on one part together. */
+	/* If the member's share of the request is less than a part, several members work on one
+	 * part. */
 	if (chunk >= OVERLAP_BYTES_MIN) {
 		uint64_t together = bytes;
 
@@ -111,8 +112,8 @@ uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t le
 
 void overlap_learn_request(struct overlap *overlap, uint64_t bytes, uint64_t took_ns, bool cut)
 {
-	/* In KiB and 1024 ns, so that the product does not overflow; a request takes longer than
-	 * that. */
+	/* Calculated in KiB and units of 1024 ns, so that the product does not overflow. A request
+	 * takes longer than that. */
 	uint64_t rate = (bytes >> 10) * (SECOND_NS >> 10) / MAX(took_ns >> 10, UINT64_C(1)) << 10;
 
 	if (cut) {
@@ -130,14 +131,14 @@ void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t who
 		early = (whole_ns - mean_ns) * OVERLAP_EARLY_ONE / whole_ns;
 	}
 	overlap->early_measured = true;
-	/* Not average(), because 0 is a valid measurement. */
+	/* Does not use average(), because 0 is a valid measurement here. */
 	overlap->early =
 		(overlap->early * ((1 << AVERAGE_SHIFT) - 1) + (uint32_t)early) >> AVERAGE_SHIFT;
 }
 
 void overlap_learn_network(struct overlap *overlap, uint64_t bytes, uint64_t busy_ns)
 {
-	/* In KiB and 1024 ns, so that the product does not overflow. */
+	/* Calculated in KiB and units of 1024 ns, so that the product does not overflow. */
 	overlap->network_rate = average(
 		overlap->network_rate, ((bytes >> 10) * (SECOND_NS >> 10) / (busy_ns >> 10)) << 10);
 }
@@ -154,7 +155,7 @@ static uint64_t disk_rate_of(const struct path_request *request)
 
 /* --- length of the parts --------------------------------------------------------------------- */
 
-/* Returns the part size for an export without a configured one, if the disk's time can be used. */
+/* Returns the part size for a request of an export without a configured part size. */
 static uint32_t best_part_size(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
@@ -172,10 +173,10 @@ void cut_begin(struct path_request *request)
 	uint32_t asked = request->export->overlap;
 	bool reads = request->op == STORE_READ;
 	bool has_progress = reads && store_has_progress(store);
-	/* The disk leaves time in which other work can be done. */
+	/* True if disk and network can work at the same time. */
 	bool can_overlap = reads ? info->read_direct || has_progress : info->write_direct;
-	/* Each part of a durable write is a separate flush. So it is cut as little as possible and
-	 * not measured. An atomic one is not cut at all. */
+	/* Each part of a durable write would be a separate flush, so it is cut only if it must be,
+	 * and is not measured. An atomic write is never cut. */
 	bool durable = (request->flags & STORE_FUA) != 0;
 	bool times_disk = can_overlap && !durable && request->length >= OVERLAP_REQUEST_BYTES_MIN;
 
@@ -194,7 +195,8 @@ void cut_begin(struct path_request *request)
 		request->cut = request->part_size < PATH_PART_SIZE_MAX;
 	}
 	if (request->cut && has_progress) {
-		/* Progress reports replace parts, except where another member begins. */
+		/* Progress reports take the place of parts. Parts end only where another member of
+		 * the disk begins. */
 		request->progress_step = request->part_size;
 		request->part_size = info->stripe_chunk >= OVERLAP_BYTES_MIN
 					     ? MIN(info->stripe_chunk, (uint32_t)PATH_PART_SIZE_MAX)
@@ -204,8 +206,8 @@ void cut_begin(struct path_request *request)
 		/* all data is available, so parts need not wait for it */
 		request->part_size = PATH_PLACED_BYTES_MAX;
 	}
-	/* Not with ascending fragments, because a part must never wait for a later one that has no
-	 * memory yet. */
+	/* Requires that fragments can be sent in any order: otherwise a part could wait for a later
+	 * one for which there is no memory. */
 	request->striped = reads && !request->ascending && info->stripe_chunk >= request->part_size;
 	request->part_flags = (times_disk ? (uint32_t)STORE_MEASURED : 0) |
 			      (reads && info->read_direct && request->length > request->part_size
@@ -261,9 +263,9 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 {
 	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_DISK];
 
-	/* In units of 1 KiB and 1024 ns, so that the sum does not overflow. */
+	/* Calculated in units of 1 KiB and 1024 ns, so that the sum does not overflow. */
 	request->parts_time += (bytes >> 10) * (took_ns >> 10);
-	/* If each member has one part, the parts complete together, and their times are
+	/* If each member has only one part, all parts complete together, so their times are
 	 * meaningless. */
 	if (path_status(request) == PATH_COMMITTED && request->op == STORE_READ &&
 		request->progress_step == 0 &&
@@ -285,13 +287,13 @@ static struct cut_range striped_next(struct path_request *request)
 	uint64_t lanes;
 
 	if (request->offset + request->started_bytes == request->row_offset + row_bytes) {
-		request->row_offset += row_bytes; /* the last row is complete */
+		request->row_offset += row_bytes; /* all chunks of this row are complete */
 		request->row_step = 0;
 	}
 	row_begin = MAX(request->row_offset, request->offset);
 	row_end = MIN(request->row_offset + row_bytes, request->offset + request->length);
 	lanes = (row_end - 1) / chunk - row_begin / chunk + 1;
-	/* Skips lanes that are complete; at least one is not. */
+	/* Skips members whose chunk in this row is complete; at least one is not. */
 	for (;; request->row_step++) {
 		uint64_t lane = request->row_step % lanes;
 		uint64_t turn = request->row_step / lanes;

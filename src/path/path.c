@@ -15,17 +15,17 @@ enum { LOGGED_NAME_BYTES = 128, LOGGED_RANGE_BYTES = 64 };
 struct path {
 	struct ring *ring;
 	struct arena *ram;
-	struct arena *device; /* can be NULL */
-	/* Pool for all streams except each request's first: one per block of the arenas, so that
-	 * every holder of memory gets a stream, and some for requesters' memory. Pages are only
-	 * touched when that many streams are in use. */
+	struct arena *device; /* device memory; NULL: none */
+	/* Pool of streams, except for the first one of each request. There is one for each block of
+	 * the arenas, so that everything that has a buffer gets a stream, and PATH_PLACED_PARTS_MAX
+	 * for requesters' memory. Unused pages of the pool use no memory. */
 	struct path_stream *streams;
-	uint64_t stream_count; /* used at least once */
+	uint64_t stream_count; /* number of streams that were used at least once */
 	uint64_t stream_max;
-	uint32_t placed_count;	       /* streams of the pool that use requesters' memory */
-	struct list_node streams_free; /* streams that were used before */
+	uint32_t placed_count;	       /* number of pool streams that use requesters' memory */
+	struct list_node streams_free; /* streams that were used before and are free now */
 	struct path_admission admission;
-	uint64_t replaced_bytes;  /* given back by the request that pump() works on */
+	uint64_t replaced_bytes;  /* just returned by pump()'s request */
 	uint32_t slow_count;	  /* requests in flight that are too slow to spin for */
 	struct path_trace *trace; /* NULL: single requests are not recorded */
 };
@@ -54,7 +54,7 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 		path->stream_max +=
 			arena_info(options->device)->limit_bytes / ARENA_BLOCK_BYTES_MIN;
 	}
-	/* Address space only, like the arena's limit: unused pages are not backed by memory. */
+	/* Reserves only address space: pages that were never used are not backed by memory. */
 	path->streams = mmap(NULL, path->stream_max * sizeof(*path->streams),
 		PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (path->streams == MAP_FAILED) {
@@ -105,7 +105,7 @@ static void path_set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
-	/* The first two edges get the time of the batch in which the request was received. */
+	/* The first two states begin at the time of the request's batch. */
 	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }
@@ -135,7 +135,7 @@ bool path_is_stalled(const struct path_request *request)
 
 /* --- streams ------------------------------------------------------------------------------- */
 
-/* Returns a stream. The pool cannot be empty, because the caller has a block of memory for it. */
+/* Returns a free stream. The pool has one for each block of memory, and the caller has a block. */
 static struct path_stream *stream_get(struct path *path, struct path_request *request)
 {
 	struct path_stream *stream;
@@ -180,7 +180,7 @@ static void stream_put(struct path_stream *stream)
 	list_remove(&stream->node);
 	request->streams_live--;
 	request->live_bytes -= stream->room;
-	if (stream->unsent > 0) { /* the part failed */
+	if (stream->unsent > 0) { /* the part has failed */
 		admission_end_unsent(request, stream->unsent);
 	}
 	if (stream != &request->first) {
@@ -190,8 +190,8 @@ static void stream_put(struct path_stream *stream)
 	path->admission.released = true;
 }
 
-/* Releases a stream of a request that failed or was abandoned, except data that the session
- * holds. */
+/* Releases a stream of a request that has failed or was abandoned, except for data that the session
+ * still uses. */
 static void stream_drop(struct path_stream *stream)
 {
 	if (stream->in_store) {
@@ -199,7 +199,7 @@ static void stream_drop(struct path_stream *stream)
 	}
 	if (stream->done == stream->sent) {
 		stream_put(stream);
-	} else { /* the session holds the rest: path_fragment_sent() releases it */
+	} else { /* the session uses the rest: path_fragment_sent() releases it */
 		stream->length = stream->sent;
 		stream->valid = stream->sent;
 	}
@@ -217,7 +217,7 @@ static void drop_ready(struct path_request *request)
 
 /* --- placement of payload -------------------------------------------------------------------- */
 
-/* Opens a stream with a buffer, which is smaller than *bytes if memory is short. NULL: none. */
+/* Opens a stream with a buffer, and reduces *bytes if memory is short. NULL: no buffer. */
 static struct path_stream *stream_open(struct path *path, struct path_request *request,
 	struct arena *arena, uint64_t offset, uint64_t *bytes)
 {
@@ -237,7 +237,7 @@ static struct path_stream *stream_open(struct path *path, struct path_request *r
 	return stream;
 }
 
-/* Opens a stream with the requester's memory, or with a buffer that is copied to or from it. */
+/* Opens a stream that uses the requester's memory, or a buffer if the data has to be copied. */
 static struct path_stream *stream_place(struct path *path, struct path_request *request,
 	const struct cut_range *range, uint64_t *bytes)
 {
@@ -246,7 +246,7 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	bool in_place = placement_run(request, range, bytes);
 
 	if (unlikely(request->atomic) && *bytes < range->bytes) {
-		in_place = false; /* it spans more than one segment */
+		in_place = false; /* an atomic write that spans several segments */
 		*bytes = range->bytes;
 	}
 	if (!in_place) {
@@ -266,13 +266,13 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	stream = stream_get(path, request);
 	stream->memory = placement_at(request, range->offset).memory;
 	stream->in_place = true;
-	/* A copy within the server writes from the device memory it has read into. */
+	/* A copy within the server writes from the device memory that it has read. */
 	stream->in_device = path->device != NULL && stream->memory.region != NULL &&
 			    (stream->memory.region->rights & MEM_CPU) == 0;
 	return stream;
 }
 
-/* Returns whether the device memory permits what the session needs for the next part. */
+/* Returns whether device memory permits the access that the session needs for the next part. */
 static bool device_may(const struct path_request *request)
 {
 	uint32_t rights =
@@ -281,7 +281,7 @@ static bool device_may(const struct path_request *request)
 	return (rights & ~request->device_rights) == 0;
 }
 
-/* Opens a stream for the next part of the request; NULL: memory is short. */
+/* Opens a stream for the next part of the request. Returns NULL if memory is short. */
 static struct path_stream *part_open(struct path *path, struct path_request *request)
 {
 	uint64_t left = request->length - request->started_bytes;
@@ -302,7 +302,7 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 		stream = stream_place(path, request, &range, &bytes);
 	} else if (unlikely(request->arena != path->ram) && !device_may(request)) {
 		if ((request->memory_rights & ~request->device_rights) == 0) {
-			/* The data after copied_bytes can use device memory. */
+			/* Device memory can be used for the data behind copied_bytes. */
 			bytes = MIN(
 				bytes, align_up(range.offset + request->copied_bytes, SPLIT_ALIGN) -
 					       range.offset);
@@ -347,8 +347,8 @@ static bool window_is_full(const struct path_request *request)
 	       request->live_bytes + next_bytes(request) > request->window_bytes;
 }
 
-/* Returns whether a read must wait for other reads of its client. A request that has just given
- * back the memory it now asks for does not wait. */
+/* Returns whether a read must wait for other reads of its client. It does not wait if it has just
+ * returned the memory that it requests now. */
 static bool client_is_full(const struct path_request *request)
 {
 	return request->op == STORE_READ && request->placement == NULL &&
@@ -362,9 +362,9 @@ static bool client_is_full(const struct path_request *request)
 static void pump(struct path_request *request);
 static void start_plain(struct path_request *request);
 
-/* --- changes of ended connections ------------------------------------------------------------ */
+/* --- changes of connections that have ended -------------------------------------------------- */
 
-/* Returns whether the store might still change data for the request. */
+/* Returns whether parts in the store can still change data for the request. */
 static bool may_change(const struct path_request *request)
 {
 	bool ends = request->abandoned || request->error != 0;
@@ -390,7 +390,7 @@ static void late_end(struct path_request *request)
 	}
 }
 
-/* Records an error. The first one decides the request: no more of it is started or sent. */
+/* Records the first error of a request. After that, no part is started and no data is sent. */
 static void path_fail(struct path_request *request, int error, uint64_t offset)
 {
 	if (request->error == 0) {
@@ -418,7 +418,7 @@ static void ready_insert(struct path_request *request, struct path_stream *strea
 	list_insert_before(position, &stream->node);
 }
 
-/* Logs a disk error. A rejected fast zero is none, nor a write after a change to read-only. */
+/* Logs a disk error, but not a rejected fast zero or a write to an export made read-only. */
 static void log_failure(struct path_request *request, const struct store_part *part, int result)
 {
 	struct path_export *export = request->export;
@@ -455,7 +455,7 @@ static void path_part_done(struct store_part *part, int result)
 	}
 	if (result < 0) {
 		log_failure(request, part, result);
-		/* keeps this stream, which is released below */
+		/* does not release this stream, because it is still in the store */
 		path_fail(request, result, part->offset);
 	}
 	stream->in_store = false;
@@ -511,8 +511,9 @@ static void part_progressed(struct store_part *part, uint64_t bytes)
 	request->progress(request);
 }
 
-/* Only a write opens its part earlier than it submits it. begins: this is the request's first
- * part. The trace needs the exact time, so that the state before it is measured correctly. */
+/* Records in the trace that a part is submitted, and that it was opened, unless it is a write,
+ * whose parts are opened before. begins: the request's first part. The time is exact, not the batch
+ * time, so that the duration of the state before is correct. */
 static void trace_submitted(struct path_stream *stream, uint64_t length, bool begins)
 {
 	struct path_request *request = stream->request;
@@ -527,8 +528,9 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 }
 
-/* Submits a part to the store, or makes it wait for a late range. page_cache: the part is to be
- * sent from the store's own memory. False: the store refused this, and nothing has changed. */
+/* Submits a part to the store, or makes it wait for a late range (late_writes.h). page_cache: the
+ * data is to be sent from the page cache. Returns false only if the store cannot do this; the
+ * stream is then unchanged. */
 static bool path_part_submit(struct path_stream *stream, uint64_t length, bool page_cache)
 {
 	struct path_request *request = stream->request;
@@ -553,7 +555,7 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 	}
 	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_writes_any(late)) &&
 		late_writes_wait(late, stream)) {
-		/* the late change might need this slot */
+		/* gives its slot back, because the late change might need it */
 		if (request->costly == PATH_COSTLY_BUSY) {
 			admission_costly_end(request);
 		}
@@ -586,7 +588,7 @@ void path_resume(struct path_stream *stream)
 	if (request->error == 0 && !request->abandoned) {
 		if (request->op == STORE_WRITE) {
 			(void)path_part_submit(stream, stream->part.length, false);
-		} else { /* restarted, because it might have to wait for a slot */
+		} else { /* restarts the request, because it might have to wait for a slot */
 			stream_put(stream);
 			request->first_used = false;
 			start_plain(request);
@@ -600,9 +602,9 @@ void path_resume(struct path_stream *stream)
 	request->progress(request);
 }
 
-/* Starts a read that need not be cut and is in the page cache, to be sent from there. It counts in
- * the window as if its data were in our memory, so that a slow peer cannot keep more of the page
- * cache waiting, possibly for longer than the data stays there. */
+/* Starts a read that is not cut and whose data is in the page cache, from where it will be sent.
+ * The window includes this data as if it were in a buffer: otherwise a slow peer could have so much
+ * of it waiting that it is evicted from the page cache before it is sent. */
 static bool start_page_cache(struct path_request *request)
 {
 	struct path_stream *stream;
@@ -612,7 +614,7 @@ static bool start_page_cache(struct path_request *request)
 		(request->memory_rights & ~STORE_PAGE_CACHE_RIGHTS) != 0) {
 		return false;
 	}
-	stream = stream_get(request->path, request); /* returns the request's first */
+	stream = stream_get(request->path, request); /* the request's own first stream */
 	stream->offset = request->offset;
 	stream->length = (uint32_t)request->length;
 	stream->part.progress_first = 0;
@@ -633,7 +635,7 @@ static bool start_page_cache(struct path_request *request)
 	return true;
 }
 
-/* Starts as many parts as the window and the memory allow. */
+/* Starts as many parts as the window and the available memory allow. */
 static void pump(struct path_request *request)
 {
 	struct path *path = request->path;
@@ -663,7 +665,7 @@ static void pump(struct path_request *request)
 	admission_wait_end(request);
 }
 
-/* Starts a block status request. It returns fewer extents if memory for them is short. */
+/* Starts a block status request. If memory is short, it returns fewer extents. */
 static void start_extents(struct path_request *request)
 {
 	struct path *path = request->path;
@@ -823,9 +825,9 @@ static void serve(struct path_request *request)
 	} else if (request->op == STORE_READ || request->placement != NULL) {
 		pump(request);
 		if (request->whole && path_is_stalled(request)) {
-			request->progress(request); /* it must no longer be held back */
+			request->progress(request); /* stop holding back other replies */
 		}
-	} else { /* a write: the session asks for room again */
+	} else { /* a write: the session calls path_write_open() again */
 		request->progress(request);
 	}
 }
@@ -898,8 +900,7 @@ void path_fragment_sent(const struct path_fragment *fragment)
 	stream_put(stream);
 	if (request->error == 0 && !request->abandoned &&
 		request->started_bytes < request->length) {
-		/* A reply that must not be interrupted, and that holds no other memory, keeps this
-		 * memory. */
+		/* A reply that must not be interrupted keeps its last buffer for the next part. */
 		if (request->ascending && request->streams_live == 0) {
 			request->path->replaced_bytes = bytes;
 		}
@@ -919,7 +920,7 @@ struct path_stream *path_write_open(struct path_request *request)
 	GMB_ASSERT(request->error == 0);
 	GMB_ASSERT(request->started_bytes < request->length);
 	if (window_is_full(request)) {
-		return NULL; /* path_part_done() reports progress when a stream is free again */
+		return NULL; /* path_part_done() calls progress when a stream is free again */
 	}
 	stream = part_open(path, request);
 	if (stream == NULL) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The placement of a request: memory of the requester that a read fills and a write is taken from.
- * Most parts use it directly; such a part ends where a segment ends.
+ * The placement of a request: memory of the requester that contains the data of a write or receives
+ * the data of a read. Most parts use it directly; such a part ends where a segment ends.
  *
  *   segments   |-------------------|-----------|-----------------------------|
  *   parts      [ in place      ][ copied ][ in place ][ copied ][ in place   ]
  *   blocks     |       |       |       |       |       |       |       |      |
  *
- * Direct I/O needs whole blocks at aligned addresses. A block that is unaligned in memory, or in
- * which a segment ends, is staged in RAM and copied, if the CPU can access all segments. Otherwise
- * the store gets the memory as it is, and transfers it through the page cache.
+ * Direct I/O needs whole blocks at aligned addresses. If the CPU can access all segments, a block
+ * that is not aligned in memory, or in which a segment ends, is staged in RAM and copied. Otherwise
+ * the store uses the memory for this block through the page cache.
  */
 #include <string.h>
 
@@ -44,7 +44,8 @@ struct mem_segment placement_at(struct path_request *request, uint64_t offset)
 	const struct mem_segment *segment;
 	uint64_t at = offset - request->offset;
 
-	if (at < request->segment_begin) { /* parts of striped disks are not in order */
+	/* the parts of striped disks are not in ascending order */
+	if (at < request->segment_begin) {
 		request->segment = 0;
 		request->segment_begin = 0;
 	}
@@ -63,7 +64,8 @@ struct mem_segment placement_at(struct path_request *request, uint64_t offset)
 bool placement_run(struct path_request *request, const struct cut_range *range, uint64_t *bytes_out)
 {
 	const struct store_info *info = store_info(request->export->store);
-	/* Blocks of this size: if one is aligned in memory, so is the next one of the segment. */
+	/* Size of the blocks: if one block of a segment is aligned in memory, the following ones
+	 * also are. */
 	uint32_t align = MAX(info->offset_align, info->memory_align);
 	uint32_t part_size = MIN(request->part_size, (uint32_t)PATH_PART_SIZE_MAX);
 	uint64_t step = MAX((uint64_t)align, align_down(part_size, align));
@@ -73,7 +75,7 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 	bool direct = false;
 
 	*bytes_out = MIN(here.bytes, range->bytes);
-	/* Partial blocks go through the page cache, wherever their memory is. */
+	/* Incomplete blocks of the export are transferred through the page cache anyway. */
 	if (!request->stages || !is_aligned(range->offset | range->bytes, align)) {
 		return true;
 	}
@@ -81,11 +83,11 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 		*bytes_out = align_down(*bytes_out, align);
 		return true;
 	}
-	/* Extends the copied part up to the next block that can be transferred directly. */
+	/* Extends the copied part to the next block that can be transferred directly. */
 	for (at += align; at < end && !direct; at += direct ? 0 : align) {
 		here = placement_at(request, at);
 		if (!mem_is_aligned(here.memory, info->memory_align) && here.bytes > align) {
-			/* no other block of this segment is aligned, either */
+			/* no further block of this segment is aligned */
 			at += align_down(here.bytes - 1, align);
 		} else {
 			direct = here.bytes >= align &&

@@ -8,14 +8,15 @@
 
 #include "path/path.h"
 
-/* Unit of the buckets: 1024 ns. */
+/* The buckets are in units of 1024 ns. */
 enum { UNIT_SHIFT = 10, PART_BITS = 3 };
 
 _Static_assert(PATH_LATENCY_PARTS == 1 << PART_BITS, "parts");
 
 uint32_t path_size_class(uint64_t length)
 {
-	uint64_t blocks = length > 0 ? (length - 1) >> 12 : 0; /* 4 KiB blocks after the first */
+	/* number of 4 KiB blocks after the first */
+	uint64_t blocks = length > 0 ? (length - 1) >> 12 : 0;
 	uint32_t bits = blocks > 0 ? 64 - (uint32_t)__builtin_clzll(blocks) : 0;
 
 	return MIN((bits + 1) / 2, (uint32_t)PATH_SIZE_CLASS_COUNT - 1);
@@ -38,7 +39,7 @@ uint64_t path_latency_limit_ns(uint32_t bucket)
 
 static uint32_t latency_bucket(uint64_t ns)
 {
-	/* 0 to 7 exactly, then 8 per doubling. */
+	/* 0 to 7 have a bucket each, then 8 buckets per doubling. */
 	uint64_t units = (ns - (ns > 0)) >> UNIT_SHIFT;
 	uint64_t bucket = units;
 
@@ -84,8 +85,8 @@ void path_operation_add(struct path_operation *operation, const uint64_t edge_ns
 	}
 }
 
-/* If the statistics cannot be allocated, the request is not counted, and the next one tries
- * again. */
+/* Counts a request. If there is no memory for statistics, does not count it, and tries again with
+ * the next one. */
 void path_account(const struct path_request *request)
 {
 	struct path_operation **operation = &request->export->operations[request->op];
@@ -161,7 +162,7 @@ const char *path_error_name(uint32_t slot)
 #define REQUESTS(field, unit, name, ...)                                                           \
 	COUNTER(struct path_stats, field, TOTAL, unit, name, __VA_ARGS__)
 
-/* The sums of times are part of the histograms. */
+/* The sums of times are not listed here: they are part of the histograms. */
 static const struct counter path_stats_counter_list[] = {
 	REQUESTS(count, ITEMS, "count", "Completed requests, including failed ones",
 		.metric = "requests"),
@@ -204,8 +205,8 @@ void path_stats_merge(struct path_stats *into, const struct path_stats *from)
 
 uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_per_million)
 {
-	/* Number of requests in all buckets up to the answer; rounded up, so that 100 % includes
-	 * all. */
+	/* Number of requests up to and including the bucket to return; rounded up, so that 100 %
+	 * includes all. */
 	uint64_t wanted =
 		(uint64_t)(((unsigned __int128)stats->count * parts_per_million + 999999) /
 			   1000000);
@@ -220,7 +221,7 @@ uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_p
 	return stats->max_ns;
 }
 
-/* Marks and pieces of a part that has more than one. */
+/* Marks and pieces of a part that has more than one mark or piece. */
 struct path_trace_more {
 	struct path_trace_more *next; /* in the free list */
 	struct path_trace_mark marks[PATH_TRACE_MARKS_MAX];
@@ -238,19 +239,20 @@ struct path_trace {
 	struct path_trace_options options;
 	struct trace_name *names;
 	struct path_trace_request *requests;
-	uint32_t request_count; /* used at least once, from the beginning of the array */
+	/* number of records that were used, from the beginning of the array */
+	uint32_t request_count;
 	struct path_trace_request *requests_free;
 	struct path_trace_part *parts;
-	uint32_t part_count; /* used at least once */
+	uint32_t part_count; /* number of records that were used */
 	uint32_t part_max;
 	struct path_trace_part *parts_free;
 	struct path_trace_more *mores;
-	uint32_t more_count; /* used at least once */
+	uint32_t more_count; /* number of records that were used */
 	struct path_trace_more *mores_free;
-	struct path_trace_part beyond; /* dummy record of all parts beyond the limit */
+	struct path_trace_part beyond; /* dummy record that all parts beyond the limit share */
 	const struct path_trace_request **ended;
-	/* Written with release at each end, and read with acquire: entries below it are
-	 * complete. */
+	/* Written with release order when a request ends, and read with acquire order: records
+	 * below it are complete. */
 	_Atomic uint32_t ended_count;
 };
 
@@ -259,7 +261,8 @@ static bool path_stats_same_name(struct path_trace_name a, struct path_trace_nam
 	return a.bytes == b.bytes && (a.bytes == 0 || memcmp(a.text, b.text, a.bytes) == 0);
 }
 
-/* Returns a copy that lives as long as the trace; none: out of memory. */
+/* Returns a copy of the name that exists as long as the trace; its text is NULL if there is no
+ * memory. */
 static struct path_trace_name name_keep(struct path_trace *trace, struct path_trace_name name)
 {
 	struct trace_name *kept = trace->names;
@@ -310,8 +313,9 @@ int path_trace_create(const struct path_trace_options *options, struct path_trac
 		path_trace_destroy(trace);
 		return -ENOMEM;
 	}
-	/* Touches the memory now, so that requests do not wait for page faults. A part with more
-	 * marks or pieces is large, so its page fault does not matter. */
+	/* Touches the memory now, so that requests do not have page faults. The memory for further
+	 * marks and pieces is not touched, because it is used by large parts, for which a page
+	 * fault does not matter. */
 	memset(trace->requests, 0, request_max * sizeof(*trace->requests));
 	memset(trace->parts, 0, trace->part_max * sizeof(*trace->parts));
 	*trace_out = trace;
@@ -553,8 +557,8 @@ void path_trace_back(struct path_trace_part *part, uint64_t offset, uint64_t now
 {
 	struct path_trace_piece *pieces = part->more != NULL ? part->more->pieces : &part->piece;
 
-	/* A stream gives its bytes out in order, so this is the last piece that begins at or
-	 * before offset. */
+	/* A stream returns its bytes in order, so this is the last piece that begins at or before
+	 * offset. */
 	for (uint32_t i = part->piece_count; i > 0; i--) {
 		if (pieces[i - 1].offset <= offset) {
 			pieces[i - 1].back_ns = MAX(now_ns, pieces[i - 1].handed_ns);

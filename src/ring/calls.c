@@ -7,8 +7,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* Small, because a memory-locked process keeps the whole stack in RAM. Calls make only a few
- * system calls; name lookups run in a thread of glibc. */
+/* Small, because a process with locked memory keeps the whole stack in RAM. A call needs little
+ * stack: name lookups, which need more, run in a thread of glibc. */
 enum { CALL_STACK_BYTES = 256 << 10 };
 
 int ring_mailbox_init(struct ring_mailbox *mailbox)
@@ -55,18 +55,19 @@ static void ring_calls_tell(int fd)
 }
 
 /*
- * Wakes the ring, which has a read in flight on wake_fd. It does not rely on the eventfd
- * registered with io_uring (ring_poll_fd()) to report the end of that read. The read ends inside a
- * write to an eventfd, where the kernel postpones such a signal. Some versions (6.18 is one)
- * deliver a postponed signal only once in the life of the ring.
+ * Wakes the ring, which has a read in flight on wake_fd, and writes poll_fd itself. The kernel
+ * should signal poll_fd when that read completes, because it is registered with io_uring
+ * (ring_poll_fd()). But the read completes inside a write to an eventfd, where the kernel postpones
+ * the signal, and some versions (such as 6.18) deliver a postponed signal only once in the life of
+ * the ring.
  */
 static void wake(struct ring_mailbox *mailbox)
 {
 	int poll_fd;
 
 	ring_calls_tell(mailbox->wake_fd);
-	/* Pairs with the store in ring_poll_fd(). If the descriptor is not visible here yet, the
-	 * thread that created it has not examined its work since, and will see this message. */
+	/* Pairs with the store in ring_poll_fd(). If poll_fd is not visible here yet, the ring's
+	 * thread has just created it, and will examine its messages before it waits for poll_fd. */
 	poll_fd = atomic_load_explicit(&mailbox->poll_fd, memory_order_acquire);
 	if (poll_fd >= 0) {
 		ring_calls_tell(poll_fd);
@@ -79,7 +80,7 @@ void ring_mailbox_post(struct ring_mailbox *mailbox, struct ring_message *messag
 {
 	struct ring_message *head = atomic_load_explicit(&mailbox->messages, memory_order_relaxed);
 
-	/* Release pairs with the acquire exchange in ring_mailbox_take(). */
+	/* The release order pairs with the acquire exchange in ring_mailbox_take(). */
 	do {
 		message->next = head;
 	} while (!atomic_compare_exchange_weak_explicit(
@@ -111,7 +112,7 @@ static void ring_calls_give_back(struct ring_mailbox *mailbox, struct ring_op *o
 {
 	struct ring_op *head = atomic_load_explicit(&mailbox->returned, memory_order_relaxed);
 
-	/* Release pairs with the acquire exchange in ring_mailbox_collect(). */
+	/* The release order pairs with the acquire exchange in ring_mailbox_collect(). */
 	do {
 		op->next = head;
 	} while (!atomic_compare_exchange_weak_explicit(
@@ -125,7 +126,7 @@ static void *call_thread(void *argument)
 {
 	struct ring_mailbox *mailbox = argument;
 
-	/* of this thread; failure is harmless */
+	/* only this thread's priority; failure is harmless */
 	(void)setpriority(PRIO_PROCESS, 0, RING_CALL_NICE);
 	pthread_mutex_lock(&mailbox->lock);
 	for (;;) {
@@ -159,8 +160,8 @@ static bool call_thread_start(struct ring_mailbox *mailbox, pthread_t *thread)
 
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, CALL_STACK_BYTES);
-	/* Signals are for the program's own threads, because a handler here would interrupt
-	 * calls. */
+	/* Blocks all signals in the new thread: they are for the program's own threads, and a
+	 * handler that ran here would interrupt calls. */
 	sigfillset(&all);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	err = pthread_create(thread, &attributes, call_thread, mailbox);
@@ -176,8 +177,8 @@ bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_op *op)
 	pthread_mutex_lock(&mailbox->lock);
 	ring_op_queue_push(&mailbox->waiting, op);
 	mailbox->waiting_count++;
-	/* A thread that was woken for another call might still be counted as idle, but that call is
-	 * then still counted as waiting, so the comparison is exact. */
+	/* A thread that was woken for another call might still be counted as idle. That call is
+	 * then also counted as waiting, so the comparison is exact. */
 	if (mailbox->idle_count >= mailbox->waiting_count) {
 		pthread_cond_signal(&mailbox->wake);
 	} else if (mailbox->thread_count < RING_CALL_THREADS_MAX) {
@@ -186,7 +187,7 @@ bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_op *op)
 		if (call_thread_start(mailbox, thread)) {
 			mailbox->thread_count++;
 		} else if (mailbox->thread_count == 0) {
-			/* Without threads, the queue contains only this call. */
+			/* No thread exists, so this call is the only one in the queue. */
 			(void)ring_op_queue_pop(&mailbox->waiting);
 			mailbox->waiting_count--;
 			taken = false;

@@ -7,10 +7,11 @@
  *                                                 ├─ eventfd ─▶ the ring takes all of both
  *   worker ────── call returned ──────▶ returned ─┘
  *
- * Threading: ring_mailbox_post() on any thread; the rest belongs to the ring's thread. The ring
- * always takes a whole stack. The thread that makes a stack non-empty writes the eventfd, on which
- * the ring has a read in flight. Ownership: the ring owns the mailbox; messages and operations
- * stay their senders'. Errors: a negative errno from ring_mailbox_init(); no other function fails.
+ * Threading: ring_mailbox_post() on any thread; the rest belongs to the ring's thread. Messages and
+ * returned calls are two lock-free stacks, and the ring always takes a whole stack. A thread that
+ * adds to an empty stack writes the eventfd, on which the ring has a read in flight. Ownership: the
+ * ring owns the mailbox; the senders own messages and operations. Errors: a negative errno from
+ * ring_mailbox_init(); no other function fails.
  */
 #pragma once
 
@@ -21,7 +22,8 @@
 
 enum {
 	RING_CALL_THREADS_MAX = 8,
-	/* Calls take long, and more requests wait for the ring's own thread than for them. */
+	/* Low priority, because calls take long anyway, and more requests wait for the ring's own
+	 * thread than for calls. */
 	RING_CALL_NICE = 10,
 };
 
@@ -60,9 +62,9 @@ static inline struct ring_op *ring_op_queue_pop(struct ring_op_queue *queue)
 struct ring_mailbox {
 	_Atomic(struct ring_message *) messages;
 	_Atomic(struct ring_op *) returned; /* completed calls; op->result is set */
-	/* becomes readable when one of the stacks was empty and is not */
+	/* eventfd; written when one of the two stacks is no longer empty */
 	int wake_fd;
-	_Atomic int poll_fd; /* a second eventfd to write, or -1 */
+	_Atomic int poll_fd; /* ring_poll_fd()'s eventfd, written together with wake_fd; -1: none */
 
 	/* Worker threads: started when needed, joined by ring_mailbox_fini(). */
 	pthread_mutex_t lock;
@@ -71,20 +73,20 @@ struct ring_mailbox {
 	pthread_t threads[RING_CALL_THREADS_MAX];
 	uint32_t waiting_count;
 	uint32_t thread_count;
-	uint32_t idle_count; /* includes threads woken for a call that still waits */
+	uint32_t idle_count; /* includes threads woken for a call that they have not taken yet */
 	bool stopping;
 };
 
 /* On failure, the mailbox can still be passed to ring_mailbox_fini(). */
 GMB_MUST_CHECK int ring_mailbox_init(struct ring_mailbox *mailbox);
-/* No call is waiting. */
+/* Joins the worker threads. No call may be in progress. */
 void ring_mailbox_fini(struct ring_mailbox *mailbox);
 
 void ring_mailbox_post(struct ring_mailbox *mailbox, struct ring_message *message);
 /* Returns all posted messages, oldest first, linked through next. */
 struct ring_message *ring_mailbox_take(struct ring_mailbox *mailbox);
 
-/* Runs op->call on a worker. Returns false if no thread could be started: the caller must run
+/* Runs op->call on a worker. Returns false if no thread could be started; the caller must then run
  * it. */
 GMB_MUST_CHECK bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_op *op);
 /* Appends completed calls to a queue. */
@@ -92,9 +94,9 @@ void ring_mailbox_collect(struct ring_mailbox *mailbox, struct ring_op_queue *to
 
 struct io_uring;
 
-/* Sets up an io_uring with its tables, whose sizes are in the options, and reports the available
- * features (setup.c). On a negative errno it has released everything. */
+/* Sets up an io_uring with file and buffer tables of the sizes in options, and reports the
+ * available features (setup.c). Returns 0, or a negative errno after releasing everything. */
 GMB_MUST_CHECK int ring_setup(
 	struct io_uring *uring, const struct ring_options *options, struct ring_features *features);
-/* Sets the sentence for such an errno, and returns the errno. */
+/* Sets *error to an explanation of ring_setup()'s errno, and returns the errno. */
 int ring_setup_explain(int code, struct error *error);

@@ -52,7 +52,8 @@ void ring_guards_free(struct ring_guard *free_list)
 	}
 }
 
-/* Passes received file descriptors to a worker. Returns true if there were any. */
+/* Passes the file descriptors in a received message to a worker, which closes them. Returns true if
+ * there were any. */
 static bool get_rid(int fd, struct msghdr *message)
 {
 	int fds[RIGHTS_MAX];
@@ -86,7 +87,7 @@ bool ring_guard_take(struct ring_guard *guard, int *result_inout)
 			return false;
 		}
 	}
-	if (guard->done > 0) { /* an error is reported again by the next receive */
+	if (guard->done > 0) { /* a receive error is reported by the next receive */
 		*result_inout = (int)guard->done;
 	}
 	return true;

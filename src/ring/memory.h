@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory references: the location of payload and the permitted kinds of access. A reference
- * replaces a plain pointer on the path from disk to network, because the CPU cannot use all
- * payload memory: programs must not read the page cache directly, and device memory might not have
- * an address.
+ * Memory references: the location of payload and the permitted kinds of access. On the path from
+ * disk to network, payload has a reference instead of a pointer, because the CPU must not access
+ * all of it: for example, device memory might not have an address.
  *
  *   mem_region   base, bytes, fixed-buffer index      a run of memory; owned elsewhere
  *      ▲
@@ -23,14 +22,14 @@
 
 enum mem_right {
 	MEM_CPU_READ = 1 << 0,	/* instructions of this process can load from it */
-	MEM_CPU_WRITE = 1 << 1, /* and store to it */
+	MEM_CPU_WRITE = 1 << 1, /* instructions of this process can store to it */
 	MEM_SOCKET = 1 << 2,	/* socket operations can send from it and receive into it */
 	MEM_FIXED = 1 << 3,	/* its region is in the ring's table of fixed buffers */
 	MEM_NIC = 1 << 4,	/* a network card can transfer it (RDMA) */
-	/* it has an address for system calls; implied by the first three */
+	/* it has an address for system calls; implied by the three rights before MEM_FIXED */
 	MEM_ADDRESS = 1 << 5,
-	/* Only this process changes it: data that an operation reads does not change until it
-	 * ends. Memory shared with a client or a peer does not have this right. */
+	/* Only this process can change the memory, so data does not change while an operation reads
+	 * it. Memory shared with a client or a peer does not have this right. */
 	MEM_STABLE = 1 << 6,
 };
 
@@ -41,19 +40,19 @@ enum mem_right {
 struct mem_region {
 	uint8_t *base; /* NULL: without MEM_ADDRESS */
 	uint64_t bytes;
-	int32_t fixed_idx; /* in the ring's table; with MEM_FIXED only */
-	uint32_t rights;   /* enum mem_right: initial rights of references to it */
+	int32_t fixed_idx; /* index in the ring's buffer table; valid with MEM_FIXED */
+	uint32_t rights;   /* enum mem_right: rights of a new reference to it */
 };
 
 struct mem_ref {
 	struct mem_region *region; /* NULL: memory of this process without a region */
-	uint64_t at : 56;	   /* the address; without MEM_ADDRESS the offset in the region */
-	uint64_t rights : 8;	   /* enum mem_right; 0 = no memory */
+	uint64_t at : 56;    /* the address, or without MEM_ADDRESS the offset in the region */
+	uint64_t rights : 8; /* enum mem_right; 0 = no memory */
 };
 
 _Static_assert(sizeof(struct mem_ref) == 16, "passed in registers");
 
-/* An element of a scatter list: a run of a requester's memory. */
+/* An element of a scatter list: a contiguous part of a requester's memory. */
 struct mem_segment {
 	struct mem_ref memory;
 	uint64_t bytes;
@@ -87,39 +86,40 @@ static inline struct mem_ref mem_add(struct mem_ref memory, uint64_t bytes)
 	return memory;
 }
 
-/* Returns the reference with its rights reduced to these. */
+/* Returns the reference without all rights that are not in rights. */
 static inline struct mem_ref mem_limit(struct mem_ref memory, uint32_t rights)
 {
 	memory.rights &= (uint8_t)rights;
 	return memory;
 }
 
-/* Returns whether it has all these rights. */
+/* Returns whether the reference has all these rights. */
 static inline bool mem_may(struct mem_ref memory, uint32_t rights)
 {
 	return (memory.rights & rights) == rights;
 }
 
-/* Regions are aligned to at least a page. align: a power of two. */
+/* Returns whether the position is aligned, assuming that the region is. align: a power of two, at
+ * most a page. */
 static inline bool mem_is_aligned(struct mem_ref memory, uint32_t align)
 {
 	return (memory.at & (align - 1)) == 0;
 }
 
-/* Returns the offset from the beginning of its region. */
+/* Returns the offset from the beginning of the reference's region. */
 static inline uint64_t mem_offset(struct mem_ref memory)
 {
 	return memory.at - (uintptr_t)memory.region->base;
 }
 
-/* For the ring and its simulation, which pass the address to system calls. */
+/* Returns the address for a system call. Only for the ring and its simulation. */
 static inline void *mem_address(struct mem_ref memory)
 {
 	GMB_ASSERT((memory.rights & MEM_ADDRESS) != 0);
 	return (void *)(uintptr_t)memory.at;
 }
 
-/* The only access to the bytes for code that loads or stores them itself. */
+/* Code that loads or stores the bytes itself must use mem_cpu_read() or mem_cpu_write(). */
 static inline const uint8_t *mem_cpu_read(struct mem_ref memory)
 {
 	GMB_ASSERT((memory.rights & MEM_CPU_READ) != 0);
@@ -132,7 +132,8 @@ static inline uint8_t *mem_cpu_write(struct mem_ref memory)
 	return (uint8_t *)(uintptr_t)memory.at;
 }
 
-/* For the arguments of the ring's socket operations; the bytes must not be accessed. */
+/* Returns a buffer argument for the ring's socket operations. The caller must not access the
+ * bytes. */
 static inline void *mem_socket_ptr(struct mem_ref memory)
 {
 	GMB_ASSERT((memory.rights & MEM_SOCKET) != 0);

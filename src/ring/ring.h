@@ -1,25 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The event loop: one completion ring per reactor thread. Two implementations share this header
- * and are chosen at link time: io_uring (ring/uring.c) and a seeded simulation (sim/ring.c,
- * sim.h).
+ * The event loop: one completion ring per reactor thread. Two implementations share this header and
+ * are chosen at link time: io_uring (ring/uring.c) and a seeded simulation (sim/ring.c, sim.h).
  *
  * Operations on files, sockets, timers and worker threads are described by a struct ring_op
- * embedded in its owner. A submit function never fails and never blocks. The operation is in
- * flight when it returns, and op->done is called exactly once, later, from ring_run(), never from
- * inside a submit function. Completions are collected first and run afterwards, so there is no
- * recursion.
+ * embedded in its owner. A submit function never fails and never blocks. The operation is in flight
+ * when it returns, and op->done is called exactly once, later, from ring_run(), never from inside a
+ * submit function. Completions are collected first and run afterwards, so there is no recursion.
  *
  *   submit ──▶ [in flight] ──▶ completion queue ──▶ op->done(op, result) ... batch_end() ──▶ submit
  *
  * Threading: everything belongs to the thread that runs the ring, except ring_post(), which any
- * thread can call. Other threads make requests by sending a message.
+ * thread can call. Other threads use it by sending a message.
  *
- * Ownership: the ring holds the op, its buffers, message header and file from submit until done.
- * None of them can be freed, reused or closed before. Otherwise the caller owns them.
+ * Ownership: from submit until done, the ring uses the op, its buffers, message header and file:
+ * they must not be freed, reused or closed. The caller owns them.
  *
- * Errors: results are a count >= 0 or a negative errno, exactly as returned by the operation.
- * Short transfers and -EINTR are possible, and the caller must resume after them.
+ * Errors: results are a count >= 0 or a negative errno, exactly as returned by the operation. Short
+ * transfers and -EINTR are possible, and the caller must resume after them.
  */
 #pragma once
 
@@ -42,16 +40,16 @@ struct ring_op {
 	struct ring_op *next; /* private: completion and worker queues */
 	union {
 		int (*call)(struct ring_op *op); /* private: RING_CALL */
-		struct ring_guard *guard;	 /* private: RING_RECV_GUARDED */
+		struct ring_guard *guard;	 /* private: RING_RECV_GUARDED (ring/guard.h) */
 	};
-	int64_t time_s; /* private: timer argument, read by the kernel at submission */
+	int64_t time_s; /* private: timer argument, which the kernel reads at submission */
 	int64_t time_ns;
 	int result;	/* private */
 	uint8_t code;	/* private: enum ring_code */
 	bool in_flight; /* true from submit until just before done is called; read-only */
 };
 
-/* A file or socket for operations. slot is an index in the ring's file table, or -1. */
+/* A file or socket to use with operations. slot: its index in the ring's file table, or -1. */
 struct ring_file {
 	int fd;
 	int slot;
@@ -81,15 +79,15 @@ enum ring_code {
 /* Kernel features, found by probing at start. Shown by "gmblock info --local". */
 struct ring_features {
 	bool available;		 /* io_uring is usable */
-	bool single_issuer;	 /* the kernel is promised a single submitting thread (6.0) */
-	bool defer_taskrun;	 /* completions run only inside our waits (6.1) */
+	bool single_issuer;	 /* the kernel can rely on a single submitting thread (6.0) */
+	bool defer_taskrun;	 /* completions run only when this thread waits (6.1) */
 	bool registered_ring;	 /* the ring's own descriptor is registered (5.18) */
 	bool registered_files;	 /* sparse file table (5.19) */
 	bool registered_buffers; /* sparse buffer table (5.19) */
-	bool min_timeout;	 /* waiting for a batch with a time limit (6.12) */
+	bool min_timeout;	 /* a wait can gather completions for a limited time (6.12) */
 	bool send_zero_copy;	 /* IORING_OP_SEND_ZC (6.0) */
 	int available_error;	 /* negative errno when !available */
-	uint32_t buffer_error;	 /* errno of a probe registration that failed, 0 if it worked */
+	uint32_t buffer_error;	 /* errno of a failed test registration; 0 if it succeeded */
 };
 
 struct ring_options {
@@ -98,24 +96,24 @@ struct ring_options {
 	uint32_t buffers_max; /* buffer table size; 0 = 256 */
 	uint64_t seed;	      /* simulation only */
 	/*
-	 * The kernel permanently rejects every operation and registration that ring.h has no
-	 * function for, also from code that has taken over the process. Sends become writes,
-	 * because only writes cannot carry an address. So sockets must not be O_NONBLOCK, messages
-	 * must not have control data, and the process must ignore SIGPIPE. The simulation ignores
-	 * this option.
+	 * Makes the kernel reject every operation and registration that ring.h has no function for.
+	 * This cannot be undone, not even by an attacker who controls the process. Sends become
+	 * writes, because a send could name a destination address. Therefore sockets must not be
+	 * O_NONBLOCK, messages must not have control data, and the process must ignore SIGPIPE. The
+	 * simulation ignores this option.
 	 */
 	bool is_restricted;
 };
 
-/* Counters since creation; read by the owning thread. */
+/* Counters since the ring was created; read by the owning thread. */
 struct ring_counters {
 	uint64_t enters; /* io_uring_enter system calls */
-	uint64_t waits;	 /* the part of enters that could block */
+	uint64_t waits;	 /* calls in enters that could block */
 	uint64_t completions;
 	uint64_t submissions;
 	uint64_t messages;
-	uint64_t events; /* of event sources */
-	uint64_t direct; /* system calls made without an operation */
+	uint64_t events; /* events handled by event sources */
+	uint64_t direct; /* socket and file calls made directly, without an operation */
 };
 
 /* Creates a ring. On failure, *error names the missing kernel feature and the remedy. Returns 0,
@@ -131,51 +129,49 @@ GMB_MUST_CHECK int ring_check_restricted(struct ring *ring, struct error *error)
 /* Frees the ring. Nothing is in flight. NULL is a no-op. */
 void ring_destroy(struct ring *ring);
 
-/* Finds out which features the kernel supports, by real operations where a version number is not
- * reliable. */
+/* Finds out which features the kernel supports, by trying real operations. */
 void ring_probe(struct ring_features *features);
 const struct ring_features *ring_features(const struct ring *ring);
 const struct ring_counters *ring_counters(const struct ring *ring);
 
-/* Runs until ring_stop(), and returns after the batch in which it was called. */
+/* Runs turns until ring_stop() is called, and returns at the end of the current turn. */
 void ring_run(struct ring *ring);
 void ring_stop(struct ring *ring);
 
 /* Runs one turn: submits queued operations, waits for at least one completion if wait is set, and
- * runs the batch. Returns the number of completions and events that ran. For tests, and for owners
- * with their own loop. */
+ * runs the batch of completions. Returns the number of completions and events that ran. For tests,
+ * and for owners with their own loop. */
 int ring_turn(struct ring *ring, bool wait);
-/* Runs one turn that waits for at most limit_ns (0 = not at all). Returns 0 without
+/* Like ring_turn(), but waits for at most limit_ns (0 = not at all). Returns 0 without
  * completions. */
 int ring_turn_limited(struct ring *ring, uint64_t limit_ns);
 
 /* Returns a descriptor that polls readable when a turn has something to run, for owners with their
- * own loop. Submitted operations must have been flushed. The descriptor belongs to the ring. After
- * the first call, every turn costs one more system call. A negative errno: it cannot be
- * created. */
+ * own loop, or a negative errno. The owner must call ring_flush() before it polls. The ring owns
+ * the descriptor. After the first call, every turn makes one more system call. */
 int ring_poll_fd(struct ring *ring);
-/* Makes the descriptor readable until the next turn, because the owner has work that the ring does
- * not know of. No-op if ring_poll_fd() was not called. */
+/* Makes the descriptor readable until the next turn, for an owner with work that the ring does not
+ * know about. No-op if ring_poll_fd() was not called. */
 void ring_poll_again(struct ring *ring);
 
 /*
- * Sets how long a wait gathers completions: it wakes up immediately for count completions, and for
- * fewer only after max_wait_ns. Under load, work accumulates while the thread sleeps, so that not
- * every send of a peer causes a wake-up. An expired timer always wakes it up. With count 1 (the
- * initial state) or max_wait_ns below a microsecond, it wakes up for each completion. Kernels
- * without min_timeout always do.
+ * Sets how long a waiting thread gathers completions: it wakes up immediately for count
+ * completions, and for fewer only after max_wait_ns. So under load it does not wake up for every
+ * message of a peer. An expired timer always wakes it up. With count 1 (the default), with
+ * max_wait_ns below a microsecond, and on kernels without min_timeout, each completion wakes it up.
  */
 void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns);
 
 /* Sets how long a wait polls for completions before the thread sleeps, because waking a thread up
- * is expensive. 0 (the initial state): not at all. */
+ * is expensive. 0 (the default): not at all. */
 void ring_set_spin(struct ring *ring, uint64_t spin_ns);
 
 /* Submits queued operations to the kernel now instead of in the next turn. Runs no completions. */
 void ring_flush(struct ring *ring);
 
 /* A function that is called once after every batch of completions and messages, before the next
- * submission, in the order of addition. Held until it is removed; call() must not remove it. */
+ * submission, in the order of addition. It must exist until it is removed, and call() must not
+ * remove it. */
 struct ring_batch_end {
 	struct list_node node; /* private */
 	void (*call)(struct ring_batch_end *end);
@@ -193,8 +189,8 @@ uint64_t ring_batch_ns(const struct ring *ring);
 
 /* Returns a pseudo-random number from the ring's own generator (seeded in the simulation). */
 uint64_t ring_random(struct ring *ring);
-/* Fills in unpredictable bytes, at most 256 (seeded in the simulation). False: the system has
- * none. */
+/* Stores unpredictable bytes, at most 256 (seeded in the simulation). Returns false if the system
+ * cannot provide any. */
 GMB_MUST_CHECK bool ring_secret(struct ring *ring, void *bytes, size_t len);
 
 /* --- messages ------------------------------------------------------------------------------ */
@@ -204,8 +200,8 @@ struct ring_message {
 	void (*deliver)(struct ring *ring, struct ring_message *message);
 };
 
-/* Sends a message, from any thread. It is held until deliver is called on the ring's thread, which
- * gives it back. Messages of one sender arrive in order. */
+/* Sends a message, from any thread. The ring owns the message until it calls deliver on its thread.
+ * Messages of one sender arrive in order. */
 void ring_post(struct ring *ring, struct ring_message *message);
 
 /* --- threads ------------------------------------------------------------------------------- */
@@ -214,22 +210,23 @@ void ring_post(struct ring *ring, struct ring_message *message);
 struct ring_thread;
 
 struct ring_thread_options {
-	const char *name; /* for debuggers, cut after 15 bytes; borrowed */
-	/* Both are called on the thread. begin creates the ring and its users; a negative errno
-	 * leaves nothing behind. end is called after the ring was stopped, and destroys them. */
+	const char *name; /* for debuggers, truncated to 15 bytes; borrowed */
+	/* Both are called on the new thread. begin creates the ring and the objects that use it; if
+	 * it fails, it must free them. end is called after the ring has stopped, and destroys
+	 * them. */
 	int (*begin)(void *context, struct ring **ring_out, struct error *error);
 	void (*end)(void *context);
 	void *context;
 };
 
-/* Starts the thread. Returns when begin() has returned. */
+/* Starts the thread, and waits until begin() has returned. Returns begin()'s errno if it failed. */
 GMB_MUST_CHECK int ring_thread_start(const struct ring_thread_options *options,
 	struct ring_thread **thread_out, struct error *error);
 /* Stops the ring and waits until end() has returned. */
 void ring_thread_stop(struct ring_thread *thread);
 /* Calls call(context) on the thread, between two of its turns, and waits until it has returned.
- * Can be called on any thread that is not itself inside such a call. -ETIMEDOUT: a turn takes very
- * long (a disk hangs), and call was not and will not be called; -ENOMEM. */
+ * Must not be called on a thread that is inside such a call. Returns 0, -ENOMEM, or -ETIMEDOUT if
+ * the current turn takes too long (a disk hangs); call was then not called and will not be. */
 GMB_MUST_CHECK int ring_thread_call(
 	struct ring_thread *thread, void (*call)(void *context), void *context);
 
@@ -237,8 +234,8 @@ GMB_MUST_CHECK int ring_thread_call(
 
 /*
  * Events from outside the ring: a queue in shared memory, or a completion queue of libfabric. The
- * ring polls its sources in every turn and while it spins, and arms them before it blocks. So no
- * event is missed in between, and none costs a system call while there is work:
+ * ring polls its sources in every turn and while it spins. Before it blocks, it arms them, which
+ * makes the next event wake it up. While there is work, events cost no system call:
  *
  *   awake: poll() ... poll() ─▶ arm() ─▶ true: blocks until fd is readable, or another event
  *                     ▲           └────▶ false: events are pending
@@ -247,27 +244,27 @@ GMB_MUST_CHECK int ring_thread_call(
  * A ring without sources spends no time on them.
  */
 struct ring_source {
-	/* Set by the owner. */
+	/* Members set by the owner. */
 	/* Handles pending events, a bounded number per call, and returns their number. It can do
-	 * everything that a completion can, and can add and remove sources. It must not turn the
-	 * ring. */
+	 * everything that a completion callback can, and can add and remove sources. It must not
+	 * run a turn of the ring. */
 	int (*poll)(struct ring_source *source);
-	/* True: no event is pending, and the next one makes fd readable; this holds until poll()
-	 * or arm() is called. False: poll() has events to handle. Called before each wait, armed
-	 * or not. It must not add or remove sources. */
+	/* Returns true if no event is pending and the next one makes fd readable, until poll() or
+	 * arm() is called. Returns false if poll() has events to handle. Called before each wait,
+	 * even if it is still armed. It must not add or remove sources. */
 	bool (*arm)(struct ring_source *source);
 	int fd;
 
-	/* Private. */
+	/* Private members. */
 	void (*removed)(struct ring_source *source);
 	struct list_node node;
 	struct ring_op op;
 };
 
-/* The source is held, with fd open, until removed() is called. */
+/* Adds a source. The source must exist, with fd open, until removed() is called. */
 void ring_source_add(struct ring *ring, struct ring_source *source);
-/* Stops calls of poll() and arm(). removed() is called once, later. Can be called anywhere,
- * once. */
+/* Removes a source: poll() and arm() are no longer called, and removed() is called later. Call it
+ * once, from anywhere. */
 void ring_source_remove(
 	struct ring *ring, struct ring_source *source, void (*removed)(struct ring_source *source));
 
@@ -276,65 +273,65 @@ void ring_source_remove(
 /* Adds fd to the ring's file table if there is room; the file is usable either way. The caller
  * still owns fd. */
 struct ring_file ring_file_add(struct ring *ring, int fd);
-/* Nothing is in flight on the file. Does not close fd. */
+/* Removes the file from the table, but does not close fd. No operation may be in flight on it. */
 void ring_file_remove(struct ring *ring, struct ring_file *file);
 
 /*
- * Registers a region with an address as a fixed buffer, so that file operations need not map it
- * each time. References created from now on have MEM_FIXED, and are for this ring only. The region
- * must stay mapped until it is removed. Returns 0 or a negative errno; everything works without
- * registration. -ENOMEM: the locked-memory limit is reached; -ENOSPC: the table is full;
- * -EOPNOTSUPP: the kernel has no table.
+ * Registers a region with an address as a fixed buffer, so that the kernel need not map it for each
+ * file operation. References created from now on have MEM_FIXED, and can be used only with this
+ * ring. The region must stay mapped until it is removed. Returns 0 or a negative errno; an
+ * unregistered region also works. -ENOMEM: the locked-memory limit is reached; -ENOSPC: the table
+ * is full; -EOPNOTSUPP: the kernel has no table.
  */
 GMB_MUST_CHECK int ring_memory_add(struct ring *ring, struct mem_region *region);
-/* No operation on the region is in flight. No-op if the region is not registered. */
+/* Unregisters a region. No operation on it may be in flight. No-op if it is not registered. */
 void ring_memory_remove(struct ring *ring, struct mem_region *region);
 
 /* Shuts down both directions of a connected socket now: pending operations on it complete. */
 void ring_socket_shutdown(struct ring *ring, struct ring_file file);
-/* As ring_socket_shutdown(), and discards data that is still in this machine's TCP send queue.
- * Data that a Unix socket has accepted is already with the peer. The descriptor must still be
- * closed. */
+/* Like ring_socket_shutdown(), but also discards data in this machine's TCP send queue. Data
+ * written to a Unix socket is already in the peer's queue. The descriptor must still be closed. */
 void ring_socket_abort(struct ring *ring, struct ring_file file);
 /* Shuts down the sending direction; receiving continues. */
 void ring_socket_shutdown_send(struct ring *ring, struct ring_file file);
-/* Data that a connection has carried since it was opened, as counted by TCP. */
+/* Progress of a TCP connection since it was opened. */
 struct ring_traffic {
-	uint64_t acked_bytes; /* sent and acknowledged */
-	uint64_t busy_ns;     /* time with data in flight or waiting to be sent */
+	uint64_t acked_bytes; /* data sent and acknowledged */
+	uint64_t busy_ns;     /* time during which data was in flight or waiting to be sent */
 };
-/* Returns false if it is not counted (all except TCP). Makes a system call. */
+/* Returns false if the socket is not TCP. Makes a system call. */
 bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic);
-/* Returns in *bytes_out the bytes written to a connected socket that are not acknowledged (TCP) or
- * received (Unix sockets, including kernel overhead) yet. The number only falls when the peer
- * receives data. False: unknown. Makes a system call. */
+/* Stores in *bytes_out how many bytes written to a connected socket the peer has not yet
+ * acknowledged (TCP) or read (Unix sockets; includes kernel overhead). Returns false if this is
+ * unknown. Makes a system call. */
 bool ring_socket_unacked(struct ring *ring, struct ring_file file, uint64_t *bytes_out);
-/* Returns the credentials of a Unix socket's peer at the time it connected. False: another kind of
- * socket. */
+/* Stores the credentials of a Unix socket's peer at the time it connected. Returns false for other
+ * sockets. */
 bool ring_socket_credentials(int fd, struct ucred *credentials);
-/* Closes a socket that has nothing in flight and was removed from the table. A Unix socket that
- * can hold file descriptors sent by its peer is closed by a worker. */
+/* Closes a socket without operations in flight that was removed from the table. A worker closes it
+ * if its queue can contain file descriptors that the peer has sent. */
 void ring_socket_close(struct ring *ring, int fd);
 
 /* --- operations ---------------------------------------------------------------------------- */
 
-/* result: a connected close-on-exec socket, owned by the callee of done. */
+/* result: a connected socket with close-on-exec, which done() owns. */
 void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
 
-/* result: bytes, 0 at end of stream. wait_all: fewer than len only at end of stream or error.
- * -EPERM on a Unix socket: the peer has sent file descriptors; they were closed, and some bytes
- * are lost. */
+/* result: number of bytes, 0 at end of stream. wait_all: fewer than len only at end of stream or
+ * after an error. -EPERM on a Unix socket: the peer sent file descriptors; they are closed, and
+ * some data is lost. */
 void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
 	bool wait_all, ring_done_fn *done);
 
 /*
- * Sends as much as the socket accepts, once it accepts any. The result is a negative errno, or a
- * count that is short if the socket is full or an error stopped it. The caller then sends the
- * rest, which meets the error again. Never raises SIGPIPE. One send in flight per socket.
+ * Waits until the socket accepts data, and sends as much as it accepts. The result is a negative
+ * errno or the number of bytes sent, which is less than len if the socket is full or after an
+ * error. The caller then sends the rest, and gets the error if it persists. Never raises SIGPIPE.
+ * At most one send can be in flight per socket.
  *
- * MSG_WAITALL is never used, because kernel TLS rejects the flag, and because of a fault with
- * page-cache sends (disk/map.c): if a page is missing, a Unix socket loses the data already copied
- * before that page.
+ * MSG_WAITALL is never used, because kernel TLS rejects the flag, and because of a kernel bug that
+ * affects sends from the page cache (disk/map.c): if a page cannot be read, a Unix socket loses the
+ * data that it copied before that page.
  */
 void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, const void *buf,
 	size_t len, ring_done_fn *done);
@@ -347,41 +344,42 @@ void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, str
 /* dsync: completes only when the data is durable (RWF_DSYNC). */
 void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
 	size_t len, uint64_t offset, bool dsync, ring_done_fn *done);
-/* As ring_write(), from a vector of memory outside the fixed buffers. The vector is held, too.
- * count <= 1024. */
+/* Like ring_write(), from several buffers, which must not be fixed buffers. The vector must stay
+ * valid until done. count <= 1024. */
 void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct iovec *vector, uint32_t count, uint64_t offset, bool dsync,
 	ring_done_fn *done);
 /*
- * As ring_write() without dsync, but executed immediately on this thread. For the page cache:
- * kernels pass such a write to a worker thread, which costs more than the copy. It can block when
- * the cache is full of dirty pages. So the caller measures it, and uses ring_write() while it
- * blocks.
+ * Like ring_write() without dsync, but writes immediately on this thread. For writes to the page
+ * cache, which kernels otherwise pass to a worker thread, which costs more than the copy. It can
+ * block if there are too many dirty pages, so the caller measures its duration and uses
+ * ring_write() while it blocks.
  */
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done);
-/* fdatasync. */
+/* result: as of fdatasync(). */
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
-/* fallocate with the given FALLOC_FL_ mode. */
+/* Calls fallocate(); mode: FALLOC_FL_ flags. */
 void ring_allocate(struct ring *ring, struct ring_op *op, struct ring_file file, int mode,
 	uint64_t offset, uint64_t length, ring_done_fn *done);
-/* posix_fadvise WILLNEED. */
+/* Calls posix_fadvise() with POSIX_FADV_WILLNEED. */
 void ring_advise(struct ring *ring, struct ring_op *op, struct ring_file file, uint64_t offset,
 	uint64_t length, ring_done_fn *done);
 /* One-shot poll. result: the events that are ready. */
 void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, ring_done_fn *done);
-/* result: 0 when delay_ns has passed, -ECANCELED after ring_cancel(). */
+/* result: 0 after delay_ns, -ECANCELED after ring_cancel(). */
 void ring_timer(struct ring *ring, struct ring_op *op, uint64_t delay_ns, ring_done_fn *done);
-/* Runs call(op) on a worker thread, for system calls without a ring operation (lseek, ioctl). done
- * gets its return value. call must only touch memory that the owner of op has reserved for it. */
+/* Runs call(op) on a worker thread, for system calls without a ring operation (lseek, ioctl). Its
+ * return value is passed to done. call() must access only memory that no other thread uses until
+ * done. */
 void ring_call(
 	struct ring *ring, struct ring_op *op, int (*call)(struct ring_op *op), ring_done_fn *done);
 
-/* Completes in the next batch with the given result, without a system call. For functions that
- * know the result immediately but have to call done asynchronously. */
+/* Completes op with the given result in the next batch, without a system call. For functions that
+ * know the result immediately but must not call done before they return. */
 void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn *done);
-/* As ring_defer(), in two steps, for an operation that the ring does not execute: in flight after
- * the first call, completed in the batch after the second. */
+/* ring_defer() in two steps, for an operation that the ring does not execute: ring_op_begin() makes
+ * it in flight, and ring_op_complete() completes it in the next batch. */
 void ring_op_begin(struct ring_op *op, ring_done_fn *done);
 void ring_op_complete(struct ring *ring, struct ring_op *op, int result);
 
@@ -389,15 +387,16 @@ void ring_op_complete(struct ring *ring, struct ring_op *op, int result);
  * or the result of the operation. No-op if it is not in flight. */
 void ring_cancel(struct ring *ring, struct ring_op *op);
 
-/* As ring_recv(), into a scatter list. The message, its vector and buffers are held until done. */
+/* Like ring_recv(), but into several buffers. The message, its vector and buffers must stay valid
+ * until done. */
 void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct msghdr *message, bool wait_all, ring_done_fn *done);
 
 /*
  * Transfers immediately, without an operation. Returns the number of bytes, 0 at end of stream
- * (receive), -EAGAIN if it would block, or another negative errno. For callers that know data is
- * available, or that would otherwise only wait for it: it avoids a completion. Must not be called
- * while an operation of the same direction is in flight on the socket.
+ * (receive), -EAGAIN if it would block, or another negative errno. For callers that know that the
+ * transfer will not block, or that want to try it before they submit an operation. Must not be
+ * called while an operation of the same direction is in flight on the socket.
  */
 GMB_MUST_CHECK ssize_t ring_recvmsg_now(
 	struct ring *ring, struct ring_file file, struct msghdr *message);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Setup of an io_uring: the best combination of flags that the kernel accepts, and the available
- * features. */
+/* Setup of an io_uring: finds the best combination of flags that the kernel accepts, and the
+ * available features. */
 #include <errno.h>
 #include <liburing.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 
 #include "ring/calls.h"
 
-/* Newer than Debian 12's headers; part of the kernel ABI. */
+/* Not in the headers of Debian 12; part of the kernel ABI. */
 #ifndef IORING_FEAT_MIN_TIMEOUT
 #define IORING_FEAT_MIN_TIMEOUT (1U << 15)
 #endif
@@ -21,7 +21,7 @@ static unsigned setup_flags(const struct ring_features *features, bool is_restri
 {
 	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
 
-	if (is_restricted) { /* until it is restricted */
+	if (is_restricted) { /* disabled until confine() has restricted it */
 		flags |= IORING_SETUP_R_DISABLED;
 	}
 	if (features->defer_taskrun) {
@@ -36,8 +36,7 @@ static unsigned setup_flags(const struct ring_features *features, bool is_restri
 static int setup_uring(
 	struct io_uring *uring, const struct ring_options *options, struct ring_features *features)
 {
-	/* From the best combination of flags down to none, because the kernel answers -EINVAL to
-	 * an unknown flag. */
+	/* Best combination first. The kernel returns -EINVAL if it does not know a flag. */
 	static const struct {
 		bool single_issuer;
 		bool defer_taskrun;
@@ -74,8 +73,8 @@ static void probe_opcodes(struct io_uring *uring, struct ring_features *features
 	}
 }
 
-/* Registers and removes one page, because only this reveals the locked-memory limit and old
- * kernels. */
+/* Tries to register and unregister one page: only this reveals whether the locked-memory limit and
+ * the kernel permit it. */
 static void probe_buffers(struct io_uring *uring, struct ring_features *features, uint32_t count)
 {
 	void *page;
@@ -100,8 +99,8 @@ static void probe_buffers(struct io_uring *uring, struct ring_features *features
 	features->buffer_error = result < 0 ? (uint32_t)-result : 0;
 }
 
-/* Operations that uring.c submits in a restricted ring. The list excludes all operations that open,
- * connect or name an address. */
+/* Operations that uring.c submits to a restricted ring. These operations do not open files,
+ * connect, or name addresses. */
 static const uint8_t permitted_operations[] = {
 	IORING_OP_ACCEPT,
 	IORING_OP_ASYNC_CANCEL,
@@ -127,7 +126,8 @@ static const uint8_t permitted_registrations[] = {
 	IORING_UNREGISTER_RING_FDS,
 };
 
-/* liburing 2.3 declares functions for these two registrations, but does not export them. */
+/* liburing 2.3 declares functions for the two registrations in confine(), but does not export
+ * them. */
 static int register_here(
 	struct io_uring *uring, unsigned operation, const void *argument, uint32_t count)
 {
@@ -136,7 +136,7 @@ static int register_here(
 		       : 0;
 }
 
-/* Restricts a ring, once, while it is disabled, and enables it. */
+/* Restricts a ring, which must still be disabled, to the permitted operations, and enables it. */
 static int restrict_ring(struct io_uring *uring)
 {
 	struct io_uring_restriction list[ARRAY_COUNT(permitted_operations) +

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Socket calls that do not use a ring operation, see ring.h. */
+/* Socket calls without a ring operation, see ring.h. */
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -19,9 +19,9 @@ void ring_socket_abort(struct ring *ring, struct ring_file file)
 	const struct sockaddr nowhere = { .sa_family = AF_UNSPEC };
 
 	GMB_UNUSED(ring);
-	/* Disconnecting a TCP socket discards data that waits to be sent or retransmitted. The
-	 * linger option does so, too, but only when the kernel drops the last reference. It is for
-	 * servers whose sandbox forbids connect(), and for kernel TLS. */
+	/* connect() to AF_UNSPEC disconnects a TCP socket, which discards data that waits to be
+	 * sent or retransmitted. The linger option does the same, but only when the last descriptor
+	 * is closed. It is for servers whose sandbox forbids connect(), and for kernel TLS. */
 	(void)setsockopt(file.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
 	(void)connect(file.fd, &nowhere, sizeof(nowhere));
 	(void)shutdown(file.fd, SHUT_RDWR);
@@ -47,7 +47,7 @@ bool ring_socket_credentials(int fd, struct ucred *credentials)
 void ring_socket_close(struct ring *ring, int fd)
 {
 	GMB_UNUSED(ring);
-	/* neither shut down nor emptied: another process might have it */
+	/* not shut down or emptied, because another process might use the socket */
 	if (rights_may_come(fd)) {
 		dispose_end(fd, rights_owner(fd));
 	} else {

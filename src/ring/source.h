@@ -5,7 +5,7 @@
  *   turn: [spin: poll...] ─▶ arm ─▶ block ─▶ completions ─▶ poll ─▶ end of the batch
  *                             └─ events are pending: do not block
  *
- * Threading: the ring's thread. Ownership: as ring.h. Errors: none.
+ * Threading: the ring's thread. Ownership: see ring.h. Errors: none.
  */
 #pragma once
 
@@ -16,7 +16,7 @@
 
 struct ring_sources {
 	struct list_node list;
-	bool polling; /* inside a source's poll() */
+	bool polling; /* a source's poll() is being called */
 };
 
 static inline void source_done(struct ring_op *op, int result)
@@ -27,7 +27,7 @@ static inline void source_done(struct ring_op *op, int result)
 	if (source->removed != NULL) {
 		list_remove(&source->node);
 		source->removed(source);
-	} /* otherwise it is polled in this turn */
+	} /* otherwise fd is readable, and the source is polled in this turn */
 }
 
 static inline void source_remove(
@@ -47,7 +47,7 @@ static inline int sources_poll(struct ring_sources *sources)
 {
 	int count = 0;
 
-	/* A nested turn could free a source that is in use here. */
+	/* Must not be nested: a turn inside poll() could free a source that is in use here. */
 	GMB_ASSERT(!sources->polling);
 	sources->polling = true;
 	list_for_each(node, &sources->list)
@@ -62,7 +62,7 @@ static inline int sources_poll(struct ring_sources *sources)
 	return count;
 }
 
-/* Returns true if no event is pending and the next one wakes the ring. */
+/* Arms all sources. Returns true if no event is pending and the next one will wake the ring. */
 static inline bool sources_arm(struct ring *ring, struct ring_sources *sources)
 {
 	list_for_each(node, &sources->list)

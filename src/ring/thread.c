@@ -10,7 +10,7 @@
 
 #include "ring/ring.h"
 
-/* Short, because the main thread also has to handle signals. */
+/* Short, because the calling main thread also has to handle signals. */
 enum { CALL_SECONDS_MAX = 2, NAME_BYTES = 16 };
 
 struct ring_thread {
@@ -19,7 +19,7 @@ struct ring_thread {
 	struct ring *ring;
 	char name[NAME_BYTES];
 
-	/* Start: the thread sets code and error, then posts started. */
+	/* While starting: the thread sets code and error, then posts started. */
 	sem_t started;
 	int code;
 	struct error error;
@@ -48,7 +48,8 @@ static void *thread_main(void *context)
 	}
 	sem_post(&thread->started);
 	ring_run(thread->ring);
-	/* The stop message can be delivered while ring_post() still accesses the ring. */
+	/* The stop message can be delivered while ring_post() still accesses the ring, so the ring
+	 * can be destroyed only after ring_post() has returned. */
 	thread_wait_for(&thread->stop_posted);
 	thread->options.end(thread->options.context);
 	return NULL;
@@ -108,16 +109,16 @@ void ring_thread_stop(struct ring_thread *thread)
 	thread_release(thread);
 }
 
-/* A call on the thread. The thread and the caller each set `decided`, and the second one finds it
- * already set. If this is the thread, it only frees the call. If it is the caller, it waits for
- * the call to end. */
+/* A call that the ring's thread makes for the caller. The thread sets decided when it starts the
+ * call, and the caller sets it when it gives up. If the thread comes second, it only frees this
+ * object. If the caller comes second, it waits until the call has ended. */
 struct thread_call {
 	struct ring_message message;
 	void (*call)(void *context);
 	void *context;
 	_Atomic bool decided;
-	/* Orders call() before the caller's next actions, as the semaphore does. It exists because
-	 * ThreadSanitizer does not know sem_clockwait(). */
+	/* Only for ThreadSanitizer, which does not know that sem_clockwait() orders memory
+	 * accesses: the caller sees everything that call() has written. */
 	_Atomic bool ended;
 	sem_t over;
 };
@@ -133,8 +134,8 @@ static void thread_deliver_call(struct ring *ring, struct ring_message *message)
 	struct thread_call *call = container_of(message, struct thread_call, message);
 
 	GMB_UNUSED(ring);
-	/* Acquire and release: the call sees the data that the caller prepared, and the caller
-	 * cannot give up after this point. */
+	/* If the caller has not given up before, it can no longer do so. Acquire and release order:
+	 * the call sees the data that the caller prepared. */
 	if (atomic_exchange_explicit(&call->decided, true, memory_order_acq_rel)) {
 		call_destroy(call);
 		return;
@@ -144,7 +145,7 @@ static void thread_deliver_call(struct ring *ring, struct ring_message *message)
 	sem_post(&call->over);
 }
 
-/* Returns false if the semaphore was not posted in time. */
+/* Waits for at most CALL_SECONDS_MAX. Returns false if the semaphore was not posted. */
 static bool wait_a_moment(sem_t *semaphore)
 {
 	struct timespec end;
@@ -173,7 +174,7 @@ int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), vo
 	ring_post(thread->ring, &posted->message);
 	if (!wait_a_moment(&posted->over)) {
 		if (!atomic_exchange_explicit(&posted->decided, true, memory_order_acq_rel)) {
-			return -ETIMEDOUT; /* the thread frees it */
+			return -ETIMEDOUT; /* the ring's thread frees it */
 		}
 		thread_wait_for(&posted->over);
 	}

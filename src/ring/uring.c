@@ -25,15 +25,16 @@ enum {
 	ENTRIES_DEFAULT = 1024,
 	FILES_DEFAULT = 4096,
 	BUFFERS_DEFAULT = 256,
-	/* Polls between two calls of sched_yield(), which take some microseconds. */
+	/* Number of polls between two calls of sched_yield(), which takes some microseconds. */
 	SPIN_LOOKS = 128,
-	/* Longer sends become short ones, which the caller resumes anyway. */
+	/* Maximum length of one send. The caller resumes after short sends anyway. */
 	SEND_BYTES_MAX = 1 << 30,
-	/* Consecutive turns that can run deferred operations only. */
+	/* Number of consecutive turns that can run deferred operations without entering the
+	 * kernel. */
 	ENTERS_SKIPPED_MAX = 4,
 };
 
-/* The kernel reads a timer's argument directly from the op. */
+/* The kernel reads a timer's argument, two 64-bit numbers, directly from the op. */
 _Static_assert(
 	offsetof(struct ring_op, time_ns) ==
 		offsetof(struct ring_op, time_s) + offsetof(struct __kernel_timespec, tv_nsec),
@@ -47,19 +48,19 @@ struct ring {
 	struct ring_op_queue deferred; /* run in the next batch */
 	struct list_node batch_ends;
 	struct ring_sources sources;
-	int source_events; /* events handled while spinning */
+	int source_events; /* events handled while spinning, not yet returned by a turn */
 	uint64_t batch_ns;
 	uint64_t random_state;
 	uint64_t spin_ns;
-	uint32_t skipped;     /* turns since the kernel was last entered */
-	uint32_t batch_count; /* 0 = off */
+	uint32_t skipped;     /* consecutive turns without entering the kernel */
+	uint32_t batch_count; /* see ring_set_batch(); 0 = off */
 	uint32_t batch_us;
 	bool stopping;
 	bool is_restricted;
-	int poll_fd; /* eventfd for ring_poll_fd(), -1 until it is created */
+	int poll_fd; /* eventfd of ring_poll_fd(); -1: not created yet */
 
 	struct ring_guard *guards; /* free list */
-	int *file_slots_free;	   /* stack of free file table indices */
+	int *file_slots_free;	   /* stack of free indices of the file table */
 	uint32_t file_slots_free_count;
 	int *buffer_slots_free;
 	uint32_t buffer_slots_free_count;
@@ -164,7 +165,7 @@ void ring_destroy(struct ring *ring)
 	}
 	GMB_ASSERT(list_is_empty(&ring->sources.list));
 	if (ring->uring.ring_fd >= 0) {
-		io_uring_queue_exit(&ring->uring); /* cancels the read on wake_fd */
+		io_uring_queue_exit(&ring->uring); /* cancels the read on wake_fd, too */
 	}
 	ring_mailbox_fini(&ring->mailbox);
 	if (ring->poll_fd >= 0) {
@@ -285,7 +286,8 @@ void ring_call(
 {
 	op_start(op, RING_CALL, done);
 	op->call = call;
-	if (!ring_mailbox_call(&ring->mailbox, op)) { /* no thread: slower, but correct */
+	/* without a thread, the call runs here: slower, but correct */
+	if (!ring_mailbox_call(&ring->mailbox, op)) {
 		op->result = call(op);
 		ring_op_queue_push(&ring->deferred, op);
 	}
@@ -312,7 +314,8 @@ void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn 
 
 /* --- the loop ------------------------------------------------------------------------------ */
 
-/* Moves completions from the kernel's queue into ours, so that callbacks can submit. */
+/* Moves completions from the kernel's queue to ours, so that it has room when callbacks submit
+ * operations. */
 static void collect_completions(struct ring *ring)
 {
 	struct io_uring_cqe *cqe;
@@ -324,7 +327,7 @@ static void collect_completions(struct ring *ring)
 		struct ring_op *op = io_uring_cqe_get_data(cqe);
 
 		count++;
-		if (op == NULL) { /* result of a cancel request */
+		if (op == NULL) { /* result of a request to cancel an operation; not needed */
 			continue;
 		}
 		op->result = op->code == RING_TIMER && cqe->res == -ETIME ? 0 : cqe->res;
@@ -351,31 +354,32 @@ void ring_flush(struct ring *ring)
 
 	ring->counters.enters++;
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
-	/* The kernel signals new completions. But the next turn might have other work: operations
-	 * deferred here, and task work beyond the amount that one system call runs. */
+	/* The kernel makes poll_fd readable for new completions, but not for other work of the next
+	 * turn: events, deferred operations, and task work that exceeds what one system call
+	 * runs. */
 	if (ring->poll_fd >= 0 &&
 		(pending || ring->deferred.head != NULL || uring_has_news(ring))) {
 		ring_poll_again(ring);
 	}
 }
 
-/* Waits for batch_count completions, or for one once batch_us have passed. It is written out
- * because liburing 2.3 has neither the field nor the function. It makes two system calls unless an
- * operation completes during submission. */
+/* Waits for batch_count completions, or, after batch_us, for one. Calls io_uring_enter2() directly
+ * because liburing 2.3 does not support min_wait_usec. Makes two system calls if it submits
+ * operations that do not complete immediately. */
 static int enter_batch(struct ring *ring)
 {
 	/* Without a limit for the whole wait, the kernel ends it after batch_us even without any
 	 * completion. */
 	static const struct __kernel_timespec limit = { .tv_sec = 3600 };
-	/* By position, because min_wait_usec is called pad in older headers. */
+	/* Initialized by position, because min_wait_usec is called pad in older headers. */
 	struct io_uring_getevents_arg argument = { 0, 0, ring->batch_us,
 		(uint64_t)(uintptr_t)&limit };
 	unsigned flags = IORING_ENTER_GETEVENTS | IORING_ENTER_EXT_ARG;
 	int result = 0;
 
-	/* Deferred task work must run in every turn. Otherwise operations that complete during
-	 * submission would delay all other completions for as long as there is something to
-	 * submit. */
+	/* Submits and runs deferred task work in every turn. If turns only submitted, operations
+	 * that complete immediately could delay all other completions for as long as there is
+	 * something to submit. */
 	if (io_uring_sq_ready(&ring->uring) > 0) {
 		result = io_uring_submit_and_get_events(&ring->uring);
 	}
@@ -390,7 +394,7 @@ static int enter_batch(struct ring *ring)
 		(sigset_t *)(void *)&argument, sizeof(argument));
 }
 
-/* Submits, and waits for one completion or the limit. */
+/* Submits, and waits for one completion, at most for limit_ns. */
 static int enter_limited(struct ring *ring, uint64_t limit_ns)
 {
 	struct __kernel_timespec limit = {
@@ -411,15 +415,15 @@ static bool sources_had_news(struct ring *ring)
 	return ring->source_events > 0 || ring->deferred.head != NULL;
 }
 
-/* Polls for completions and events for up to spin_ns, with occasional yields. Returns true if
- * there were any. */
+/* Polls for completions and events for up to spin_ns, yielding the CPU occasionally. Returns true
+ * if there were any. */
 static bool uring_spin(struct ring *ring)
 {
 	uint64_t now_ns = ring_now_ns(ring);
 	uint64_t end_ns = now_ns + ring->spin_ns;
 
 	while (now_ns < end_ns) {
-		ring->batch_ns = now_ns; /* for the events' handlers */
+		ring->batch_ns = now_ns; /* the current time for event handlers */
 		for (int looks = 0; looks < SPIN_LOOKS && !uring_has_news(ring); looks++) {
 			if (sources_had_news(ring)) {
 				return true;
@@ -464,7 +468,8 @@ static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 	bool spins = wait && limit_ns == UINT64_MAX && ring->spin_ns > 0;
 	int result;
 
-	if (ring->poll_fd >= 0) { /* later events make it readable again */
+	/* cleared before the kernel is entered; later events make it readable again */
+	if (ring->poll_fd >= 0) {
 		uint64_t value;
 
 		(void)!read(ring->poll_fd, &value, sizeof(value));
@@ -505,8 +510,8 @@ static int uring_turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	struct ring_op *op;
 	int count = 0;
 
-	/* Deferred operations run without entering the kernel. The number of such turns is
-	 * limited, because the kernel's own deferred work waits. */
+	/* Deferred operations run without entering the kernel. The number of such turns is limited,
+	 * because deferred work in the kernel has to wait. */
 	if (ring->deferred.head != NULL && ring->skipped < ENTERS_SKIPPED_MAX) {
 		ring->skipped++;
 	} else {
@@ -551,9 +556,9 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 	return uring_turn(ring, limit_ns > 0, limit_ns);
 }
 
-/* With deferred task work, the ring's own descriptor does not wake pollers: the kernel only marks
- * the work, and no thread is in io_uring_enter(2) to run it. The mark does signal a registered
- * eventfd. */
+/* The ring's own descriptor cannot be polled: with defer_taskrun, the kernel only records that
+ * there is work until a thread calls io_uring_enter(2), and does not wake pollers of that
+ * descriptor. It does signal a registered eventfd. */
 int ring_poll_fd(struct ring *ring)
 {
 	int result;
@@ -561,7 +566,7 @@ int ring_poll_fd(struct ring *ring)
 	if (ring->poll_fd >= 0) {
 		return ring->poll_fd;
 	}
-	/* 1: there might already be work */
+	/* initially readable, because there might already be work */
 	ring->poll_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (ring->poll_fd < 0) {
 		return -errno;
@@ -699,7 +704,7 @@ static struct io_uring_sqe *sqe_get(struct ring *ring)
 	struct io_uring_sqe *sqe = io_uring_get_sqe(&ring->uring);
 
 	ring->counters.submissions++;
-	while (unlikely(sqe == NULL)) { /* queue full: submit it and retry */
+	while (unlikely(sqe == NULL)) { /* the submission queue is full: submit it and retry */
 		int result = io_uring_submit(&ring->uring);
 
 		ring->counters.enters++;
@@ -737,7 +742,7 @@ static void guard_submit(struct ring *ring, struct ring_op *op)
 	io_uring_sqe_set_data(sqe, op);
 }
 
-/* guard NULL: out of memory. */
+/* guard: NULL if there was no memory for one. */
 static void recv_guarded(
 	struct ring *ring, struct ring_op *op, struct ring_guard *guard, ring_done_fn *done)
 {
@@ -750,7 +755,7 @@ static void recv_guarded(
 	guard_submit(ring, op);
 }
 
-/* Returns false if the receive continues with another operation. */
+/* Processes a completed guarded receive. Returns false if it continues with another operation. */
 static bool guarded_is_over(struct ring *ring, struct ring_op *op)
 {
 	if (!ring_guard_take(op->guard, &op->result)) {
@@ -958,7 +963,7 @@ void ring_cancel(struct ring *ring, struct ring_op *op)
 	if (!op->in_flight) {
 		return;
 	}
-	/* its operation might have completed and wait for the next turn */
+	/* if the operation has already completed, it must not be continued in the next turn */
 	if (op->code == RING_RECV_GUARDED) {
 		ring_guard_cancel(op->guard);
 	}

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The page cache over a simulated disk. It separates buffered from direct I/O, and reproduces the
- * hazards of mixing them.
+ * The page cache of a simulated disk. Buffered I/O uses it, direct I/O does not, and mixing them
+ * has the same hazards as on Linux:
  *
  *   buffered read, write ──▶ cache page ── write-back (whole page) ──▶ device ◀── direct I/O
  *                              ▲ filled from the device when first touched
  *
- * As on Linux: direct I/O writes back dirty pages in its range before it starts. A direct write
- * then drops the pages of its range. When it is done, it drops clean pages again, except on a block
- * device and in FUSE. A page dirtied in between stays, and its write-back replaces the data of the
- * direct write in the rest of the page with the bytes it was filled with. Dirty pages are written
- * back and clean ones evicted at random times.
+ * Direct I/O writes back dirty pages in its range before it starts. A direct write then drops the
+ * pages in its range. When it is done, it drops clean pages again, except on block devices and
+ * FUSE. A page that was made dirty in between stays: when it is written back, its older bytes
+ * replace data of the direct write. Dirty pages are written back and clean ones evicted at random
+ * times.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -23,8 +23,8 @@ static void page_writeback(struct sim_page *page)
 	memcpy(page->current, page->cache, SIM_PAGE_BYTES);
 	page->dirty = 0xff;
 	for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
-		/* A later write may have numbered the sector while an earlier write was still only
-		 * in the cache. */
+		/* A later write can number the sector while an earlier write is only in the
+		 * cache. */
 		if (page->since[i] == 0 ||
 			(page->cache_since != 0 && page->cache_since < page->since[i])) {
 			page->since[i] = page->cache_since;
@@ -151,7 +151,8 @@ void sim_cache_drop_all(struct sim_disk *disk)
 	}
 }
 
-/* Direct reads only write back dirty pages of the range; direct writes also drop the pages. */
+/* Direct I/O writes back dirty pages in its range. A direct write also drops all pages in its
+ * range. */
 void sim_cache_direct_begin(struct sim_disk *disk, uint64_t offset, uint64_t length, bool write)
 {
 	list_for_each(node, &disk->cached)

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The medium of a simulated disk and the functions for tests.
+ * The medium of a simulated disk, and functions of sim.h for tests.
  *
  *   disk ── leaves[] ── pages[] ── { current: what the device returns, durable: what survives a
  *                                    crash, dirty: sectors that differ or may differ,
  *                                    cache: what the page cache holds (sim/cache.c) }
  *
- * A write changes `current` and marks its sectors dirty. When it has completed, its sectors get a
- * ticket. A flush takes the ticket counter at submission, and makes durable only sectors whose
- * first completed write is not newer. So writes that were still in flight when the flush was
- * submitted stay volatile. A page that was never written does not exist and reads as zeroes. See
- * sim.h.
+ * A write changes `current` and marks its sectors dirty. When it completes, its sectors get the
+ * next number of the ticket counter. When a flush is submitted, it also gets a number, and makes
+ * durable only sectors whose first completed write has a lower one. So writes that were in flight
+ * when the flush was submitted stay volatile. A page that was never written does not exist and
+ * reads as zeroes. See sim.h.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -85,7 +85,8 @@ uint8_t sim_sector_bits(const struct sim_disk *disk, uint32_t from, uint32_t to)
 	return bits;
 }
 
-/* Calls fn for every existing page in the range, with the part of the page that is inside. */
+/* Calls fn for every existing page in the range, with the part of the page that is inside the
+ * range. */
 static void for_pages(struct sim_disk *disk, uint64_t offset, uint64_t length,
 	void (*fn)(struct sim_disk *disk, struct sim_page *page, uint32_t from, uint32_t to,
 		uint64_t value),
@@ -181,7 +182,7 @@ void sim_disk_poke(struct sim_disk *disk, uint64_t offset, const void *buf, size
 	sim_disk_harden(disk, offset, len, UINT64_MAX);
 }
 
-enum { FILL_HOLE = 0x100 }; /* combined with the byte in the low eight bits */
+enum { FILL_HOLE = 0x100 }; /* added to a byte to fill with, in the low eight bits */
 
 static void page_fill(
 	struct sim_disk *disk, struct sim_page *page, uint32_t from, uint32_t to, uint64_t value)
@@ -198,8 +199,8 @@ static void page_fill(
 
 void sim_disk_fill(struct sim_disk *disk, uint64_t offset, uint64_t length, uint8_t byte, bool hole)
 {
-	/* Ranges that were never written are left alone: they read as zeroes, and a file system
-	 * also reports allocated but unwritten space as a hole. */
+	/* Ranges that were never written stay as they are: they read as zeroes, and file systems
+	 * also report space that is allocated but not written as a hole. */
 	if (byte != 0) {
 		for (uint64_t at = offset; at < offset + length; at += SIM_PAGE_BYTES) {
 			sim_page_make(disk, at / SIM_PAGE_BYTES);
@@ -254,7 +255,8 @@ void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, ui
 	sim_zones_hardened(disk, offset, length, ticket);
 }
 
-/* The dirty sectors that survive a crash; a sector of 4 KiB survives as a whole or not at all. */
+/* Returns which dirty sectors survive a crash. A sector of 4 KiB survives as a whole or not at
+ * all. */
 static uint8_t page_survivors(const struct sim_disk *disk, const struct sim_page *page)
 {
 	uint8_t bits = (uint8_t)sim_random();
@@ -341,7 +343,7 @@ struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name)
 		const struct sim_page *page = list_entry(node, struct sim_page, node);
 		struct sim_page *to = sim_page_make(copy, page->index);
 		uint8_t keep = page_survivors(disk, page);
-		/* Dirty pages may have been written back just before. */
+		/* By chance, a dirty page was written back just before the crash. */
 		const uint8_t *device =
 			page->cache_dirty && sim_random() % 2 == 0 ? page->cache : page->current;
 
@@ -364,7 +366,8 @@ struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 	struct sim_disk *copy = before != NULL ? before : disk_like(disk, name);
 	uint64_t ticket = ++sim_world.ticket;
 
-	sim_cache_drop_all(copy); /* every page it has is also a page of the original */
+	/* no page of the copy remains unchanged, because the original has the same pages */
+	sim_cache_drop_all(copy);
 	list_for_each(node, &disk->pages)
 	{
 		const struct sim_page *page = list_entry(node, struct sim_page, node);
@@ -374,7 +377,7 @@ struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 		memcpy(to->current, page->cache_dirty ? page->cache : page->current,
 			SIM_PAGE_BYTES);
 		to->hole = page->hole;
-		/* As its write-back would do. */
+		/* A dirty page in the cache would be written back as a whole. */
 		to->dirty = page->cache_dirty ? 0xff : page->dirty;
 		for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
 			to->since[i] = (to->dirty >> i & 1) != 0 ? ticket : 0;
@@ -450,7 +453,7 @@ uint64_t sim_disk_size(const struct sim_disk *disk)
 void sim_disk_resize(struct sim_disk *disk, uint64_t size)
 {
 	if (size < disk->size) {
-		/* The range reads as zeroes if the disk grows again. */
+		/* If the disk grows again, the range reads as zeroes. */
 		sim_disk_fill(disk, size, disk->size - size, 0, true);
 		sim_disk_written(disk, size, disk->size - size);
 		sim_disk_harden(disk, size, disk->size - size, UINT64_MAX);

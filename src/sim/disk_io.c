@@ -3,8 +3,8 @@
  * Operations on simulated disks: those submitted through the ring, and the blocking calls of
  * disk.h. The medium is in sim/disk.c, the fault model in sim.h.
  *
- *   submit: check, decide the fault and the size ─▶ piece ─▶ piece ─▶ ... ─▶ complete
- *                                                   each at a random time
+ *   submit: check, choose fault and size ─▶ piece ─▶ piece ─▶ ... ─▶ complete
+ *                                           each at a random time
  */
 #include <errno.h>
 #include <linux/falloc.h>
@@ -108,7 +108,7 @@ static void copy_piece(struct sim_file *file, struct sim_op *sop, size_t len)
 	}
 }
 
-/* As reported by disk_info(). */
+/* See disk_info.keeps_stale. */
 static bool keeps_stale(const struct sim_disk *disk)
 {
 	return disk->options.is_block || disk->options.ignores_dsync;
@@ -132,13 +132,13 @@ static void transfer_end(struct sim_file *file, struct sim_op *sop)
 		sim_delay_short());
 }
 
-/* Number of bytes that the disk has for the transfer now: it may have shrunk since. */
+/* Returns how many bytes of the transfer the disk has now, because it can shrink. */
 static size_t transfer_room(const struct sim_disk *disk, const struct sim_op *sop, int *error)
 {
 	uint64_t end = disk->size;
 
 	if (sop->code == RING_WRITE && !disk->options.is_block) {
-		end += GROW_BYTES_MAX; /* a write past its end extends a file */
+		end += GROW_BYTES_MAX; /* a write beyond the end extends a file */
 	}
 	if (sop->offset >= end) {
 		*error = sop->code == RING_READ ? 0 : disk->options.is_block ? -ENOSPC : -EFBIG;
@@ -219,7 +219,7 @@ static bool transfer_is_aligned(const struct sim_disk *disk, const struct sim_op
 	return is_aligned(sop->offset, align);
 }
 
-/* Decides the error of a transfer and how many bytes it moves. */
+/* Chooses the error of a transfer and how many bytes it moves. */
 static void transfer_plan(const struct sim_file *file, struct sim_op *sop)
 {
 	const struct sim_faults *faults = &sim_world.options.faults;
@@ -240,11 +240,11 @@ static void transfer_plan(const struct sim_file *file, struct sim_op *sop)
 		return;
 	}
 	sop->planned = sop->len;
-	if (sim_partial(2) == 1) { /* one decision with the probability of partial transfers */
+	if (sim_partial(2) == 1) { /* use the probability of partial transfers for this decision */
 		sop->planned = (size_t)align_up(sim_partial(sop->len), unit);
 		sop->planned = MIN(sop->planned, sop->len);
 	}
-	/* The part before a bad range may still be transferred; the rest fails when it is
+	/* By chance, transfers the part before a bad range, and fails when the rest is
 	 * requested. */
 	if (sim_disk_is_bad(disk, sop->offset, sop->planned, write) &&
 		sop->offset < disk->bad_offset && sim_random() % 2 == 0) {
@@ -261,7 +261,7 @@ static void transfer_plan(const struct sim_file *file, struct sim_op *sop)
 		sop->planned_error = sim_zones_check(disk, sop->offset, sop->len, false);
 	}
 	if (sop->planned_error != 0) {
-		/* A failed transfer has moved between zero and nearly all of its bytes. */
+		/* A transfer that fails has moved some of its bytes, but not all. */
 		sop->planned = (size_t)align_down(sim_between(0, sop->len - 1), 512);
 	}
 }
@@ -282,7 +282,8 @@ static void fsync_step(struct sim_op *sop)
 	} else if (sop->planned_error == 0) {
 		sim_disk_harden(disk, 0, align_up(disk->size, SIM_PAGE_BYTES), sop->ticket);
 	}
-	/* As on Linux: each descriptor reports an error once, whichever descriptor caused it. */
+	/* As on Linux, each descriptor reports an error once, even if another descriptor has caused
+	 * it. */
 	if (sop->planned_error != -EINTR && file->flush_errors_seen != disk->flush_errors) {
 		file->flush_errors_seen = disk->flush_errors;
 		sop->planned_error = -EIO;
@@ -319,7 +320,7 @@ static void allocate_step(struct sim_op *sop)
 		return;
 	}
 	if (result != 0) {
-		/* decided at submission */
+		/* the error was chosen at submission */
 	} else if ((sop->mode & FALLOC_FL_PUNCH_HOLE) != 0) {
 		result = disk->options.no_discard ? -EOPNOTSUPP
 						  : range_zero(disk, sop->offset, sop->range, true);
@@ -384,7 +385,7 @@ void sim_disk_submit(struct sim_op *sop)
 
 /* --- disk.h --------------------------------------------------------------------------------- */
 
-/* A blocking call in a completion would stall all clients of the thread. */
+/* Asserts that no completion makes a blocking call, which would stall all clients of the thread. */
 static void check_may_block(void)
 {
 	GMB_ASSERT(!sim_world.in_batch || sim_world.in_call);
@@ -426,7 +427,7 @@ void disk_close(int fd)
 	check_may_block();
 	sim_fd_remove(fd);
 	list_remove(&file->node);
-	/* The table entry keeps a non-null pointer, so that the number is not reused. */
+	/* The table entry keeps a non-null pointer, so that its number is not used again. */
 	sim_world.fds[fd - SIM_FD_BASE].object = &sim_world;
 	free(file);
 }
@@ -501,7 +502,7 @@ int disk_sync(int fd)
 	return 0;
 }
 
-/* Always succeeds, because a simulated machine runs no other program that could claim the disk. */
+/* Always succeeds, because no other program in the simulated world could claim the disk. */
 int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 {
 	const struct sim_file *file = sim_disk_file(fd);
@@ -533,8 +534,8 @@ int disk_check_readers(int fd)
 	return 0;
 }
 
-/* True if operations are in flight on the disk. Those that are complete and only not yet reported
- * do not count. */
+/* Returns whether operations are in flight on the file, except those that are complete but not yet
+ * reported. */
 static bool has_operations(const struct sim_file *file)
 {
 	list_for_each(node, &sim_world.operations)
@@ -613,8 +614,8 @@ int disk_info(int fd, struct disk_info *info)
 	check_may_block();
 	*info = (struct disk_info){
 		.size = file->disk->size,
-		/* Each process has its own identity, so that they share no state that is found by
-		 * identity. */
+		/* The identity includes the process, so that stores of different processes do not
+		 * share state that is found by identity. */
 		.identity = { options->is_block ? 0 : 1,
 			file->disk->identity | (uint64_t)file->disk->process << 32 },
 		.is_block = options->is_block,
@@ -651,7 +652,7 @@ uint64_t disk_room(int fd)
 
 void disk_set_random(int fd)
 {
-	sim_disk_file(fd); /* advisory: there is no readahead here */
+	sim_disk_file(fd); /* ignored, because there is no readahead here */
 }
 
 int disk_extent(
@@ -712,7 +713,7 @@ int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t length)
 		!is_aligned(offset | length, disk->options.sector_bytes)) {
 		return -EINVAL;
 	}
-	/* A device may change discarded sectors to anything, or leave them unchanged. */
+	/* A device may change discarded sectors arbitrarily, or leave them unchanged. */
 	switch (sim_random() % 3) {
 	case 0:
 		sim_disk_fill(disk, offset, length, 0, true);
@@ -776,7 +777,7 @@ int disk_copy(int source_fd, uint64_t source_offset, int fd, uint64_t offset, ui
 		return 0;
 	}
 	length = MIN(length, source->size - source_offset);
-	length -= sim_random() % (length / 2 + 1); /* it may copy less than requested */
+	length -= sim_random() % (length / 2 + 1); /* a copy may be shorter than requested */
 	for (uint64_t done = 0; done < length;) {
 		size_t bytes = (size_t)MIN(length - done, (uint64_t)sizeof(bounce));
 
@@ -832,7 +833,7 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, st
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
 {
-	/* Completes later than the real one, which is the harder case for the caller. */
+	/* Copies and completes later than the real function, which is harder for the caller. */
 	ring_write(ring, op, file, memory, len, offset, false, done);
 }
 

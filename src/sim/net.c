@@ -6,8 +6,8 @@
  *       │ readable now       │ in flight      │ free for the   │
  *       └────────────────────┴────────────────┴─ sender ───────┘
  *
- * A send moves bytes into the pipe at random times, a receive takes visible ones at random times,
- * so both access their buffers late and in pieces. See sim.h for the fault model.
+ * A send copies bytes into the pipe at random times, and a receive takes visible ones at random
+ * times. So both access their buffers late and in pieces. See sim.h for the fault model.
  */
 #include <errno.h>
 #include <poll.h>
@@ -30,42 +30,42 @@ struct sim_pipe {
 	size_t head;
 	size_t used;
 	size_t visible;
-	bool finished; /* the end of the stream has arrived */
+	bool finished; /* the sender has closed its direction, and this has arrived */
 	bool dead;     /* no more data arrives */
-	bool held;     /* the link is down: arriving data is held back */
+	bool held;     /* the link is down: nothing arrives */
 	size_t held_bytes;
 	bool held_end;
 	bool held_reset;
 	uint64_t last_arrival_ns;
-	uint64_t cut_left; /* bytes until the planned break */
+	uint64_t cut_left; /* bytes until the break that sim_socket_cut() has planned */
 	bool cut_planned;
 	enum sim_cut cut;
 };
 
 struct sim_socket {
-	struct list_node node; /* world.sockets */
+	struct list_node node; /* in world.sockets */
 	struct sim_socket *peer;
 	int fd;
 	bool open;
 	bool shut_receive;
 	bool shut_send;
-	bool reset; /* to be reported by the next operation */
+	bool reset; /* a reset that the next operation reports */
 	bool has_credentials;
 	struct ucred credentials;
 	bool recv_queued;
 	bool send_queued;
-	struct sim_pipe in; /* from the peer to here */
+	struct sim_pipe in; /* data from the peer to this socket */
 	struct sim_op *recv;
 	struct sim_op *send;
 	struct list_node polls;
-	void (*watch)(void *arg); /* or NULL */
+	void (*watch)(void *arg); /* see sim_socket_watch(); NULL: none */
 	void *watch_arg;
 };
 
 struct sim_listener {
-	struct list_node node; /* world.listeners */
+	struct list_node node; /* in world.listeners */
 	int fd;
-	int pending[SIM_LISTENER_QUEUE_MAX]; /* server descriptors not accepted yet */
+	int pending[SIM_LISTENER_QUEUE_MAX]; /* not accepted yet */
 	uint32_t pending_count;
 	struct sim_op *accept;
 };
@@ -97,7 +97,7 @@ static void pipe_reserve(struct sim_pipe *pipe, size_t bytes)
 	pipe->head = 0;
 }
 
-/* The contiguous free range after the last byte; at most len. */
+/* Returns the contiguous free range behind the last byte, at most len bytes. */
 static uint8_t *pipe_tail(const struct sim_pipe *pipe, size_t *len)
 {
 	size_t tail = (pipe->head + pipe->used) % pipe->allocated;
@@ -122,7 +122,7 @@ static void pipe_kill(struct sim_pipe *pipe)
 	pipe->used = pipe->visible;
 }
 
-/* Delay of the next arrival: not before earlier arrivals, so that the stream keeps its order. */
+/* Returns the delay of the next arrival, which is not before earlier arrivals. */
 static uint64_t pipe_arrival_delay(struct sim_pipe *pipe)
 {
 	uint64_t at = sim_world.now_ns + sim_delay_network();
@@ -163,7 +163,7 @@ static void stream_ended(void *arg, uint64_t value)
 	polls_kick(socket);
 }
 
-/* The planned break of the direction towards socket was reached. */
+/* Breaks the connection: the data to socket has reached the planned byte. */
 static void cut_now(struct sim_socket *socket, enum sim_cut cut)
 {
 	sim_trace("cut", (uint64_t)socket->fd, (uint64_t)cut, 0);
@@ -232,7 +232,7 @@ static void recv_finish(struct sim_socket *socket, int result)
 	sim_op_complete(sop, result, sim_delay_short());
 }
 
-/* Completes a receive without data if it must end now; false: it waits for more. */
+/* Completes a receive that cannot get more data. Returns false if it must wait. */
 static bool recv_ended(struct sim_socket *socket)
 {
 	struct sim_op *sop = socket->recv;
@@ -302,7 +302,7 @@ void sim_net_recv(struct sim_op *sop)
 {
 	struct sim_socket *socket = sim_fd_get(sop->fd, SIM_FD_SOCKET)->socket;
 
-	GMB_ASSERT(socket->recv == NULL); /* one receive at a time: two would split the stream */
+	GMB_ASSERT(socket->recv == NULL); /* a second receive */
 	if (sim_chance(sim_world.options.faults.interrupt_ppm)) {
 		sop->planned_error = -EINTR;
 	}
@@ -330,15 +330,15 @@ static bool send_ended(struct sim_socket *socket)
 	} else if (socket->shut_send) {
 		error = -EPIPE;
 	} else if (socket->peer->in.held && !socket->peer->open) {
-		send_finish(socket, (int)sop->len); /* link down: the sender cannot know */
+		send_finish(socket, (int)sop->len); /* the link is down */
 		return true;
 	} else if (!socket->peer->open || socket->peer->in.dead) {
-		/* The data is lost, but the sender might not know yet. */
+		/* The data is lost. By chance, the sender does not detect this yet. */
 		if (sim_world.options.faults.jitter && sim_random() % 2 == 0) {
 			send_finish(socket, (int)sop->len);
 			return true;
 		}
-		socket->shut_send = true; /* once reported, the error persists */
+		socket->shut_send = true; /* all later sends report the error, too */
 		error = -EPIPE;
 	} else {
 		return false;
@@ -347,7 +347,7 @@ static bool send_ended(struct sim_socket *socket)
 	return true;
 }
 
-/* Number of bytes, at most limit, of the rest of a send that are readable. */
+/* Returns how many bytes of the rest of a send are readable, at most limit. */
 static size_t send_readable(const struct sim_op *sop, size_t limit)
 {
 	size_t position = sop->moved;
@@ -372,7 +372,7 @@ static size_t send_readable(const struct sim_op *sop, size_t limit)
 	return MIN(count, limit);
 }
 
-/* The memory of the next byte of a send is gone. */
+/* Counts a send whose next byte is in memory that no longer exists, and returns its error. */
 static int send_fault(const struct sim_socket *socket)
 {
 	sim_world.send_faults++;
@@ -380,7 +380,7 @@ static int send_fault(const struct sim_socket *socket)
 	return -EFAULT;
 }
 
-/* Copies the next piece of the send into the pipe; returns its size. */
+/* Copies the next piece of the send into the pipe, and returns its size. */
 static size_t sim_net_send_piece(struct sim_socket *socket, size_t left)
 {
 	struct sim_op *sop = socket->send;
@@ -417,7 +417,7 @@ static void send_pump(void *arg, uint64_t value)
 		return;
 	}
 	if (pipe->used >= pipe->capacity) {
-		return; /* the reader will restart it */
+		return; /* the receiver will restart it */
 	}
 	room = pipe->capacity - pipe->used;
 	if (sim_world.options.faults.jitter) {
@@ -441,7 +441,7 @@ static void send_kick(struct sim_socket *socket)
 	}
 }
 
-/* As on Linux, a sender that found the pipe full is woken only when a third is free. */
+/* As on Linux, a sender that found the pipe full is woken only when a third of it is free. */
 static void room_made(struct sim_socket *socket)
 {
 	const struct sim_pipe *pipe = &socket->peer->in;
@@ -455,7 +455,7 @@ void sim_net_send(struct sim_op *sop)
 {
 	struct sim_socket *socket = sim_fd_get(sop->fd, SIM_FD_SOCKET)->socket;
 
-	GMB_ASSERT(socket->send == NULL); /* one send at a time: two would mix the stream */
+	GMB_ASSERT(socket->send == NULL); /* only one send at a time: two would mix the stream */
 	if (sim_chance(sim_world.options.faults.send_short_ppm)) {
 		sop->planned_error = -EINTR;
 	}
@@ -465,7 +465,7 @@ void sim_net_send(struct sim_op *sop)
 
 /* --- immediate transfers --------------------------------------------------------------------- */
 
-/* True once in four times, as if no transfer were possible yet: the caller must cope. */
+/* Returns true in one of four calls, as if no transfer were possible yet. */
 static bool not_now(void)
 {
 	return sim_world.options.faults.jitter && sim_random() % 4 == 0;
@@ -511,7 +511,7 @@ ssize_t sim_net_send_now(int fd, const struct msghdr *message)
 {
 	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
 	struct sim_pipe *pipe = &socket->peer->in;
-	bool is_cut = false; /* the memory ends before the message */
+	bool is_cut = false; /* the readable memory ends before the message does */
 	size_t moved = 0;
 
 	GMB_ASSERT(socket->send == NULL);
@@ -679,7 +679,7 @@ void sim_net_abort(int fd)
 	sim_trace("abort", (uint64_t)fd, out->used, (int64_t)out->visible);
 	socket->shut_send = true;
 	socket->shut_receive = true;
-	/* Data that has left may still arrive before the reset. */
+	/* By chance, data that has already left still arrives before the reset. */
 	if (!out->dead && (out->held || sim_random() % 2 == 0)) {
 		out->used = out->visible;
 		out->held_bytes = 0;
@@ -724,7 +724,7 @@ void sim_socket_hold(int fd, bool held)
 	struct sim_fd *entry = &sim_world.fds[fd - SIM_FD_BASE];
 	struct sim_socket *socket = entry->socket;
 
-	/* Also after it was closed: its last data is in flight. */
+	/* The socket may be closed, because its last data can still be in flight. */
 	GMB_ASSERT(entry->kind == SIM_FD_SOCKET || entry->kind == SIM_FD_FREE);
 	side_hold(socket, held);
 	side_hold(socket->peer, held);
@@ -758,8 +758,8 @@ void sim_socket_give(int client_fd)
 	sim_world.fds[client_fd - SIM_FD_BASE].test_owned = false;
 }
 
-/* As in TCP, closing with unread data, or with data still arriving, resets the connection. Data
- * that the peer has not received is lost. */
+/* As with TCP, closing with unread data, or while data is still arriving, resets the connection.
+ * Data that the peer has not received is lost. */
 void sim_net_close(int fd)
 {
 	struct sim_socket *socket = sim_fd_get(fd, SIM_FD_SOCKET)->socket;
@@ -859,7 +859,7 @@ static void accept_pump(struct sim_listener *listener)
 		listener->pending_count--;
 		memmove(listener->pending, listener->pending + 1,
 			listener->pending_count * sizeof(listener->pending[0]));
-		/* From here on the code under test must close it. */
+		/* The code under test must close it from now on. */
 		sim_world.fds[result - SIM_FD_BASE].test_owned = false;
 	}
 	listener->accept = NULL;

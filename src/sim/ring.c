@@ -13,18 +13,18 @@
 enum { SIM_MEMORY_MAX = 1024, SIM_BATCH_MAX = 64 };
 
 struct ring {
-	struct list_node node; /* world.rings */
+	struct list_node node; /* in world.rings */
 	struct list_node ready;
 	struct list_node polls; /* operations that wait for poll_fd */
 	uint32_t ready_count;
-	uint32_t urgent_count; /* number of ready operations that end a wait for a batch */
-	uint32_t batch_count;  /* ring_set_batch(): 1 = each completion wakes */
+	uint32_t urgent_count; /* ready operations that end a wait for a batch */
+	uint32_t batch_count;  /* see ring_set_batch(); 1: each completion wakes up the thread */
 	uint64_t batch_wait_ns;
 	uint64_t spin_ns;
-	uint64_t idle_ns;	       /* when its thread began to wait */
-	bool limited;		       /* in ring_turn_limited(), which waits for no batch */
-	bool in_turn;		       /* waits in ring_turn() and checks for work itself */
-	bool woken;		       /* ring_poll_again() */
+	uint64_t idle_ns;	       /* time at which its thread began to wait */
+	bool limited;		       /* in ring_turn_limited(), which does not wait for a batch */
+	bool in_turn;		       /* in ring_turn(), which checks for work itself */
+	bool woken;		       /* ring_poll_again() was called */
 	int poll_fd;		       /* -1 until requested */
 	struct ring_message *messages; /* posted, oldest first */
 	struct ring_message **messages_tail;
@@ -36,13 +36,13 @@ struct ring {
 	uint64_t batch_ns;
 	struct list_node batch_ends;
 	struct ring_sources sources;
-	bool armed;	   /* its sources are armed, and its thread sleeps */
-	int source_events; /* handled while spinning */
+	bool armed;	   /* its sources are armed: its thread sleeps */
+	int source_events; /* events handled while spinning, not yet returned by a turn */
 	struct ring_features features;
 	struct ring_counters counters;
 	uint32_t files_max;
-	int *files;				 /* fd by slot, -1 = free */
-	struct mem_region fixed[SIM_MEMORY_MAX]; /* registered memory; base NULL = free */
+	int *files;				 /* descriptor by slot; -1: free */
+	struct mem_region fixed[SIM_MEMORY_MAX]; /* registered memory; base NULL: free */
 	uint32_t fixed_max;
 	uint32_t inflight;
 };
@@ -91,7 +91,7 @@ void ring_destroy(struct ring *ring)
 	GMB_ASSERT(list_is_empty(&ring->sources.list));
 	GMB_ASSERT(ring->messages == NULL);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] == -1); /* a file was not removed from the table */
+		GMB_ASSERT(ring->files[i] == -1); /* a file is still in the table */
 	}
 	GMB_ASSERT(list_is_empty(&ring->polls));
 	if (ring->poll_fd >= 0) {
@@ -125,7 +125,7 @@ const struct ring_counters *ring_counters(const struct ring *ring)
 	return &ring->counters;
 }
 
-/* Operations need no flush here: they are submitted immediately. */
+/* Nothing to do: operations are submitted immediately. */
 void ring_flush(struct ring *ring)
 {
 	if (ring->poll_fd >= 0 && !list_is_empty(&ring->sources.list) &&
@@ -166,7 +166,7 @@ void ring_source_remove(
 	source_remove(ring, source, removed);
 }
 
-/* Time passes while code runs, so two readings differ, as on a real machine. */
+/* The clock advances with each call, so two calls return different times, as on a real machine. */
 uint64_t ring_now_ns(const struct ring *ring)
 {
 	GMB_UNUSED(ring);
@@ -206,13 +206,13 @@ static bool ring_has_news(const struct ring *ring)
 	return !list_is_empty(&ring->ready) || ring->messages_due;
 }
 
-/* Its thread polls for work instead of sleeping. */
+/* Returns whether the ring's thread polls for work instead of sleeping. */
 static bool is_spinning(const struct ring *ring)
 {
 	return !ring->limited && sim_world.now_ns - ring->idle_ns < ring->spin_ns;
 }
 
-/* The thread polls its sources while it spins, and arms them before it sleeps. */
+/* Polls the sources while spinning; otherwise arms them. Returns whether they have work. */
 static bool sources_have_work(struct ring *ring)
 {
 	if (list_is_empty(&ring->sources.list)) {
@@ -228,7 +228,7 @@ static bool sources_have_work(struct ring *ring)
 	return ring->source_events > 0;
 }
 
-/* Its thread is awake, or the completed operations wake it. */
+/* Returns whether the ring's thread is awake or would be woken by the completed operations. */
 static bool ring_has_work(struct ring *ring)
 {
 	if (ring->frozen) {
@@ -245,7 +245,7 @@ static bool ring_has_work(struct ring *ring)
 	       sim_world.now_ns - ring->idle_ns >= ring->batch_wait_ns;
 }
 
-/* True if its thread waits in the ring, not in a separate loop that polls its descriptor. */
+/* Returns whether the ring's thread waits in ring_run(), not in a loop of its owner. */
 static bool ring_runs(struct ring *ring)
 {
 	return ring->poll_fd < 0 && ring_has_work(ring);
@@ -262,7 +262,7 @@ static bool is_readable(const struct ring *ring)
 	return ring->woken || ring_has_news(ring);
 }
 
-/* The ring has become ready: wakes pollers, and makes sure that a wait for a batch ends. */
+/* Called when the ring has work: wakes pollers, and makes sure that a wait for a batch ends. */
 static void ring_kick(struct ring *ring)
 {
 	uint64_t waited_ns = sim_world.now_ns - ring->idle_ns;
@@ -282,19 +282,19 @@ static void ring_kick(struct ring *ring)
 	}
 }
 
-/* Its thread begins to wait. Work that is still left counts as new. */
+/* Called when the ring's thread begins to wait. Work that remains counts as new. */
 static void ring_idle(struct ring *ring)
 {
 	ring->idle_ns = sim_world.now_ns;
 	if (ring->spin_ns > 0 && !list_is_empty(&ring->sources.list)) {
-		sim_event_add(ring->spin_ns, time_passed, NULL, 0); /* then it arms them */
+		sim_event_add(ring->spin_ns, time_passed, NULL, 0); /* end of spinning */
 	}
 	if (ring_has_news(ring)) {
 		ring_kick(ring);
 	}
 }
 
-/* Deferred operations bypass the kernel, and the kernel ends every wait when a timer expires. */
+/* Returns whether the operation ends a wait for a batch, as expired timers do in the kernel. */
 static bool is_urgent(const struct sim_op *sop)
 {
 	return sop->code == RING_DEFER || (sop->code == RING_TIMER && sop->result == 0);
@@ -331,7 +331,7 @@ static int ring_run_sources(struct ring *ring)
 	return count;
 }
 
-/* Takes all operations that are complete now, then runs them. Later ones wait for a new batch. */
+/* Takes all operations that are complete now, then runs them in one batch. */
 static int ring_batch(struct ring *ring)
 {
 	struct list_node batch;
@@ -382,7 +382,7 @@ static int ring_batch(struct ring *ring)
 	return count;
 }
 
-/* Runs a batch of a ring that was waiting. */
+/* Runs a batch of a ring whose thread was waiting. */
 static int ring_wake(struct ring *ring)
 {
 	ring->counters.enters++;
@@ -406,7 +406,7 @@ static bool run_others(const struct ring *waiting)
 	return worked;
 }
 
-/* Moves the clock until the ring has work. False if no event is left before until_ns. */
+/* Moves the clock until the ring has work. Returns false if no event is left before until_ns. */
 static bool ring_advance(struct ring *ring, uint64_t until_ns)
 {
 	bool more = true;
@@ -419,7 +419,8 @@ static bool ring_advance(struct ring *ring, uint64_t until_ns)
 	return more;
 }
 
-/* Waking up takes a while: events within a few microseconds are reaped together. */
+/* Runs events of the next few microseconds, by chance: waking up takes a while, so that a thread
+ * finds more than one completion. */
 static void ring_linger(void)
 {
 	uint64_t until = sim_world.now_ns;
@@ -440,7 +441,7 @@ int ring_turn(struct ring *ring, bool wait)
 		ring_linger();
 		return ring_batch(ring);
 	}
-	/* If no event can wake the ring any more, the code under test has lost one. */
+	/* If no event is left that can wake the ring, the code under test has lost one. */
 	GMB_ASSERT(ring_advance(ring, UINT64_MAX));
 	if (!is_spinning(ring)) {
 		ring_linger();
@@ -456,7 +457,7 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 		return ring_turn(ring, false);
 	}
 	ring->limited = true;
-	sim_event_add(limit_ns, time_passed, NULL, 0); /* so that the clock reaches the limit */
+	sim_event_add(limit_ns, time_passed, NULL, 0); /* makes the clock reach the limit */
 	(void)ring_advance(ring, sim_world.now_ns + limit_ns);
 	ring_linger();
 	count = ring_wake(ring);
@@ -468,7 +469,7 @@ int ring_poll_fd(struct ring *ring)
 {
 	if (ring->poll_fd < 0) {
 		ring->poll_fd = sim_fd_add(SIM_FD_RING, ring, true);
-		ring->woken = true; /* existing work counts */
+		ring->woken = true; /* the descriptor is readable if there is work already */
 	}
 	return ring->poll_fd;
 }
@@ -508,7 +509,7 @@ void ring_run(struct ring *ring)
 	ring->running = false;
 }
 
-/* Runs a batch of every ring that has work; with spinning_only, only if its thread is spinning. */
+/* Runs a batch of every ring that has work, or only of rings whose threads are spinning. */
 static bool run_rings(bool spinning_only)
 {
 	bool worked = false;
@@ -589,7 +590,7 @@ static void messages_arrive(void *arg, uint64_t value)
 	struct ring *ring = arg;
 
 	GMB_UNUSED(value);
-	/* The ring may be destroyed, or an earlier batch may have delivered the message. */
+	/* The ring can be destroyed, or an earlier batch has delivered the message. */
 	list_for_each(node, &sim_world.rings)
 	{
 		if (node == &ring->node) {
@@ -617,7 +618,7 @@ struct ring_file ring_file_add(struct ring *ring, int fd)
 
 	GMB_ASSERT(fd >= SIM_FD_BASE);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] != fd); /* registered twice */
+		GMB_ASSERT(ring->files[i] != fd); /* the file is already registered */
 	}
 	if (sim_chance(sim_world.options.faults.file_table_ppm)) {
 		return (struct ring_file){ .fd = fd, .slot = -1 };
@@ -640,7 +641,7 @@ void ring_file_remove(struct ring *ring, struct ring_file *file)
 	{
 		const struct sim_op *sop = list_entry(node, struct sim_op, node);
 
-		/* No operation of this ring may be in flight on it. */
+		/* Asserts that no operation of this ring is in flight on the file. */
 		GMB_ASSERT(sop->ring != ring || sop->fd != file->fd);
 	}
 	if (file->slot >= 0) {
@@ -687,7 +688,7 @@ void ring_memory_remove(struct ring *ring, struct mem_region *region)
 	region->rights &= ~(uint32_t)MEM_FIXED;
 }
 
-/* The memory of a file operation. Asserts that MEM_FIXED memory is registered with this ring. */
+/* Returns the memory of a file operation. MEM_FIXED memory must be registered with this ring. */
 struct iovec sim_ring_memory(const struct ring *ring, struct mem_ref memory, size_t len)
 {
 	struct iovec iov = { .iov_base = mem_address(memory), .iov_len = len };
@@ -737,7 +738,7 @@ void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 void ring_socket_close(struct ring *ring, int fd)
 {
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] != fd); /* still in the file table */
+		GMB_ASSERT(ring->files[i] != fd); /* the file is still in the table */
 	}
 	sim_net_close(fd);
 }
@@ -943,7 +944,7 @@ void ring_op_begin(struct ring_op *op, ring_done_fn *done)
 	op->done = done;
 }
 
-/* The world sees the operation only from now on. */
+/* The operation has a record in the simulated world only from now on. */
 void ring_op_complete(struct ring *ring, struct ring_op *op, int result)
 {
 	GMB_ASSERT(op->in_flight && op->code == RING_DEFER);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files of a simulated tmpfs. They survive the destruction of a store, as they survive a kill. */
+/* Files of a simulated tmpfs. They survive when a store is destroyed, as real ones survive a
+ * kill. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -35,7 +36,7 @@ static struct shared_file *find(const char *name)
 	return NULL;
 }
 
-/* As for a file that belongs to another user. */
+/* Fails as if the file belonged to another user. */
 static int sim_shared_refuse(const char *path, struct error *error)
 {
 	return error_set(error, -EPERM, "'%s' belongs to another user", path);

@@ -310,7 +310,7 @@ void sim_stop(void)
 
 /* --- threads: a separate ring in the same world ----------------------------------------------- */
 
-/* As long as the real implementation waits. */
+/* Time limit of a call, the same as in ring/thread.c. */
 #define CALL_NS_MAX UINT64_C(2000000000)
 
 struct ring_thread {
@@ -358,7 +358,7 @@ struct thread_call {
 	struct ring_message message;
 	void (*call)(void *context);
 	void *context;
-	bool decided; /* called, or timed out */
+	bool decided; /* the call was made, or has timed out */
 	bool over;
 };
 
@@ -389,7 +389,7 @@ int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), vo
 	while (!posted->over && sim_world.now_ns < end_ns && sim_step()) {
 	}
 	if (!posted->over) {
-		posted->decided = true; /* freed on delivery */
+		posted->decided = true; /* freed when it is delivered */
 		return -ETIMEDOUT;
 	}
 	free(posted);
@@ -412,7 +412,7 @@ void sim_op_free(struct sim_op *sop)
 
 void sim_op_check(const struct sim_op *sop)
 {
-	/* Under AddressSanitizer these reads also detect an owner that was freed. */
+	/* Under AddressSanitizer, these reads also detect that the owner was freed. */
 	GMB_ASSERT(sop->op->in_flight);
 	GMB_ASSERT(sop->op->done == sop->done);
 	GMB_ASSERT(sop->op->code == sop->code);
@@ -445,7 +445,8 @@ void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bo
 			const struct sim_op *other = list_entry(node, struct sim_op, node);
 
 			if (other != sop && (writes_memory || other->writes_memory)) {
-				/* Two operations use this memory, and one of them writes it. */
+				/* Another operation uses this memory, and one of the two writes
+				 * it. */
 				GMB_ASSERT(!memory_overlaps(other, &iov[i]));
 			}
 		}
@@ -495,7 +496,8 @@ void sim_op_drop_event(const struct sim_event *event)
 	}
 }
 
-/* Copies len bytes between buf and the operation's memory, from position on; in: to the memory. */
+/* Copies len bytes between buf and the operation's memory, starting at position in the memory. in:
+ * to the memory. */
 static void op_copy(const struct sim_op *sop, size_t position, uint8_t *buf, size_t len, bool in)
 {
 	for (uint32_t i = 0; i < sop->iov_count && len > 0; i++) {
@@ -520,8 +522,7 @@ static void op_copy(const struct sim_op *sop, size_t position, uint8_t *buf, siz
 	GMB_ASSERT(len == 0);
 }
 
-/* The message header and its vector belong to the ring until done: asserts that they are
- * unchanged. */
+/* Asserts that the message header and its vector are unchanged: the ring uses them until done. */
 static void op_check_message(const struct sim_op *sop)
 {
 	if (sop->message != NULL) {
@@ -548,8 +549,9 @@ void sim_op_scatter(const struct sim_op *sop, size_t position, const void *buf, 
 
 /* --- descriptors ---------------------------------------------------------------------------- */
 
-/* Numbers far above all real descriptors, so that a stray system call fails with EBADF. They are
- * never reused in one world, so that every use of a closed descriptor is detected. */
+/* Returns a new descriptor. Its number is far above all real descriptors, so that a real system
+ * call with it fails with EBADF. Numbers are not reused in a world, so that every use of a closed
+ * descriptor is detected. */
 int sim_fd_add(enum sim_fd_kind kind, void *object, bool test_owned)
 {
 	for (int i = 0; i < SIM_FDS_MAX; i++) {
@@ -575,7 +577,7 @@ struct sim_fd *sim_fd_get(int fd, enum sim_fd_kind kind)
 	GMB_ASSERT(fd >= SIM_FD_BASE);
 	GMB_ASSERT(fd < SIM_FD_BASE + SIM_FDS_MAX);
 	entry = &sim_world.fds[fd - SIM_FD_BASE];
-	GMB_ASSERT(entry->kind != SIM_FD_FREE); /* closed */
+	GMB_ASSERT(entry->kind != SIM_FD_FREE); /* the descriptor is closed */
 	GMB_ASSERT(entry->kind == kind);
 	return entry;
 }
@@ -639,7 +641,7 @@ void *sim_memory(const void *at)
 		const struct sim_alias *alias = &sim_world.aliases[i];
 		uintptr_t offset = (uintptr_t)at - (uintptr_t)alias->base;
 
-		if (offset < alias->bytes) { /* an address below wraps around */
+		if (offset < alias->bytes) { /* if the address is below base, offset wraps around */
 			return alias->real + offset;
 		}
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Zones of a simulated host-managed device. A zone is written in order from its beginning and reset
- * as a whole; unwritten sectors cannot be read. A crash leaves in each zone a prefix of the written
- * data, or undoes a reset that no flush has followed.
+ * as a whole; unwritten sectors cannot be read. After a crash, each zone has a prefix of the
+ * written data, or the data before a reset if no flush has followed the reset.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -42,7 +42,7 @@ static struct sim_zone *zone_at(const struct sim_disk *disk, uint64_t offset)
 	return &disk->zones[offset / disk->options.zone_bytes];
 }
 
-/* Number of zones that are partly written, for which a device has a limit. */
+/* Returns the number of zones that are partly written, which a device can limit. */
 static uint32_t active_count(const struct sim_disk *disk)
 {
 	uint32_t count = 0;
@@ -102,7 +102,7 @@ void sim_zones_hardened(struct sim_disk *disk, uint64_t offset, uint64_t length,
 	}
 }
 
-/* Number of bytes from the beginning of the zone that survive every crash. */
+/* Returns how many bytes from the beginning of the zone survive every crash. */
 static uint64_t durable_bytes(const struct sim_disk *disk, uint64_t start, uint64_t written)
 {
 	for (uint64_t at = 0; at < written; at += 512) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The delay filter: parts that match a rule wait before they go to the store below. If several
- * rules match, their times add up.
+ * The delay filter: parts that match a rule are held back before they are passed to the store
+ * below. If several rules match, their times are added.
  */
 #include <errno.h>
 #include <string.h>
@@ -16,7 +16,7 @@ struct delay_store {
 
 struct delay_queue {
 	struct store_queue base;
-	uint64_t delayed; /* counter */
+	uint64_t delayed; /* counter: delayed parts */
 };
 
 static int parse_delay(const char *text, struct store_rule *rule, struct error *error)
@@ -91,7 +91,7 @@ static const struct field options[] = {
 
 static void waited_done(struct ring_op *op, int result)
 {
-	GMB_UNUSED(result); /* the timer is never cancelled */
+	GMB_UNUSED(result); /* always 0, because the timer is never cancelled */
 	store_forward(container_of(op, struct store_part, io));
 }
 

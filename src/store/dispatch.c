@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The dispatch point: every part passes through here on its way to a store and back. */
+/* The dispatch point: every part passes through here when it is submitted to a store and when it is
+ * finished. */
 #include <errno.h>
 
 #include "base/bytes.h"
@@ -7,11 +8,11 @@
 
 enum {
 	PART_BYTES_MAX = 1 << 30,
-	/* The kernel holds back larger batches, to merge neighbours. */
+	/* The block layer holds back larger batches, to merge adjacent requests. */
 	PARTS_PER_CALL = 2,
 };
 
-/* Flags without meaning for an operation are ignored, because protocols allow FUA on any
+/* A flag without meaning for the part's operation is ignored, because protocols allow FUA with any
  * command. */
 #define PART_FLAGS_KNOWN                                                                           \
 	((uint32_t)(STORE_FUA | STORE_NO_HOLE | STORE_FAST_ZERO | STORE_MEASURED | STORE_APART |   \
@@ -20,12 +21,12 @@ enum {
 /* --- the rate of the disk -------------------------------------------------------------------- */
 
 #define SECOND_NS UINT64_C(1000000000)
-/* A disk that is never idle is sampled after this time. */
+/* If a disk is never idle, its rate is updated after this time. */
 #define BUSY_NS_MAX UINT64_C(10000000)
 
 enum {
 	RATE_SHIFT = 3,		   /* a new value has a weight of one eighth */
-	BUSY_BYTES_MIN = 64 << 10, /* too few bytes for a rate */
+	BUSY_BYTES_MIN = 64 << 10, /* too few bytes to compute a rate */
 };
 
 static void busy_end(struct store_rate *rate, uint64_t now_ns)
@@ -33,8 +34,8 @@ static void busy_end(struct store_rate *rate, uint64_t now_ns)
 	uint64_t busy_ns = now_ns - rate->busy_since_ns;
 
 	if (rate->busy_bytes >= BUSY_BYTES_MIN && busy_ns > 0) {
-		/* No overflow: the bytes are at most a few GiB per 10 ms, and are counted in
-		 * KiB. */
+		/* Does not overflow: at most a few GiB are transferred in 10 ms, and they are
+		 * counted in KiB here. */
 		uint64_t now = (rate->busy_bytes >> 10) * SECOND_NS / busy_ns << 10;
 		uint64_t before = rate->bytes_per_second;
 
@@ -64,7 +65,7 @@ void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns)
 
 static void queue_submit(struct store_queue *queue, struct store_part *part);
 
-/* Asserts the contract and sets the members that are private to the stores. */
+/* Asserts that the part is as store.h requires, and initializes its private members. */
 static void part_begin(struct store_queue *queue, struct store_part *part)
 {
 	GMB_ASSERT(part->op < STORE_OP_COUNT);
@@ -97,9 +98,9 @@ static void part_begin(struct store_queue *queue, struct store_part *part)
 /* --- parts of other rings ------------------------------------------------------------------ */
 
 /*
- * A queue's mailboxes outlive their contents. A message is posted only by the thread that found the
- * mailbox empty. Until the message is delivered and the mailbox is emptied, the part that was
- * pushed first is in flight, so the queue must not be destroyed.
+ * The thread that pushes a part into an empty mailbox posts its message. Until the message is
+ * delivered and the mailbox is emptied, this part is in flight, so the queue, which contains the
+ * mailbox, is not destroyed.
  */
 
 static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part, struct ring *ring,
@@ -107,8 +108,8 @@ static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part,
 {
 	struct list_node *before = atomic_load_explicit(&mailbox->parts, memory_order_relaxed);
 
-	/* Release: the thread that takes the part sees its contents. Acquire: if the mailbox is
-	 * empty, the thread that emptied it no longer uses its message. */
+	/* Release order: the thread that takes the part sees its contents. Acquire order: if the
+	 * mailbox is empty, the thread that has emptied it no longer uses its message. */
 	do {
 		part->node.next = before;
 	} while (!atomic_compare_exchange_weak_explicit(
@@ -119,8 +120,8 @@ static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part,
 	}
 }
 
-/* Takes all parts and restores the order in which they were pushed. The message is not used after
- * the exchange, because it may be posted again from then on. */
+/* Removes all parts from the mailbox, and returns them in the order of the pushes. The mailbox's
+ * message must not be used after the exchange, because another thread may post it again. */
 static struct list_node *mailbox_take(struct store_mailbox *mailbox)
 {
 	struct list_node *node =
@@ -137,7 +138,7 @@ static struct list_node *mailbox_take(struct store_mailbox *mailbox)
 	return first;
 }
 
-/* Removes the first of the taken parts. */
+/* Removes and returns the first of the parts taken from a mailbox. */
 static struct store_part *taken_pop(struct list_node **taken)
 {
 	struct store_part *part = list_entry(*taken, struct store_part, node);
@@ -171,7 +172,8 @@ static void deliver_from_owner(struct ring *ring, struct ring_message *message)
 	struct list_node *taken = mailbox_take(&queue->from_owner);
 
 	GMB_UNUSED(ring);
-	/* The submitter of the last part may destroy the queue. */
+	/* The submitter of the last part may destroy the queue, so the queue is not used any
+	 * more. */
 	while (taken != NULL) {
 		struct store_part *part = taken_pop(&taken);
 
@@ -179,7 +181,7 @@ static void deliver_from_owner(struct ring *ring, struct ring_message *message)
 	}
 }
 
-/* Returns the part to the queue that sent it. */
+/* Returns a finished part to the queue through which it was sent to the owner. */
 static void send_from_owner(struct store_part *part, int result)
 {
 	const struct store *store = part->queue->store;
@@ -195,7 +197,7 @@ static void send_from_owner(struct store_part *part, int result)
 
 /* --- parts --------------------------------------------------------------------------------- */
 
-/* True if success is a promise that data will survive a crash. */
+/* Returns whether the part's success promises that data will survive a crash. */
 static bool promises(const struct store_part *part)
 {
 	return part->op == STORE_FLUSH ||
@@ -213,8 +215,8 @@ bool store_result_breaks(const struct store_part *part, int result)
 				 result != -EPERM && result != -EOPNOTSUPP);
 }
 
-/* The result of a part that promises durability. It fails if an earlier such part of the store
- * failed. */
+/* Returns the result of a part that promises durability: an error if an earlier such part of the
+ * store has failed. */
 static int dispatch_judge(struct store *store, const struct store_part *part, int result)
 {
 	int broken = 0;
@@ -223,7 +225,7 @@ static int dispatch_judge(struct store *store, const struct store_part *part, in
 		return result;
 	}
 	if (store_result_breaks(part, result)) {
-		/* Release pairs with the acquire loads here and in store_submit(). */
+		/* The release order pairs with the acquire loads here and in dispatch_refuse(). */
 		atomic_compare_exchange_strong_explicit(&store->broken, &broken, result,
 			memory_order_release, memory_order_relaxed);
 		return result;
@@ -247,7 +249,7 @@ static void queue_submit(struct store_queue *queue, struct store_part *part)
 	queue->submitting = NULL;
 }
 
-/* The error of a part that must fail without being tried, or 0. */
+/* Returns the error of a part that must fail without being tried, or 0. */
 static int dispatch_refuse(struct store *store, const struct store_part *part)
 {
 	if ((BIT(part->op) & STORE_CHANGES) != 0 && (store->info.caps & STORE_CAP_WRITE) == 0) {
@@ -277,7 +279,7 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 
 	part_begin(queue, part);
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {
-		/* See store_rights(). */
+		/* The memory of a write is only read, so it does not need MEM_CPU_WRITE. */
 		uint32_t rights =
 			part->memory.rights | (part->op == STORE_WRITE ? MEM_CPU_WRITE : 0);
 
@@ -342,8 +344,8 @@ void store_forward_to(struct store_queue *lower, struct store_part *part)
 	queue_submit(lower, part);
 }
 
-/* A finished part goes one step back: from the owner's queue to the ring that sent it, from an
- * inner queue to the filter around it, and from the top queue to the submitter. */
+/* Passes a finished part one step back: from the owner's queue to the queue that sent it, from an
+ * inner queue to the filter around it, or from the top queue to the submitter. */
 void store_finish(struct store_part *part, int result)
 {
 	struct store_queue *queue = part->queue;

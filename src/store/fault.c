@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The fault filter: parts that match a rule fail with the rule's error and never reach the store
- * below. If several rules strike, the first one decides, but every rule counts all parts that match
- * it. The counters are shared by all reactors, so nth=3 for writes is the third write to the store,
- * whichever reactor it comes from.
+ * below. If several rules apply, the first one determines the error, but each rule counts all parts
+ * that match it. The counters are shared by all reactors: nth=3 for writes means the third write to
+ * the store on any reactor.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ struct fault_store {
 
 struct fault_queue {
 	struct store_queue base;
-	uint64_t failed; /* counter */
+	uint64_t failed; /* counter: failed parts */
 };
 
 /* --- options ------------------------------------------------------------------------------- */
@@ -42,7 +42,8 @@ static int parse_errno(struct parse_field field, int *code, struct error *error)
 		(int)field.len, field.text);
 }
 
-/* "0.25", "1", ".5": digits and at most one point, greater than 0 and at most 1. */
+/* Parses a number such as "0.25", "1" or ".5": digits and at most one point, greater than 0, at
+ * most 1. */
 static bool parse_probability(struct parse_field value, double *probability)
 {
 	char text[PROBABILITY_TEXT_BYTES];
@@ -183,7 +184,7 @@ static const struct field options[] = {
 
 /* --- parts --------------------------------------------------------------------------------- */
 
-/* 53 random bits yield a double in [0, 1) without bias. */
+/* Returns a number in [0, 1), uniformly distributed, made of 53 random bits. */
 static double random_unit(struct ring *ring)
 {
 	return (double)(ring_random(ring) >> 11) * 0x1.0p-53;
@@ -192,7 +193,8 @@ static double random_unit(struct ring *ring)
 static bool strikes(struct fault_store *store, uint32_t idx, struct ring *ring)
 {
 	const struct store_rule *rule = &store->config.rules[idx];
-	/* Relaxed: only the count matters, not its order with other memory accesses. */
+	/* Relaxed order: only the number is needed, not its order relative to other memory
+	 * accesses. */
 	uint64_t count =
 		atomic_fetch_add_explicit(&store->matches[idx], 1, memory_order_relaxed) + 1;
 

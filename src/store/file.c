@@ -14,13 +14,13 @@
 #include "store/kind.h"
 
 enum {
-	RETRIES_MAX = 1000, /* one second, at RETRY_NS each */
+	RETRIES_MAX = 1000, /* one second in total, RETRY_NS between two tries */
 	OFFSET_ALIGN_MAX = 65536,
 	PATH_SHOWN_BYTES = 120,
 	WRITE_INLINE_SLOW_MAX = 2,
 };
 #define RETRY_NS UINT64_C(1000000)
-/* A cached write that takes longer has blocked, or was preempted. */
+/* If an inline cached write takes longer than this, it has probably blocked. */
 #define WRITE_INLINE_NS_MAX   UINT64_C(1000000)
 #define WRITE_INLINE_PAUSE_NS UINT64_C(100000000)
 
@@ -30,7 +30,7 @@ static void write_next(struct store_part *part);
 /* --- options ------------------------------------------------------------------------------- */
 
 struct file_config {
-	bool is_raw; /* serve a file of any format as raw */
+	bool is_raw; /* treat a file of any format as raw */
 };
 
 static int set_format(void *config, const char *value, struct error *error)
@@ -53,8 +53,8 @@ static const struct field file_options[] = {
 
 /* --- results ------------------------------------------------------------------------------- */
 
-/* Maps an error to one that the contract allows. The wrapper has checked the arguments, so an
- * "invalid" from the kernel only means that the disk has changed since it was opened. */
+/* Maps an error to one that store.h allows. store_submit() has checked the arguments, so -EINVAL
+ * from the kernel can only mean that the disk has changed since it was opened. */
 static int store_file_legal_result(int result)
 {
 	switch (result) {
@@ -81,7 +81,7 @@ static void store_file_retry_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 
-	GMB_UNUSED(result); /* the timer is never cancelled */
+	GMB_UNUSED(result); /* always 0, because the timer is never cancelled */
 	if (part->op == STORE_READ) {
 		read_next(part);
 	} else {
@@ -102,16 +102,16 @@ bool file_retry(struct store_part *part, int result, ring_done_fn *again)
 	return true;
 }
 
-/* True if the disk cannot reach the memory of the part and the transfer is to be retried without
- * direct I/O: the kernel then copies from or to the page cache, which works with this memory.
- * (Newer kernels return -EINVAL instead of -EREMOTEIO.) */
+/* Returns whether the disk cannot reach the part's memory (device memory), so that the transfer
+ * must be retried without direct I/O: the kernel can then copy between this memory and the page
+ * cache. (Newer kernels return -EINVAL instead of -EREMOTEIO.) */
 static bool try_by_copy(struct store_part *part, int result)
 {
 	if ((result != -EREMOTEIO && result != -EINVAL && result != -EFAULT) ||
 		mem_may(part->memory, MEM_CPU_READ)) {
 		return false;
 	}
-	if (part->memory_error != 0) { /* the memory is gone */
+	if (part->memory_error != 0) { /* the retry has failed, too: the memory is gone */
 		part->memory_error = -ENODEV;
 		return false;
 	}
@@ -129,7 +129,7 @@ uint64_t file_refresh_size(struct file_store *store)
 	if (disk_size(store->fd, &size) < 0) {
 		return atomic_load_explicit(&store->size, memory_order_relaxed);
 	}
-	/* Relaxed: no other data depends on this number. */
+	/* Relaxed order: no other data depends on this number. */
 	before = atomic_exchange_explicit(&store->size, size, memory_order_relaxed);
 	if (unlikely(size != before)) {
 		char shown[PATH_SHOWN_BYTES];
@@ -173,7 +173,7 @@ static void store_file_read_done(struct ring_op *op, int result)
 		return;
 	}
 	if (result == -EINVAL && scratch->around && !file_store_of(part)->base.info.read_direct) {
-		/* the disk has changed; direct I/O was not required here */
+		/* the disk has changed; direct I/O was preferred but not required */
 		scratch->around = false;
 		read_next(part);
 	} else if (try_by_copy(part, result)) {
@@ -229,7 +229,7 @@ static void write_failed(struct store_part *part, int result)
 	struct file_store *store = file_store_of(part);
 
 	if (result == -ENOSPC && part->offset + part->length > file_refresh_size(store)) {
-		result = -EIO; /* not full: the device has become smaller */
+		result = -EIO; /* not full: the device has shrunk */
 	}
 	if (store_result_breaks(part, result)) {
 		file_gate_fail(store->gate, store_file_legal_result(result));
@@ -264,10 +264,10 @@ static void write_done(struct ring_op *op, int result)
 }
 
 /*
- * A copy into the page cache takes microseconds, less than handing it to a worker thread, which is
- * what the kernel does with an asynchronous write. If the copy blocks (too many dirty pages, or an
- * unaligned write that must first read), all clients of this reactor wait. So after slow copies,
- * writes go to worker threads for a while.
+ * Writes to the page cache on this thread. This takes microseconds, less than an asynchronous
+ * write, for which the kernel uses a worker thread. But if it blocks (too many dirty pages, or an
+ * unaligned write that must first read), all clients of this reactor wait. So after several slow
+ * writes, further ones are asynchronous for a while.
  */
 static void write_inline(
 	struct store_part *part, struct mem_ref memory, uint64_t length, uint64_t offset)
@@ -291,9 +291,9 @@ static void write_inline(
 }
 
 /*
- * An unaligned write of a direct writer is made durable before it leaves the gate. Its pages are
- * then clean, so that no later write-back can overwrite data from direct writes, whatever the
- * filesystem does when both are mixed.
+ * If this store writes directly, its unaligned writes through the page cache are made durable
+ * before they leave the gate. Their pages are then clean, so that no later write-back can overwrite
+ * data from direct writes.
  */
 static void write_next(struct store_part *part)
 {
@@ -350,14 +350,14 @@ void file_resume(struct store_part *part)
 	case STORE_CACHE:
 	case STORE_EXTENTS:
 	case STORE_OP_COUNT:
-		GMB_ASSERT(false); /* these never enter the gate */
+		GMB_ASSERT(false); /* these operations never wait at the gate */
 	}
 }
 
 static void store_file_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct file_store *store = container_of(queue->store, struct file_store, base);
-	uint64_t end = part->offset + part->length; /* 0 for a flush */
+	uint64_t end = part->offset + part->length; /* a flush has neither offset nor length */
 
 	*file_scratch_of(part) = (struct file_scratch){ 0 };
 	if (end > atomic_load_explicit(&store->size, memory_order_relaxed) &&
@@ -399,8 +399,8 @@ static void store_file_submit(struct store_queue *queue, struct store_part *part
 
 /* --- queues -------------------------------------------------------------------------------- */
 
-/* The flush descriptor must refer to the same file. Since the store was opened, the file may have
- * been renamed, or its name may now belong to another file. */
+/* Opens a descriptor for flushing and checks that it refers to the same file. Since the store was
+ * opened, the file may have been renamed, or its name may now belong to another file. */
 static int open_sync(const struct file_store *store, int *fd_out, struct error *error)
 {
 	bool read_only = (store->base.info.caps & STORE_CAP_WRITE) == 0;
@@ -465,7 +465,7 @@ static void file_queue_fini(struct store_queue *base)
 	file_auto_fini(queue);
 	queue->retired->fd = sync_fd;
 	queue->retired->next = atomic_load_explicit(&store->retired, memory_order_relaxed);
-	/* Release: store_file_release(), which loads with acquire, sees the whole entry. */
+	/* Release order: store_file_release(), which loads with acquire, sees the whole entry. */
 	while (!atomic_compare_exchange_weak_explicit(&store->retired, &queue->retired->next,
 		queue->retired, memory_order_release, memory_order_relaxed)) {
 	}
@@ -473,7 +473,7 @@ static void file_queue_fini(struct store_queue *base)
 
 /* --- opening and closing ------------------------------------------------------------------- */
 
-/* Releases all that open has acquired so far. */
+/* Releases everything that open has acquired so far. */
 static void store_file_release(struct file_store *store)
 {
 	struct file_retired *retired = atomic_load_explicit(&store->retired, memory_order_acquire);
@@ -492,7 +492,8 @@ static void store_file_release(struct file_store *store)
 	if (store->fd >= 0) {
 		disk_close(store->fd);
 	}
-	/* After the descriptors, so that the next claimant finds the disk unused. */
+	/* Releases the claim after closing the descriptors, so that no other process claims the
+	 * disk while they are open. */
 	if (store->is_claimed) {
 		file_gate_unclaim(store->gate);
 	}
@@ -603,7 +604,8 @@ static int open_direct(
 	return 0;
 }
 
-/* mode=auto is a preference, not a requirement: if one method is unavailable, the other is used. */
+/* mode=auto needs a page-cache map and direct I/O. Without both, all reads go through the page
+ * cache. */
 static void open_auto(struct file_store *store, const struct store_options *options)
 {
 	char shown[PATH_SHOWN_BYTES];
@@ -643,7 +645,7 @@ static void store_file_fill_info(struct file_store *store, const struct store_op
 	info->memory_align = store->memory_align;
 	info->offset_align = store->offset_align;
 	info->memory_rights = MEM_ADDRESS;
-	/* At least a sector already; direct I/O may require more. */
+	/* block_min is at least a sector; direct I/O may require more. */
 	info->block_preferred = MAX(disk->block_preferred, info->block_min);
 	info->io_max = disk->io_max;
 	info->stripe_chunk = disk->stripe_chunk;
@@ -754,7 +756,7 @@ static enum store_barrier file_barrier(struct store *base, bool look)
 	return file_gate_barrier(container_of(base, struct file_store, base)->gate, look);
 }
 
-/* The location. A loop device has its bytes in its backing file or device. */
+/* See store_place(). The bytes of a loop device are located in its backing file or device. */
 static bool file_place(struct store *base, struct store_place *place_out)
 {
 	const struct file_store *store = container_of(base, struct file_store, base);

@@ -8,17 +8,17 @@
  *              └ file_gate   one per file and process: keeps unaligned and direct writes apart
  *   file_queue ─ the same descriptors in the ring's table, and one more, only for flushing
  *
- * Size: no request reaches beyond the size last seen. The size is checked again when a request does
- * not fit, when a read meets the end of the file, and by store_size(). If another program truncates
+ * Size: requests beyond the last known size fail. The size is checked again when a request does not
+ * fit, when a read reaches the end of the file, and by store_size(). If another program truncates
  * the file and the size has not been checked since, a write into the removed range can extend the
  * file again. From the next check on, such writes fail with -EIO.
  *
- * Flushing: each queue flushes with a descriptor of its own, because the kernel reports a failed
- * write-back once per open file. So no other operation and no other reactor can consume the report
- * before a flush sees it. After a failed flush or FUA write, every later one fails (file_gate).
+ * Flushing: each queue has its own open file for flushes, because the kernel reports a failed
+ * write-back once per open file. So no other operation and no other reactor can receive the report
+ * instead of the flush. After a failed flush or FUA write, every later one fails (file_gate).
  *
- * Threading: as in store.h. Ownership: the store owns its descriptors and its reference to the
- * gate. Errors: negative errno; -EIO if the disk ends early.
+ * Threading: see store.h. Ownership: the store owns its descriptors and its reference to the gate.
+ * Errors: negative errno; -EIO if the disk ends early.
  */
 #pragma once
 
@@ -37,8 +37,8 @@ enum file_unsupported {
 	FILE_NO_COPY_RANGE = 1 << 5,
 };
 
-/* A descriptor to be closed later. Allocated together with its queue, so that destroying a queue
- * cannot fail. */
+/* A descriptor that is closed together with the store. Allocated together with its queue, so that
+ * destroying a queue cannot fail. */
 struct file_retired {
 	struct file_retired *next;
 	int fd;
@@ -48,23 +48,23 @@ struct file_store {
 	struct store base;
 	char *path;
 	struct disk_info disk;
-	uint8_t machine[DISK_BOOT_ID_BYTES]; /* zeroes: not known */
+	uint8_t machine[DISK_BOOT_ID_BYTES]; /* the machine that has the disk; zeroes: unknown */
 	int fd;
-	int direct_fd;	       /* or -1 */
-	bool read_auto;	       /* there is a direct_fd and a map */
-	uint32_t offset_align; /* of direct I/O */
+	int direct_fd;	       /* -1: none */
+	bool read_auto;	       /* mode=auto: the store has a direct_fd and a map */
+	uint32_t offset_align; /* alignment required for direct I/O */
 	uint32_t memory_align;
 	uint64_t unit;		 /* page or filesystem block: granularity of trim and zero */
-	struct disk_map *map;	 /* NULL = the contents of the page cache are not known */
-	const char *map_refusal; /* reason for no map, see store_page_cache_refusal() */
+	struct disk_map *map;	 /* NULL: cannot find out which data is in the page cache */
+	const char *map_refusal; /* why map is NULL, see store_page_cache_refusal() */
 	struct file_gate *gate;
-	bool is_claimed;   /* through the gate, by a store that writes */
-	int read_claim_fd; /* of a store that only reads; -1 = none needed */
+	bool is_claimed;   /* by a store that writes; the gate has the claim */
+	int read_claim_fd; /* mark of a store that only reads; -1: none */
 	struct file_gate_member member;
-	_Atomic uint64_t size;	      /* last seen */
-	_Atomic uint32_t unsupported; /* enum file_unsupported, detected by trying */
+	_Atomic uint64_t size;	      /* last known size */
+	_Atomic uint32_t unsupported; /* enum file_unsupported: methods that have failed */
 	/* Descriptors of destroyed queues. They are closed together with the store, because closing
-	 * may block, which a ring's thread must not. */
+	 * a file can block. */
 	_Atomic(struct file_retired *) retired;
 };
 
@@ -72,47 +72,51 @@ struct file_store {
 enum file_way { FILE_WAY_DIRECT, FILE_WAY_CACHED, FILE_WAY_COUNT };
 
 struct file_auto {
-	uint64_t *seen[2]; /* bitmaps of blocks, in two generations; NULL: not mode=auto */
+	/* bitmaps of blocks that were read, two generations; NULL: not mode=auto */
+	uint64_t *seen[2];
 	uint64_t block_count;
-	uint64_t young_count;	       /* bits set in the younger generation */
+	uint64_t young_count;	       /* number of bits set in the younger generation */
 	bool young;		       /* index of the younger generation */
-	enum file_way way;	       /* of the reads in this window */
-	uint64_t rate[FILE_WAY_COUNT]; /* bytes per second; 0 = unknown */
+	enum file_way way;	       /* the method of reads in this window */
+	uint64_t rate[FILE_WAY_COUNT]; /* by method: measured bytes per second; 0 = unknown */
 	uint64_t window_offset;
-	uint64_t window_bytes; /* 0: the next read begins a window */
-	uint64_t window_ns;    /* without pauses */
+	uint64_t window_bytes; /* bytes read in this window; 0: the next read begins one */
+	uint64_t window_ns;    /* duration of this window without the clients' pauses */
 	uint64_t last_ns;
 	uint64_t window_count;
-	uint64_t quiet_bytes; /* bytes still to read direct even if they are in the page cache */
+	/* bytes for which reads stay direct even if data is in the page cache */
+	uint64_t quiet_bytes;
 };
 
 struct file_queue {
 	struct store_queue base;
 	struct ring_file file;
-	struct ring_file direct; /* fd -1 = none */
+	struct ring_file direct; /* fd is -1 if the store has no direct_fd */
 	struct ring_file sync;
 	struct file_gate_port port;
-	uint64_t inline_again_ns; /* until then, worker threads make cached writes */
+	uint64_t inline_again_ns; /* until this time, cached writes are asynchronous */
 	uint32_t inline_slow_count;
 	struct ring_op sync_op;
-	struct list_node sync_waiting; /* for the flush after the one in flight */
-	struct list_node sync_riding;  /* served by the flush in flight */
+	/* flushes that arrived during the current system call and need the next */
+	struct list_node sync_waiting;
+	struct list_node sync_riding; /* flushes that the current system call completes */
 	struct file_retired *retired;
-	uint64_t direct_transfers; /* counters */
+	uint64_t direct_transfers; /* this and the following: counters */
 	uint64_t blocked_writes;
 	struct file_auto ways;
 	uint64_t auto_bytes[FILE_WAY_COUNT];
 	uint64_t auto_again_bytes;
 };
 
-/* A part's scratch. The store is the innermost layer, so its slice is at the beginning. */
+/* The store's private data in a part. This store is the innermost layer, so it is at the start of
+ * the scratch. */
 struct file_scratch {
-	uint64_t done_bytes; /* by earlier transfers */
-	uint64_t piece;	     /* bytes of the transfer in flight */
+	uint64_t done_bytes; /* bytes already transferred */
+	uint64_t piece;	     /* length of the transfer in flight */
 	uint32_t phase;	     /* used by file_zero.c */
 	uint32_t retries;
-	uint32_t gate; /* enum file_gate_class: the part's class inside the gate */
-	bool around;   /* a read that bypasses the page cache where possible */
+	uint32_t gate; /* enum file_gate_class: the class in which the part is inside the gate */
+	bool around;   /* a read that should bypass the page cache */
 };
 
 _Static_assert(sizeof(struct file_scratch) <= STORE_SCRATCH_BYTES, "fits a part");
@@ -139,29 +143,30 @@ static inline struct store_part *file_part_of(struct ring_op *op)
 
 /* file.c */
 
-/* Leaves the gate and ends the part with a result that the contract allows. */
+/* Leaves the gate and finishes the part, mapping the result to one that store.h allows. */
 void file_finish(struct store_part *part, int result);
-/* Reads the size from the system and stores it. */
+/* Queries the size from the system, stores and returns it. */
 uint64_t file_refresh_size(struct file_store *store);
 /*
- * True if the result only asks for a retry (-EINTR, -EAGAIN): again is then called, immediately or
- * a little later. The number of retries is limited; after that the result is an error.
+ * Returns true if the operation must be retried (-EINTR, -EAGAIN); again is then called,
+ * immediately or a little later. Returns false for other results, and after RETRIES_MAX retries.
  */
 bool file_retry(struct store_part *part, int result, ring_done_fn *again);
-/* True if the transfer can bypass the page cache. */
+/* Returns whether the transfer has the alignment and memory that direct I/O requires. */
 bool file_fits_direct(
 	const struct file_store *store, uint64_t offset, struct mem_ref memory, uint64_t length);
-/* Enters the gate in the class that such a write requires, and leaves the class held before. False:
- * the part waits, and file_resume() is called when it is inside. */
+/* Puts the part into the gate class that a direct or buffered write requires, and takes it out of
+ * another class. Returns false if the part has to wait; file_resume() is then called when it is
+ * inside. */
 bool file_write_enter(struct store_part *part, bool direct);
-/* Called by the gate on the part's ring when the part is inside. */
+/* Called by the gate on the part's ring when a waiting part is inside. */
 void file_resume(struct store_part *part);
 
 /* file_sync.c */
 
 void file_flush(struct store_part *part);
 void file_sync_init(struct file_queue *queue);
-/* Ends a change: immediately, or with FUA after making it durable. */
+/* Finishes a part that has changed data: immediately, or with STORE_FUA after making it durable. */
 void file_finish_durable(struct store_part *part);
 
 /* file_zero.c */
@@ -172,7 +177,7 @@ void file_zero_resume(struct store_part *part);
 
 /* file_page_cache.c */
 
-/* Prepares the store for sending from the page cache, if possible, and for mode=auto. */
+/* Prepares for sending from the page cache, if possible, and for mode=auto. */
 void file_page_cache_init(struct file_store *store, const struct store_options *options);
 bool file_page_cache_ref(struct store_queue *queue, struct store_part *part);
 const char *file_page_cache_refusal(struct store *store);
@@ -180,22 +185,23 @@ const char *file_page_cache_refusal(struct store *store);
 /* file_copy.c */
 
 uint32_t file_copy_ways(struct store *target, struct store *source, uint64_t *clone_align);
-/* Also resumes a piece that waited for the gate. */
+/* Starts a copy, or continues one that waited at the gate. */
 void file_copy(struct store_part *part);
 
 /* file_auto.c: for stores with read_auto; no effect on others */
 
-/* False: not enough memory. */
+/* Returns false if there is not enough memory. */
 GMB_MUST_CHECK bool file_auto_init(struct file_queue *queue);
 void file_auto_fini(struct file_queue *queue);
-/* True if the read that begins should bypass the page cache. Called once for each read. */
+/* Returns whether the read that begins should bypass the page cache. Called once for each read. */
 bool file_auto_goes_direct(struct store_part *part);
-/* True while a large read such as this one must bypass the page cache, whatever the cache
- * contains. */
+/* Returns whether a large read like this one must bypass the page cache even if the data is in
+ * it. */
 bool file_auto_is_quiet(const struct file_queue *queue, const struct store_part *part);
 /* Records a read that is sent from the page cache. */
 void file_auto_resident(struct store_part *part);
-/* Records a hint that a client will read length bytes from the part's offset: they may be kept. */
+/* Records that a client will read length bytes from the part's offset. The page cache may then keep
+ * them. */
 void file_auto_announced(struct store_part *part, uint64_t length);
 
 /* file_extents.c */

@@ -4,27 +4,28 @@
  *
  *   part ── small, or unaligned ──────────────────────────────▶ cached
  *        ── in the page cache ────────────────────────────────▶ cached
- *        ── read before, around the cache ────────────────────▶ cached, and stays there
- *        ── else: the method that is faster on this disk ─────▶ direct or cached
+ *        ── read before with direct I/O ──────────────────────▶ cached, and stays there
+ *        ── others: the faster method on this disk ────────────▶ direct or cached
  *
- * A program that reads a disk once gains from direct I/O: no pages are allocated, the bytes are
- * copied once less, and data that others have in the cache stays there. A program that reads the
- * same data again finds it in memory from its third read on. A bitmap in the queue records the
- * blocks that were read. It has two generations; the older one is cleared when the younger has
- * about as many blocks as half of the machine's memory holds. Blocks read longer ago would have
- * been evicted from the cache anyway. The bitmap is private to a queue, so each queue reads a block
- * once around the cache. The base of overlays is read by many exports and therefore always goes
- * through the cache.
+ * Direct I/O is better for a program that reads a disk once: no pages are allocated, the bytes are
+ * copied once less, and data that others need stays in the cache. A program that reads the same
+ * data again finds it in memory from its third read on. A bitmap in the queue records the blocks
+ * that were read. It has two generations; the older one is cleared when the younger has about as
+ * many blocks as half of the machine's memory holds. Blocks read longer ago would have been evicted
+ * from the cache anyway. Each queue has its own bitmap, so each queue reads a block once with
+ * direct I/O. The base of overlays is read by many exports and therefore always goes through the
+ * cache.
  *
  * The faster method depends on the disk. If every command takes long and few are in flight, the
- * kernel's readahead gains more than the copy costs. So both methods are measured, in windows: the
- * bytes of consecutive reads divided by their time, without pauses of the clients. Direct I/O is
- * first. Each method gets two windows; after that, the slower one gets one window in WAY_TRY_EVERY.
- * If clients pause between all reads, neither is faster, and readahead can use the pauses.
+ * gain of the kernel's readahead exceeds the cost of the copy. So the throughput of both methods is
+ * measured in windows of WINDOW_BYTES of consecutive reads, not counting pauses of the clients.
+ * Each method gets two windows, direct I/O first; after that, the slower one gets one window in
+ * WAY_TRY_EVERY. If clients pause after every read, cached reads are used, because readahead can
+ * use the pauses.
  *
- * The kernel continues reading ahead as long as the data it has read ahead is read, through any
- * descriptor. So the first direct window after a cached one does not look into the page cache. This
- * ends the readahead; data in the cache after that window is there for another reason.
+ * The kernel continues reading ahead while clients read the data that it has read ahead. This would
+ * falsify a direct window after a cached one. So all large reads of the first direct window bypass
+ * the cache, even if it contains the data. This ends the readahead.
  *
  * None of this affects the contents that a read returns: both methods see all earlier writes (see
  * file_gate.h).
@@ -38,16 +39,16 @@
 #include "store/kind.h"
 
 enum {
-	AUTO_BYTES_MIN = 256 << 10, /* smaller reads are faster through the cache */
+	AUTO_BYTES_MIN = 256 << 10, /* smaller reads are faster through the page cache */
 	BLOCK_BYTES = AUTO_BYTES_MIN,
-	WINDOW_BYTES = 32 << 20, /* several times the bytes in flight */
+	WINDOW_BYTES = 32 << 20, /* several times the data in flight */
 	WAY_WINDOWS_FIRST = 2,
 	WAY_TRY_EVERY = 64,
 	RATE_SHIFT = 1, /* a new value has a weight of one half */
 	WORD_BITS = 64,
 };
-#define BLOCKS_MIN   (UINT64_C(1) << 15) /* 8 GiB */
-#define BLOCKS_MAX   (UINT64_C(1) << 24) /* 4 TiB */
+#define BLOCKS_MIN   (UINT64_C(1) << 15) /* 8 GiB of the disk */
+#define BLOCKS_MAX   (UINT64_C(1) << 24) /* 4 TiB of the disk */
 #define PAUSE_NS_MAX UINT64_C(10000000)
 #define SECOND_NS    UINT64_C(1000000000)
 
@@ -56,7 +57,7 @@ _Static_assert(BLOCKS_MIN % WORD_BITS == 0, "a generation has whole words");
 
 /* --- blocks read before ---------------------------------------------------------------------- */
 
-/* About as many blocks as the memory of this machine holds: a power of two. */
+/* Returns the number of blocks that this machine's memory holds, rounded to a power of two. */
 static uint64_t blocks_of_memory(void)
 {
 	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -73,8 +74,8 @@ static uint64_t generation_bytes(const struct file_auto *ways)
 	return ways->block_count / 8;
 }
 
-/* Marks a block. True: it was already marked. Blocks at a distance of block_count share a bit, so a
- * block may be taken for read although it was not. */
+/* Marks a block as read. Returns whether it was marked before. Blocks at a distance of block_count
+ * share a bit, so the result can be true for a block that was not read. */
 static bool block_mark(struct file_auto *ways, uint64_t block)
 {
 	uint64_t bit = block % ways->block_count;
@@ -96,8 +97,8 @@ static void generation_end(struct file_auto *ways)
 	memset(ways->seen[ways->young], 0, generation_bytes(ways));
 }
 
-/* Marks the blocks that begin within the range, so that consecutive reads never mark the same
- * block. True: at least one was already marked. */
+/* Marks the blocks that begin inside the range, so that consecutive reads never mark the same
+ * block. Returns whether any was marked before. */
 static bool range_mark(struct file_auto *ways, uint64_t offset, uint64_t length)
 {
 	uint64_t first = (offset + BLOCK_BYTES - 1) / BLOCK_BYTES;
@@ -139,7 +140,7 @@ static void window_end(struct file_auto *ways)
 {
 	uint64_t *rate = &ways->rate[ways->way];
 	enum file_way next;
-	/* In KiB and units of 1024 ns, so that the product fits. */
+	/* Calculated in KiB and units of 1024 ns, so that the product does not overflow. */
 	uint64_t now = (ways->window_bytes >> 10) * (SECOND_NS >> 10) /
 			       MAX(ways->window_ns >> 10, UINT64_C(1))
 		       << 10;
@@ -154,7 +155,7 @@ static void window_end(struct file_auto *ways)
 	ways->way = next;
 }
 
-/* Adds a read to the window, or to a new window if there is none. */
+/* Adds a read to the current window, or begins one. */
 static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
 {
 	if (ways->window_bytes == 0) {
@@ -170,8 +171,8 @@ static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length,
 	}
 }
 
-/* Data that the kernel has read ahead for a window counts for it; data that was in the cache
- * already does not. */
+/* Adds a read from the page cache to the current window if the kernel has read the data ahead for
+ * it, but not if the data was in the cache before. */
 static void window_add_resident(
 	struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
 {
@@ -248,8 +249,8 @@ bool file_auto_init(struct file_queue *queue)
 	uint64_t *bits;
 
 	ways->block_count = blocks_of_memory();
-	/* Only address space: a page of memory is used when a bit in it is set, one page per 8 GiB
-	 * of disk. */
+	/* Reserves only address space: a page of memory is used when a bit in it is set. One page
+	 * is enough for 8 GiB of disk. */
 	bits = mmap(NULL, 2 * generation_bytes(ways), PROT_READ | PROT_WRITE,
 		MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (bits == MAP_FAILED) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Copies from file to file by the system, on a worker thread. A call cannot be interrupted. So a
- * part is copied piece by piece, and other parts can enter the gate in between.
+ * Copies from file to file in the kernel, on a worker thread. A system call cannot be interrupted,
+ * so a part is copied in pieces. Between two pieces it leaves the gate to other parts.
  */
 #include <errno.h>
 
@@ -16,13 +16,14 @@ static const struct file_store *source_of(const struct store_part *part)
 	return container_of(part->copy.source, struct file_store, base);
 }
 
-/* copy_file_range() copies through the page cache, so it is not offered for direct modes: our own
- * copy is then better. */
+/* copy_file_range() copies through the page cache. It is not offered for stores in direct mode,
+ * where copying by direct reads and writes is better. */
 uint32_t file_copy_ways(struct store *target_base, struct store *source_base, uint64_t *clone_align)
 {
 	const struct file_store *target = container_of(target_base, struct file_store, base);
 	const struct file_store *source = container_of(source_base, struct file_store, base);
-	/* Relaxed: a hint; a thread that misses it makes one more attempt. */
+	/* Relaxed order: a thread that does not see the bit yet tries once more, which is
+	 * harmless. */
 	uint32_t unsupported = atomic_load_explicit(&target->unsupported, memory_order_relaxed);
 	bool cached = !target_base->info.write_direct && !source_base->info.read_direct;
 
@@ -48,13 +49,13 @@ static void file_copy_done(struct ring_op *op, int result)
 	struct file_store *store = file_store_of(part);
 
 	file_gate_leave(store->gate, part);
-	if (result == -EOPNOTSUPP) { /* the file system does not support it at all */
+	if (result == -EOPNOTSUPP) { /* the file system does not support this method */
 		atomic_fetch_or_explicit(&store->unsupported,
 			part->copy.way == STORE_COPY_CLONE ? FILE_NO_CLONE : FILE_NO_COPY_RANGE,
 			memory_order_relaxed);
-	} else if (result == -EXDEV) { /* not for these two files, or not at this offset */
+	} else if (result == -EXDEV) { /* not supported for these two files, or at this offset */
 		result = -EOPNOTSUPP;
-	} else if (result == 0) { /* the source ends here: it was truncated */
+	} else if (result == 0) { /* the source ends here: the file was truncated */
 		result = -EIO;
 	}
 	if (result < 0) {
@@ -72,7 +73,7 @@ static void file_copy_done(struct ring_op *op, int result)
 	}
 }
 
-/* Returns the number of bytes copied, or a negative errno. */
+/* Copies one piece. Returns the number of bytes copied, or a negative errno. */
 static int copy_call(struct ring_op *op)
 {
 	struct store_part *part = file_part_of(op);

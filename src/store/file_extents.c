@@ -9,8 +9,8 @@
 #include "store/kind.h"
 
 enum {
-	ADVISE_BYTES_MAX = 64 << 20,  /* a hint must not fill the page cache */
-	ADVISE_PIECE_BYTES = 2 << 20, /* other parts run between two pieces */
+	ADVISE_BYTES_MAX = 64 << 20,  /* limit, so that a hint does not fill the page cache */
+	ADVISE_PIECE_BYTES = 2 << 20, /* after each piece, other parts can run */
 	LOOKUPS_MAX = 256,	      /* per part, to bound the time on a worker thread */
 };
 
@@ -24,7 +24,7 @@ static void advise_done(struct ring_op *op, int result)
 
 	file_scratch_of(part)->done_bytes += file_scratch_of(part)->piece;
 	if (result < 0) {
-		file_finish(part, 0); /* a hint that cannot be used is not an error */
+		file_finish(part, 0); /* a hint that cannot be followed is not an error */
 	} else {
 		cache_next(part);
 	}
@@ -48,7 +48,7 @@ void file_cache(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
 
-	/* While there are direct writers, reading ahead there would leave stale pages, see
+	/* While there are direct writers, reading ahead could leave stale pages in the cache, see
 	 * file_gate.h. */
 	if (store->base.info.read_direct ||
 		(store->disk.keeps_stale && file_gate_has_direct_writers(store->gate))) {
@@ -61,7 +61,8 @@ void file_cache(struct store_part *part)
 
 /* --- extents ------------------------------------------------------------------------------- */
 
-/* Adds an extent, or extends the last one with the same flags. False if there is no free entry. */
+/* Appends an extent, or extends the last one if it has the same flags. Returns false if there is no
+ * free entry. */
 static bool file_extents_extent_add(struct store_part *part, uint64_t length, uint32_t flags)
 {
 	if (part->extent_count > 0 && part->extents[part->extent_count - 1].flags == flags) {
@@ -77,8 +78,8 @@ static bool file_extents_extent_add(struct store_part *part, uint64_t length, ui
 	return true;
 }
 
-/* Runs on a worker thread. Extents found before the file ends or an error occurs are returned; the
- * submitter asks for the rest and then gets the error. */
+/* Runs on a worker thread. If an error occurs, returns the extents found before it. The submitter
+ * then requests the rest, and gets the error. */
 static int extents_call(struct ring_op *op)
 {
 	struct store_part *part = file_part_of(op);
@@ -109,7 +110,7 @@ static void file_extents_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 
-	if (result == -ENXIO) { /* truncated during the lookup */
+	if (result == -ENXIO) { /* the file was truncated during the query */
 		file_refresh_size(file_store_of(part));
 		result = -EIO;
 	}

@@ -12,39 +12,42 @@
 #include "disk/disk.h"
 #include "store/file.h"
 
-/* In file_gate.direct: set while buffered parts are inside or waiting. The bits below it count the
- * direct parts. */
+/* A bit in file_gate.direct: set while buffered parts are inside or waiting. The lower bits count
+ * the direct parts that are inside. */
 #define GATE_CLOSED (UINT64_C(1) << 63)
 
 struct file_gate {
-	struct list_node node; /* in the registry */
+	struct list_node node; /* in the registry of gates */
 	uint64_t identity[2];
 	uint32_t references;
 
-	_Atomic uint64_t direct; /* bit set only under the lock; counted by any thread */
+	/* GATE_CLOSED changes only under the lock; any thread counts direct parts */
+	_Atomic uint64_t direct;
 	_Atomic uint32_t direct_writers;
 	_Atomic int error;
 
-	pthread_mutex_t claim_lock; /* for the next four; held while claiming blocks */
+	/* for the next four members; held while claiming, which can block */
+	pthread_mutex_t claim_lock;
 	uint32_t claim_count;
-	bool claim_is_sole;	/* the only claim excludes others */
-	int claim_fd;		/* -1 = none, or the disk cannot be claimed */
-	bool is_adopted;	/* claim_fd came from another process; no store has used it yet */
-	bool has_adopter;	/* store_adopt() holds one of the references */
+	bool claim_is_sole; /* the only claim was made with sole */
+	int claim_fd;	    /* -1: none, or the disk cannot be claimed */
+	/* claim_fd was received from another process and no store has used it yet */
+	bool is_adopted;
+	bool has_adopter;	/* store_adopt() holds a reference until store_adopt_end() */
 	_Atomic int barrier;	/* enum store_barrier; read by any thread */
-	uint64_t barrier_since; /* time at which it was found closed */
+	uint64_t barrier_since; /* time at which the barrier was found to be closed */
 
 	pthread_mutex_t lock; /* for all members below */
 	uint32_t buffered_count;
-	bool buffered_turn; /* class to admit next when the gate is empty and both wait */
+	bool buffered_turn; /* which class is admitted when the gate is empty and both wait */
 	struct list_node waiting_direct;
 	struct list_node waiting_buffered;
 	struct list_node members;
 };
 
 /*
- * The registry of the process. Two stores on one file are opened independently of each other, and
- * find their common gate only here. It is used when stores open and close, never by parts.
+ * All gates of the process. Two stores on one file are opened independently, and find their common
+ * gate here. Used when stores are opened and closed, never by parts.
  */
 static pthread_mutex_t registry_lock = PTHREAD_MUTEX_INITIALIZER;
 static struct list_node registry = { .next = &registry, .prev = &registry };
@@ -132,11 +135,11 @@ static void barrier_set(struct file_gate *gate, enum store_barrier barrier)
 
 static enum store_barrier barrier_of(const struct file_gate *gate)
 {
-	/* Relaxed: no other data depends on the barrier being open. */
+	/* Relaxed order: no other data depends on the barrier being open. */
 	return (enum store_barrier)atomic_load_explicit(&gate->barrier, memory_order_relaxed);
 }
 
-/* Under the claim lock, for the first claim: this process has not marked a descriptor yet. */
+/* Called under the claim lock for the first claim, before this process marks a descriptor. */
 static void barrier_begin(struct file_gate *gate, const char *path, int fd)
 {
 	int result = disk_check_writers(fd);
@@ -152,7 +155,7 @@ static void barrier_begin(struct file_gate *gate, const char *path, int fd)
 	}
 }
 
-/* Under the claim lock, with an open barrier. */
+/* Called under the claim lock when the barrier is open. */
 static void mark_member(struct file_gate *gate, const struct file_gate_member *member)
 {
 	int result = member->writes ? disk_mark_writer(member->fd) : 0;
@@ -161,12 +164,12 @@ static void mark_member(struct file_gate *gate, const struct file_gate_member *m
 		result = disk_mark_writer(member->direct_fd);
 	}
 	if (result < 0) {
-		/* the next server cannot detect our writes */
+		/* another process could not detect our writes */
 		barrier_set(gate, STORE_BARRIER_UNKNOWN);
 	}
 }
 
-/* Under the claim lock. */
+/* Checks whether a closed barrier is open now. Called under the claim lock. */
 static void barrier_look(struct file_gate *gate)
 {
 	const struct file_gate_member *any = NULL;
@@ -237,7 +240,7 @@ int file_gate_claim(
 
 int file_gate_claim_fd(const struct file_gate *gate)
 {
-	return gate->claim_fd; /* constant while any store has a claim */
+	return gate->claim_fd; /* constant while any store has the claim */
 }
 
 void file_gate_unclaim(struct file_gate *gate)
@@ -252,8 +255,7 @@ void file_gate_unclaim(struct file_gate *gate)
 	pthread_mutex_unlock(&gate->claim_lock);
 }
 
-/* --- adopted claims ------------------------------------------------------------------------- An
- * adopted gate has an additional reference until store_adopt_end(). */
+/* adopted claims: the gate has a reference of its own until store_adopt_end() */
 
 int store_adopt(const struct store_claim *claim)
 {
@@ -272,7 +274,7 @@ int store_adopt(const struct store_claim *claim)
 		}
 		return -ENOMEM;
 	}
-	if (gate->has_adopter) { /* another export of the disk: the same open file */
+	if (gate->has_adopter) { /* two exports of the disk were passed, with the same claim */
 		if (claim->fd >= 0) {
 			disk_close(claim->fd);
 		}
@@ -307,7 +309,8 @@ void store_adopt_end(void)
 
 /* --- members ------------------------------------------------------------------------------- */
 
-/* Readahead can outlive the read that started it, and would then run outside the gate. */
+/* Disables readahead: it can outlive the read that started it, and would then run outside the
+ * gate. */
 static void stop_readahead(struct file_gate *gate)
 {
 	list_for_each(node, &gate->members)
@@ -350,7 +353,7 @@ void file_gate_leave_member(struct file_gate *gate, struct file_gate_member *mem
 
 bool file_gate_has_direct_writers(const struct file_gate *gate)
 {
-	/* Relaxed: changes only while stores open and close, see the header. */
+	/* Relaxed order: changes only while stores are opened and closed, see the header. */
 	return atomic_load_explicit(&gate->direct_writers, memory_order_relaxed) > 0;
 }
 
@@ -412,12 +415,12 @@ static void admit_direct(struct file_gate *gate)
 {
 	struct list_node *node;
 
-	/* Counted before they are admitted, because they may leave immediately. */
+	/* Counts each part before admitting it, because it may leave immediately. */
 	while ((node = list_pop_front(&gate->waiting_direct)) != NULL) {
 		atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
 		file_gate_grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
 	}
-	/* Open the gate, or give the next turn to the buffered parts that wait. */
+	/* Opens the gate, or makes it the turn of the waiting buffered parts. */
 	if (list_is_empty(&gate->waiting_buffered)) {
 		atomic_fetch_and_explicit(&gate->direct, ~GATE_CLOSED, memory_order_acq_rel);
 	} else {
@@ -425,14 +428,14 @@ static void admit_direct(struct file_gate *gate)
 	}
 }
 
-/* Admits the next parts if the gate is empty. Called under the lock after every change. */
+/* If the gate is empty, admits waiting parts. Called under the lock after every change. */
 static void file_gate_serve(struct file_gate *gate)
 {
 	/*
-	 * Waiting parts can be admitted only if the value is exactly "closed, no direct part". If
-	 * the gate is open, no part waits. If direct parts are inside, the last one calls this
-	 * function when it leaves. A newcomer that has counted itself and not yet seen the closed
-	 * gate also calls it, right after it has subtracted itself.
+	 * Parts can be admitted only if the gate is closed and the count of direct parts is 0. If
+	 * the gate is open, no part waits. If the count is not 0, this function is called again: by
+	 * the last direct part when it leaves, or by a part in enter_direct() that has counted
+	 * itself and then finds the gate closed.
 	 */
 	if (atomic_load_explicit(&gate->direct, memory_order_acquire) != GATE_CLOSED ||
 		gate->buffered_count > 0) {
@@ -446,11 +449,11 @@ static void file_gate_serve(struct file_gate *gate)
 	admit_direct(gate);
 }
 
-/* The fast path is one addition. If the gate was closed, the part subtracts itself again under the
- * lock and waits. */
+/* On the fast path, this is one addition. If the gate is closed, the part subtracts itself again
+ * under the lock and waits. */
 static bool enter_direct(struct file_gate *gate, struct store_part *part)
 {
-	/* Acquire pairs with the release in leave_direct() and file_gate_serve(). */
+	/* The acquire order pairs with the release in leave_direct() and admit_direct(). */
 	uint64_t before = atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
 	bool inside;
 
@@ -459,7 +462,7 @@ static bool enter_direct(struct file_gate *gate, struct store_part *part)
 		return true;
 	}
 	pthread_mutex_lock(&gate->lock);
-	/* The bit changes only under the lock, so this value is final. */
+	/* GATE_CLOSED changes only under the lock, so it cannot change now. */
 	inside = (atomic_load_explicit(&gate->direct, memory_order_acquire) & GATE_CLOSED) == 0;
 	if (inside) {
 		file_scratch_of(part)->gate = FILE_GATE_DIRECT;
@@ -472,9 +475,9 @@ static bool enter_direct(struct file_gate *gate, struct store_part *part)
 	return inside;
 }
 
-/* A buffered part enters if other buffered parts are inside and no direct part waits, or if the
- * gate is empty. Otherwise it closes the gate for further direct parts and waits until those inside
- * have left. */
+/* Admits a buffered part if the gate is empty, or if other buffered parts are inside and no direct
+ * part waits. Otherwise the part closes the gate for further direct parts and waits until those
+ * inside have left. */
 static bool enter_buffered(struct file_gate *gate, struct store_part *part)
 {
 	bool inside = false;
@@ -514,7 +517,7 @@ static void leave_direct(struct file_gate *gate)
 	uint64_t before = atomic_fetch_sub_explicit(&gate->direct, 1, memory_order_acq_rel);
 
 	GMB_ASSERT((before & ~GATE_CLOSED) > 0);
-	/* The last direct part before a closed gate: only now can a buffered part be admitted. */
+	/* The last direct part leaves a closed gate: now a buffered part can be admitted. */
 	if (unlikely(before == (GATE_CLOSED | 1))) {
 		pthread_mutex_lock(&gate->lock);
 		file_gate_serve(gate);
@@ -550,7 +553,7 @@ void file_gate_leave(struct file_gate *gate, struct store_part *part)
 
 int file_gate_error(const struct file_gate *gate)
 {
-	/* Acquire pairs with the release in file_gate_fail(). */
+	/* The acquire order pairs with the release in file_gate_fail(). */
 	return atomic_load_explicit(&gate->error, memory_order_acquire);
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Reads that are sent from the page cache: the data is copied once, into the socket, instead of
- * twice. Only data that is already in the cache is sent like this, because a page fault would make
- * all clients of the reactor wait for the disk.
+ * twice. Only data that is already in the cache is sent in this way, because otherwise all clients
+ * of the reactor would wait while the kernel reads from the disk.
  */
 #include "store/file.h"
 
@@ -10,7 +10,7 @@
 
 #include "store/kind.h"
 
-/* Creates the map and returns NULL, or returns the reason for which there is none. */
+/* Creates the map and returns NULL, or returns why there is none. */
 static const char *map_create(struct file_store *store, const struct store_options *options)
 {
 	if (store_mode_is_direct(options->read_mode)) {
@@ -71,8 +71,8 @@ static bool may_be_zeroes(struct disk_map *map, uint64_t offset, uint64_t length
 	return false;
 }
 
-/* Reads the last byte, so that the kernel's readahead continues from there, as after one large
- * read. */
+/* Reads the last byte. This makes the kernel continue its readahead behind it, as after a normal
+ * read of the range. */
 static bool touch_end(struct disk_map *map, uint64_t end)
 {
 	uint8_t last;
@@ -80,9 +80,9 @@ static bool touch_end(struct disk_map *map, uint64_t end)
 	return disk_map_peek(map, end - 1, &last, sizeof(last));
 }
 
-/* Refused while another store of the process writes around the page cache: data that was in the
- * cache a moment ago may then have to be read from the disk again. The size is checked on each
- * call, because an error cannot be reported any more once the reply has begun. */
+/* Returns false while another store of the process writes directly, because its writes evict data
+ * from the cache. Checks the size on each call, because an error can no longer be reported after
+ * the reply has begun. */
 bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 {
 	struct file_store *store = container_of(base->store, struct file_store, base);

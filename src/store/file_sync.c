@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Making data durable. Flushes of one queue share a system call when possible: flushes that arrive
- * while one is in flight wait, and share the next call. A flush never shares a call that was
- * started before it was submitted.
+ * Flushes. Those of one queue share system calls: flushes that are submitted while a call is in
+ * flight wait, and share the next call. They cannot share the call in flight, because it started
+ * before them.
  */
 #include <errno.h>
 
@@ -35,7 +35,7 @@ static void file_sync_done(struct ring_op *op, int result)
 
 	list_init(&finished);
 	if (result == -EINTR || result == -EAGAIN) {
-		/* Not a result yet. The flushes that wait now share the new call. */
+		/* Interrupted: the new call also covers the flushes that wait. */
 		sync_start(queue);
 		return;
 	}
@@ -46,7 +46,7 @@ static void file_sync_done(struct ring_op *op, int result)
 	if (!list_is_empty(&queue->sync_waiting)) {
 		sync_start(queue);
 	}
-	/* After a failure every flush gets the error, because the kernel reports it only once. */
+	/* After a failure, every flush gets the error, because the kernel reports it only once. */
 	result = file_gate_error(gate);
 	while ((node = list_pop_front(&finished)) != NULL) {
 		file_finish(list_entry(node, struct store_part, node), result);
@@ -77,7 +77,7 @@ void file_flush(struct store_part *part)
 	if (error != 0) {
 		store_finish_later(part, error);
 	} else if ((store->base.info.caps & STORE_CAP_WRITE) == 0) {
-		store_finish_later(part, 0); /* this store has written nothing */
+		store_finish_later(part, 0); /* a read-only store has no data to flush */
 	} else {
 		file_sync_join(part);
 	}

@@ -3,12 +3,12 @@
  * Trim and zero. Both work on whole units (a page or filesystem block):
  *
  *   offset            head_end                  tail                end
- *     |-- edge, written --|---- middle, by the system ----|-- edge, written --|
+ *     |-- edge, written --|---- middle, by the kernel ----|-- edge, written --|
  *
- * Trim leaves the edges unchanged; zero writes them. Zero handles the middle first, because a fast
- * zero can turn out to be impossible only there, and then no byte has been changed yet. If the file
- * does not support a method, this is remembered and the next method is used; the last one is
- * writing zeroes.
+ * Trim leaves the edges unchanged; zero writes zeroes to them. Zero handles the middle first: only
+ * there can a fast zero turn out to be impossible, and no byte has been changed then. If the file
+ * does not support a method, this is recorded and the next method is used; the last one is writing
+ * zeroes.
  */
 #include <errno.h>
 #include <linux/falloc.h>
@@ -21,15 +21,15 @@
 enum {
 	ZERO_BUFFER_BYTES = 256 << 10,
 };
-/* Size of one system call. It is limited because the call cannot be interrupted and others wait for
- * its worker. */
+/* Largest range of one system call. A call cannot be interrupted, and other operations wait for its
+ * worker thread. */
 #define PIECE_FILE_BYTES   (UINT64_C(16) << 20)
 #define PIECE_DEVICE_BYTES (UINT64_C(64) << 20)
 
 static const alignas(4096) uint8_t zero_buffer[ZERO_BUFFER_BYTES];
 
-/* file_scratch_of(part)->phase: the stage in the low byte, the method of the piece in flight above
- * it. */
+/* file_scratch.phase: the stage in the low byte, and the method of the piece in flight in the next
+ * byte. */
 enum zero_stage { ZERO_MIDDLE, ZERO_HEAD, ZERO_TAIL, ZERO_STAGE_COUNT };
 enum zero_way { ZERO_PUNCH, ZERO_RANGE, ZERO_DEVICE, ZERO_WRITE };
 
@@ -41,7 +41,7 @@ struct span {
 	uint64_t end;
 };
 
-/* The whole units inside the part; empty when start >= end. */
+/* Returns the whole units inside the part; the span is empty if start >= end. */
 static struct span middle_of(const struct store_part *part)
 {
 	uint64_t unit = file_store_of(part)->unit;
@@ -55,7 +55,8 @@ static struct span middle_of(const struct store_part *part)
 
 static bool is_unsupported(const struct file_store *store, uint32_t what)
 {
-	/* Relaxed: a hint; a thread that misses it makes one more attempt. */
+	/* Relaxed order: a thread that does not see the bit yet tries once more, which is
+	 * harmless. */
 	return (atomic_load_explicit(&store->unsupported, memory_order_relaxed) & what) != 0;
 }
 
@@ -92,7 +93,8 @@ static void trim_done(struct ring_op *op, int result)
 	trim_next(part);
 }
 
-/* The descriptor for discard and zero: the claim, if there is one, see file_gate_claim_fd(). */
+/* Returns the descriptor for discard and zero: the claim if there is one, see
+ * file_gate_claim_fd(). */
 static int device_fd(const struct store_part *part)
 {
 	const struct file_store *store = file_store_of(part);
@@ -141,7 +143,7 @@ static void start_later(struct ring_op *op, int result)
 	}
 }
 
-/* A durable operation fails after a failed flush. */
+/* Returns the error of an earlier flush if the operation must be durable, otherwise 0. */
 static int durable_error(const struct store_part *part)
 {
 	return (part->flags & STORE_FUA) != 0 ? file_gate_error(file_store_of(part)->gate) : 0;
@@ -162,7 +164,7 @@ void file_trim(struct store_part *part)
 
 /* --- zero: ranges and methods -------------------------------------------------------------- */
 
-/* The span of a stage. Without a middle, the head is the whole range. */
+/* Returns the span of a stage. If there is no middle, the head is the whole range. */
 static struct span stage_span(const struct store_part *part, enum zero_stage stage)
 {
 	uint64_t end = part->offset + part->length;
@@ -213,7 +215,8 @@ static void remember_refusal(struct store_part *part, enum zero_way way)
 	} else if (way == ZERO_RANGE) {
 		mark_unsupported(store, FILE_NO_ZERO_RANGE);
 	} else if ((part->flags & STORE_FAST_ZERO) != 0) {
-		/* The device has no command for it; the kernel can still write zeroes for it. */
+		/* The device has no command for zeroing; the kernel can still write zeroes to
+		 * it. */
 		mark_unsupported(store, may_unmap ? FILE_NO_PUNCH : FILE_NO_ZERO_RANGE);
 	} else {
 		mark_unsupported(store, FILE_NO_DEVICE_ZERO);
@@ -243,7 +246,7 @@ static void file_zero_done(struct ring_op *op, int result)
 	struct store_part *part = file_part_of(op);
 	enum zero_way way = way_of(part);
 
-	/* Other parts can enter the gate between two pieces. */
+	/* Leaves the gate, so that other parts can enter it between two pieces. */
 	file_gate_leave(file_store_of(part)->gate, part);
 	if (way == ZERO_WRITE && result >= 0) {
 		file_scratch_of(part)->piece = (uint64_t)result;
@@ -273,7 +276,7 @@ static int zero_device_call(struct ring_op *op)
 		(part->flags & STORE_NO_HOLE) == 0, (part->flags & STORE_FAST_ZERO) != 0);
 }
 
-/* Also resumes a piece that waited for the gate. */
+/* Continues with the next piece, or with one that waited at the gate. */
 void file_zero_resume(struct store_part *part)
 {
 	struct file_store *store = file_store_of(part);
@@ -347,7 +350,7 @@ static void zero_next(struct store_part *part)
 	zero_piece(part, way, left);
 }
 
-/* True if a fast zero is known to be impossible, without accessing the disk. */
+/* Returns whether a fast zero is known to be impossible, without accessing the disk. */
 static bool file_zero_is_refused(const struct store_part *part)
 {
 	return (part->flags & STORE_FAST_ZERO) != 0 && middle_way(part) == ZERO_WRITE;

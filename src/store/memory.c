@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The memory store: blocks in memory that is mapped when the store is opened. Its pages are
- * allocated when they are first written. One bit per chunk of 64 KiB says whether the chunk may
- * contain anything but zeroes:
+ * allocated when they are first written. A map has one bit per chunk of 64 KiB: whether the chunk
+ * may contain bytes other than zero:
  *
  *   bytes [data][    ][    ][data]   chunk i at i * 64 KiB
- *   map   [1][0][0][1] ...           0 = reads as zero, reported as a hole
+ *   map   [1][0][0][1] ...           0: reads as zeroes, reported as a hole
  *
- * Both are in one memory file (memfd), the map after the bytes, so that a process that takes over
- * can map the same memory. Its size is sealed, so that no process can truncate it and thereby kill
- * another that has it mapped.
+ * Bytes and map are in one memory file (memfd), the map after the bytes, so that another process
+ * that takes the store over can map the same memory. The file's size is sealed: if a process could
+ * truncate it, others that have it mapped would be killed.
  *
- * All reactors share both. The submitting thread copies the bytes; overlapping requests in flight
- * yield a mixture of their data, as on a disk. A clear bit guarantees that the chunk is zero. So a
- * writer sets the bit both before and after it copies, and a trim clears it before it releases the
- * pages. Whichever comes last, bytes other than zero never hide behind a clear bit.
+ * All reactors share the memory. The submitting thread copies the bytes; overlapping requests in
+ * flight yield a mixture of their data, as on a disk. Invariant: if a bit is clear, its chunk is
+ * zero. So a writer sets the bit both before and after it copies, and a trim clears it before it
+ * releases the pages. This holds in whatever order a concurrent write and trim proceed.
  *
- * A request of a few bytes can ask to zero, trim or examine gigabytes. Such parts wait in their
- * queue's run list, and each in turn does one step. The number of steps in one turn of the loop is
+ * A request of a few bytes can ask to zero, trim or examine gigabytes. Such parts are in their
+ * queue's run list, and each in turn does one step. The steps in one turn of the event loop are
  * limited, so such parts slow down each other but not the other work of the loop.
  *
- *   submit ──▶ line [part][part][part] ──▶ a step of the first ──▶ done
- *                └──────── back to the end, unless done ┘
+ *   submit ──▶ list [part][part][part] ──▶ a step of the first ──▶ done
+ *                └──── to the end of the list, unless done ┘
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -44,14 +44,16 @@ enum {
 	CHUNK_SHIFT = 16,
 	CHUNK_BYTES = 1 << CHUNK_SHIFT,
 	WORD_BITS = 64,
-	/* Costs are counted in bytes written, or in equivalent time: limits per step of a part and
-	 * per turn of the loop in a queue. A turn takes 0.2 ms when pages are new. */
+	/* Limits of a step of a part, and of all steps of a queue in a turn of the event loop. The
+	 * unit of costs is the time to write one byte. A turn takes 0.2 ms if it has to allocate
+	 * pages. */
 	STEP_COST = 64 << 10,
 	TURN_COST = 256 << 10,
-	LOOK_COST = 16,		 /* of examining a bit of the map */
-	RELEASE_COST = 16 << 10, /* of releasing a chunk */
+	LOOK_COST = 16,		 /* cost of examining a bit of the map */
+	RELEASE_COST = 16 << 10, /* cost of releasing a chunk */
 	EXTENTS_CHUNKS_MAX = 1 << 20,
-	/* If the submitter wants progress, a read is copied and reported in steps of this size. */
+	/* If the submitter requests progress reports, a read is copied and reported in steps of
+	 * this size. */
 	STEP_BYTES = 128 << 10,
 	MAP_PAGE_BYTES = 4096,
 	SEALS = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW,
@@ -61,23 +63,25 @@ struct memory_store {
 	struct store base;
 	uint64_t size;
 	uint64_t data_bytes;   /* size rounded up to whole chunks */
-	uint64_t mapped_bytes; /* data and map */
-	uint64_t identity[2];  /* of the memory file: device and inode */
+	uint64_t mapped_bytes; /* size of bytes and map */
+	uint64_t identity[2];  /* device and inode of the memory file */
 	int fd;		       /* of the memory file */
 	uint8_t *bytes;
-	_Atomic uint64_t *map; /* after the bytes */
+	_Atomic uint64_t *map; /* one bit per chunk, located after the bytes */
 };
 
 struct memory_queue {
 	struct store_queue base;
-	struct list_node line; /* parts that take turns, one step each */
-	struct ring_op turn;   /* in flight while the list is not empty */
+	struct list_node line; /* the run list: parts that do one step each in turn */
+	struct ring_op turn;   /* runs the steps; in flight while the list is not empty */
 };
 
-/* A part's scratch. The store is the innermost layer, so its slice is at the beginning. */
+/* The store's private data in a part. This store is the innermost layer, so it is at the start of
+ * the scratch. */
 struct memory_scratch {
-	uint64_t done_bytes; /* processed bytes of the part */
-	/* Bytes to process: fewer than the part's length if there is no entry left for extents. */
+	uint64_t done_bytes; /* number of bytes of the part already processed */
+	/* Number of bytes to process. Less than the part's length if there are not enough entries
+	 * for extents. */
 	uint64_t end_bytes;
 };
 
@@ -95,7 +99,8 @@ static uint64_t chunk_bit(uint64_t chunk)
 
 static bool chunk_used(struct memory_store *store, uint64_t chunk)
 {
-	/* Acquire pairs with the release in chunk_set(): the bytes copied before are visible. */
+	/* The acquire order pairs with the release in chunk_set(): the bytes copied before are
+	 * visible. */
 	return (atomic_load_explicit(&store->map[chunk / WORD_BITS], memory_order_acquire) &
 		       chunk_bit(chunk)) != 0;
 }
@@ -103,7 +108,7 @@ static bool chunk_used(struct memory_store *store, uint64_t chunk)
 static void chunk_set(struct memory_store *store, uint64_t chunk)
 {
 	if (!chunk_used(store, chunk)) {
-		/* Release pairs with the acquire in chunk_used(). */
+		/* The release order pairs with the acquire in chunk_used(). */
 		atomic_fetch_or_explicit(
 			&store->map[chunk / WORD_BITS], chunk_bit(chunk), memory_order_acq_rel);
 	}
@@ -115,7 +120,7 @@ static void chunk_clear(struct memory_store *store, uint64_t chunk)
 		&store->map[chunk / WORD_BITS], ~chunk_bit(chunk), memory_order_acq_rel);
 }
 
-/* Bytes from offset to the end of its chunk, at most length. */
+/* Returns the number of bytes from offset to the end of its chunk, at most length. */
 static uint64_t in_chunk(uint64_t offset, uint64_t length)
 {
 	return MIN(length, CHUNK_BYTES - offset % CHUNK_BYTES);
@@ -131,7 +136,8 @@ static void copy_out(struct memory_store *store, uint64_t offset, uint8_t *data,
 		if (chunk_used(store, offset >> CHUNK_SHIFT)) {
 			memcpy(data, store->bytes + offset, count);
 		} else {
-			memset(data, 0, count); /* without making the kernel map pages */
+			/* reading the chunk would make the kernel map pages */
+			memset(data, 0, count);
 		}
 		offset += count;
 		data += count;
@@ -139,13 +145,15 @@ static void copy_out(struct memory_store *store, uint64_t offset, uint8_t *data,
 	}
 }
 
-/* Allocates the pages of a chunk together, which is a third faster than one by one. Advisory. */
+/* Allocates all pages of a chunk with one call, which is a third faster than one by one. Failure is
+ * ignored. */
 static void populate(struct memory_store *store, uint64_t chunk)
 {
 	(void)madvise(store->bytes + (chunk << CHUNK_SHIFT), CHUNK_BYTES, MADV_POPULATE_WRITE);
 }
 
-/* data NULL writes zeroes. Sets the bit before and after the copy, see the head of the file. */
+/* Copies data into the store; NULL: writes zeroes. Sets each chunk's bit before and after copying,
+ * see the head of the file. */
 static void copy_in(
 	struct memory_store *store, uint64_t offset, const uint8_t *data, uint64_t length)
 {
@@ -171,7 +179,7 @@ static void copy_in(
 
 /* --- the run list ---------------------------------------------------------------------------- */
 
-/* Makes the range up to the end of the chunk read as zeroes, and releases the chunk if possible.
+/* Zeroes or trims the rest of the part in its current chunk, and releases the chunk if possible.
  * Returns the cost. */
 static uint64_t clear_chunk(struct memory_store *store, struct store_part *part)
 {
@@ -196,7 +204,8 @@ static uint64_t clear_chunk(struct memory_store *store, struct store_part *part)
 	return LOOK_COST + count;
 }
 
-/* Adds a chunk to the extents. If there is no free entry, ends the part there. Returns the cost. */
+/* Adds the current chunk to the extents. If there is no free entry, ends the part here. Returns the
+ * cost. */
 static uint64_t look_chunk(struct memory_store *store, struct store_part *part)
 {
 	uint64_t offset = part->offset + scratch_of(part)->done_bytes;
@@ -253,7 +262,8 @@ static void take_turn(struct ring_op *op, int result)
 	if (!list_is_empty(&queue->line)) {
 		ring_defer(queue->base.ring, &queue->turn, 0, take_turn);
 	}
-	/* The submitter of the last part may destroy the queue. */
+	/* The submitter of the last part may destroy the queue, so the queue is not used any
+	 * more. */
 	while ((node = list_pop_front(&finished)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}
@@ -289,7 +299,7 @@ static void read_step(struct memory_store *store, struct store_part *part)
 	ring_defer(part->queue->ring, &part->io, 0, store_memory_read_more);
 }
 
-/* Reports the previous step, whose bytes may now be sent, and copies the next. */
+/* Reports the previous step, whose bytes may be sent now, and copies the next. */
 static void store_memory_read_more(struct ring_op *op, int result)
 {
 	struct store_part *part = container_of(op, struct store_part, io);
@@ -302,7 +312,7 @@ static void store_memory_read_more(struct ring_op *op, int result)
 	read_step(container_of(part->queue->store, struct memory_store, base), part);
 }
 
-/* A chunk that is trimmed while its bytes are being sent arrives as zeroes or as it was. */
+/* If a chunk is trimmed while its bytes are being sent, zeroes or the old bytes arrive. */
 static bool memory_page_cache_ref(struct store_queue *queue, struct store_part *part)
 {
 	struct memory_store *store = container_of(queue->store, struct memory_store, base);
@@ -393,7 +403,7 @@ static uint64_t memory_size(struct store *store)
 	return container_of(store, struct memory_store, base)->size;
 }
 
-/* Creates a memory file of mapped_bytes. */
+/* Creates a memory file of mapped_bytes. spec: the path of the store. */
 static int make_file(struct memory_store *store, const char *spec, struct error *error)
 {
 	static const char name[] = "gmblock-disk";
@@ -422,7 +432,7 @@ static int make_file(struct memory_store *store, const char *spec, struct error 
 	return 0;
 }
 
-/* True if fd is a memory file of a store of this size, sealed against truncation. */
+/* Returns whether fd is a memory file of a store of this size, sealed against truncation. */
 static bool is_file_of(const struct memory_store *store, int fd)
 {
 	int seals = fcntl(fd, F_GET_SEALS);
@@ -433,7 +443,7 @@ static bool is_file_of(const struct memory_store *store, int fd)
 	       (seals & SEALS) == SEALS;
 }
 
-/* Uses the memory of the previous process if it fits, otherwise creates new memory. */
+/* Uses the memory file of the previous process if it fits; otherwise creates one. */
 static int choose_file(
 	struct memory_store *store, const struct store_options *options, struct error *error)
 {
@@ -498,7 +508,7 @@ static int memory_open(struct store *base, const struct store_options *options, 
 	if (result < 0) {
 		return result;
 	}
-	/* There is no page cache below, so "direct" needs no special handling. */
+	/* This store has no page cache, so the modes have no effect on it. */
 	base->info = (struct store_info){
 		.kind = "memory",
 		.caps = STORE_CAP_TRIM | STORE_CAP_FAST_ZERO | STORE_CAP_EXTENTS |
@@ -511,8 +521,8 @@ static int memory_open(struct store *base, const struct store_options *options, 
 		.is_volatile = true,
 		.read_direct = store_mode_is_direct(options->read_mode),
 		.write_direct = store_mode_is_direct(options->write_mode),
-		/* Reads could report progress, but a copy is so fast that the steps cost more than
-		 * they gain (20 % fewer reads per second with 512 KiB over loopback). */
+		/* Progress reports would cost more than they gain, because copying is fast: 20 %
+		 * fewer reads per second with 512 KiB over loopback. */
 		.has_progress = false,
 	};
 	return store_memory_map_memory(store, options, error);

@@ -18,7 +18,7 @@ enum {
 	STRIPE_STEP = 4096,
 	STRIPE_CHUNK_MAX = 1 << 30,
 	STRIPE_MEMBERS_MAX = 1024,
-	OPTIONS_MAX = 64, /* bits of keys_given */
+	OPTIONS_MAX = 64, /* keys_given has one bit per option */
 };
 
 /* The registry of the process, filled before other threads exist. */
@@ -90,7 +90,7 @@ static int set_page_cache_send(void *config, const char *value, struct error *er
 	return 0;
 }
 
-/* CHUNK:MEMBERS */
+/* Parses CHUNK:MEMBERS. */
 static int set_stripe(void *config, const char *value, struct error *error)
 {
 	struct store_options *options = config;
@@ -163,7 +163,8 @@ uint32_t store_kind_of_path(const char *path)
 	return found;
 }
 
-/* The idx-th option and the index of its kind, or STORE_KINDS_MAX for options of all kinds. */
+/* Returns the idx-th option, and in *kind_idx the index of its kind, or STORE_KINDS_MAX for options
+ * of all kinds. */
 static const struct field *option_find(uint32_t idx, uint32_t *kind_idx)
 {
 	*kind_idx = STORE_KINDS_MAX;
@@ -214,7 +215,8 @@ void store_register(const struct store_kind *kind)
 		const struct field *field = &kind->options[i];
 
 		GMB_ASSERT(field->type != FIELD_OWN || field->bytes > 0);
-		GMB_ASSERT(field->type < FIELD_TEXT); /* a FIELD_TEXT value would never be freed */
+		/* a FIELD_TEXT value would need to be freed */
+		GMB_ASSERT(field->type < FIELD_TEXT);
 		GMB_ASSERT(field->offset + field->bytes <= kind->config_bytes);
 	}
 	GMB_ASSERT(count + kind->option_count <= OPTIONS_MAX);
@@ -223,8 +225,8 @@ void store_register(const struct store_kind *kind)
 
 /* --- setting options ------------------------------------------------------------------------- */
 
-/* The struct that the option's set function receives, allocated when first needed. NULL: no
- * memory. */
+/* Returns the struct that the set functions of a kind's options receive, and allocates it if
+ * needed. NULL: no memory. */
 static void *config_of(struct store_options *options, uint32_t kind_idx)
 {
 	if (kind_idx == STORE_KINDS_MAX) {
@@ -270,7 +272,7 @@ int store_options_set(
 
 /* --- comparing ------------------------------------------------------------------------------- */
 
-/* The values set by the options of a kind, or its defaults. */
+/* Returns the values that the options of a kind have set, or its defaults. */
 static const void *values_of(const struct store_options *options, uint32_t kind_idx)
 {
 	return options->configs[kind_idx] != NULL ? options->configs[kind_idx]
@@ -321,7 +323,8 @@ static bool is_useless(const struct store_kind *kind, const char *key)
 	return false;
 }
 
-/* The reason for which a given key of all kinds has no effect; NULL: it has one. */
+/* Returns why a given option of all kinds has no effect on this kind, or NULL if it has an
+ * effect. */
 static const char *useless_reason(const struct store_options *options,
 	const struct store_kind *kind, const struct field *option)
 {

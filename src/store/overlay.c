@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The overlay filter: opening, and reads. If a read covers blocks of both stores, helpers read its
- * runs in parallel.
+ * The overlay filter: opening, and reads. If a read covers blocks of both stores, it consists of
+ * runs of blocks of one store each. Helpers read these runs in parallel.
  */
 #include "store/overlay.h"
 
@@ -19,21 +19,21 @@
 enum {
 	SHOWN_BYTES = 120,
 	CONFIG_PATH_BYTES = 4096,
-	EXTENT_RUNS_MAX = 256, /* per part */
+	EXTENT_RUNS_MAX = 256, /* per request for extents */
 };
 
 static const char discard_word[] = "discard";
 
 struct overlay_config {
-	char path[CONFIG_PATH_BYTES]; /* or discard_word */
+	char path[CONFIG_PATH_BYTES]; /* path of the file, or discard_word */
 };
 
 /* --- the map --------------------------------------------------------------------------------- */
 
 static uint64_t present_word(const struct overlay_store *store, uint64_t block)
 {
-	/* Acquire pairs with the release that set the bit: a thread that sees it also sees the
-	 * state of its page. */
+	/* The acquire order pairs with the release that set the bit: a thread that sees the bit
+	 * also sees the state of its page. */
 	return atomic_load_explicit(
 		&store->present[block / OVERLAY_WORD_BLOCKS], memory_order_acquire);
 }
@@ -60,7 +60,7 @@ uint64_t overlay_run(const struct overlay_store *store, uint64_t first, uint64_t
 	return end;
 }
 
-/* The end of the run that begins at offset, in bytes; at most end. */
+/* Returns the end of the run of blocks that contains offset, in bytes, at most end. */
 static uint64_t overlay_run_bytes(
 	const struct overlay_store *store, uint64_t offset, uint64_t end, bool *present)
 {
@@ -96,7 +96,7 @@ void overlay_helper_submit(struct overlay_helper *helper, bool upper, enum store
 	store_submit(upper ? queue->upper : queue->base.inner, &helper->part);
 }
 
-/* --- helpers and returning parts ------------------------------------------------------------- */
+/* --- helpers, and parts that come back from another ring or wait for a helper ---------------- */
 
 static void split_next(struct store_part *part, struct overlay_helper *helper);
 
@@ -164,7 +164,8 @@ static void overlay_port_deliver(struct ring *ring, struct ring_message *message
 	}
 	port->posted = false;
 	pthread_mutex_unlock(&store->lock);
-	/* The submitter of the last part may destroy the queue. */
+	/* The submitter of the last part may destroy the queue, so the queue is not used any
+	 * more. */
 	while ((node = list_pop_front(&parts)) != NULL) {
 		resume(list_entry(node, struct store_part, node));
 	}
@@ -176,7 +177,7 @@ void overlay_send(struct store_part *part, enum overlay_step step)
 
 	overlay_scratch_of(part)->step = (uint8_t)step;
 	list_push_back(&queue->port.parts, &part->node);
-	/* While the message is posted, a part of this queue waits for it, so the queue is not
+	/* While the message is posted, a part of this queue is in flight, so the queue is not
 	 * destroyed. */
 	if (!queue->port.posted) {
 		queue->port.posted = true;
@@ -186,8 +187,8 @@ void overlay_send(struct store_part *part, enum overlay_step step)
 
 /* --- reads ----------------------------------------------------------------------------------- */
 
-/* Continues with the next runs, or finishes the part when its last helper is done. No new run
- * begins after an error. */
+/* Continues with the next runs. Finishes the part when its last helper is done. After an error, no
+ * new run begins. */
 static void split_done(struct store_part *helper_part, int result)
 {
 	struct overlay_helper *helper = container_of(helper_part, struct overlay_helper, part);
@@ -214,7 +215,7 @@ static void split_done(struct store_part *helper_part, int result)
 	store_finish(part, result);
 }
 
-/* Begins the next runs, with this helper and all idle ones. */
+/* Reads the next runs, one with this helper and one with each idle helper. */
 static void split_next(struct store_part *part, struct overlay_helper *helper)
 {
 	struct overlay_queue *queue = overlay_queue_of(part);
@@ -251,7 +252,7 @@ static void overlay_read(struct store_part *part)
 	split_next(part, overlay_helper_take(part, OVERLAY_STEP_SPLIT));
 }
 
-/* A range with blocks in both stores is refused and will be copied. */
+/* Returns false if the range has blocks in both stores; the caller then reads it. */
 static bool overlay_page_cache_ref(struct store_queue *base, struct store_part *part)
 {
 	struct overlay_queue *queue = container_of(base, struct overlay_queue, base);
@@ -284,7 +285,8 @@ static const char *overlay_page_cache_refusal(struct store *base)
 
 /* --- extents --------------------------------------------------------------------------------- */
 
-/* Appends the extents found in one run to those found before. Returns how many bytes they cover. */
+/* Appends the extents found in one run to those found before. Returns the number of bytes that they
+ * cover. */
 static uint64_t extents_append(struct overlay_scratch *scratch, const struct store_part *part)
 {
 	uint64_t bytes = 0;
@@ -310,7 +312,8 @@ static void extents_finish(struct store_part *part, int result)
 	part->extents = scratch->extents;
 	part->extent_max = scratch->extent_max;
 	part->extent_count = scratch->extent_count;
-	/* After a partial success, the submitter asks for the rest and then gets the error. */
+	/* If some extents were found before the error, the submitter requests the rest and then
+	 * gets the error. */
 	store_finish(part, scratch->extent_count > 0 ? 0 : result);
 }
 
@@ -330,8 +333,8 @@ static void extents_next(struct store_part *part)
 	overlay_forward(part, present);
 }
 
-/* Adds the extents of one run. Stops when the run was reported in part, when the array is full, or
- * after EXTENT_RUNS_MAX runs. */
+/* Adds the extents of one run. Finishes the part if they do not cover the whole run, if the array
+ * is full, or after EXTENT_RUNS_MAX runs. */
 static void overlay_extents_done(struct store_part *part, int result)
 {
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
@@ -384,7 +387,7 @@ static void overlay_submit(struct store_queue *base, struct store_part *part)
 	case STORE_READ:
 		overlay_read(part);
 		break;
-	case STORE_CACHE: /* a hint */
+	case STORE_CACHE: /* a hint, which is ignored */
 		overlay_forward(part, overlay_has(store, overlay_first(part->offset)));
 		break;
 	case STORE_EXTENTS:
@@ -392,7 +395,7 @@ static void overlay_submit(struct store_queue *base, struct store_part *part)
 		break;
 	case STORE_FLUSH:
 		/* Acquire pairs with the release in page_set(): the flush covers all changes that
-		 * its submitter knows to be complete. */
+		 * were complete when it was submitted. */
 		if (atomic_load_explicit(&store->unsaved_count, memory_order_acquire) > 0) {
 			overlay_commit(part);
 		} else {
@@ -457,13 +460,13 @@ static uint64_t map_bytes(const struct overlay_store *store)
 	return store->layout.page_count * OVERLAY_PAGE_BYTES;
 }
 
-/* Only address space: memory is used as bits are set. */
+/* Size of the mapping. It reserves only address space; memory is used as bits are set. */
 static uint64_t maps_bytes(const struct overlay_store *store)
 {
 	return 3 * map_bytes(store) + store->layout.page_count;
 }
 
-/* Releases all that open has acquired so far. */
+/* Releases everything that open has acquired so far. */
 static void overlay_release(struct overlay_store *store)
 {
 	if (store->fd >= 0) {
@@ -522,7 +525,8 @@ static int open_upper(struct overlay_store *store, const struct store_options *o
 		.write_mode = options->write_mode,
 		.page_cache_send_off = options->page_cache_send_off,
 	};
-	/* Served directly, the file would be refused, because an overlay is not a raw disk. */
+	/* The upper store opens the file as raw, because a file with the format of an overlay would
+	 * be rejected. */
 	int result = store->path != NULL ? store_options_set(&upper, "format", "raw", error) : 0;
 
 	if (result == 0) {
@@ -564,7 +568,8 @@ static int open_or_make(const char *path, bool read_only, const struct overlay_b
 	return disk_open(path, read_only, false, fd, error);
 }
 
-/* An empty file becomes a new overlay, because a sandboxed server cannot create files. */
+/* Turns an empty file into a new overlay. A sandboxed server, which cannot create files, uses
+ * this. */
 static int fill_if_empty(
 	int fd, const char *path, const struct overlay_base *base, struct error *error)
 {
@@ -584,7 +589,7 @@ static int fill_if_empty(
 	return result;
 }
 
-/* The file is claimed before its contents are trusted. */
+/* Opens the overlay file. Claims it before reading it. */
 static int overlay_open_file(struct overlay_store *store, const struct store_options *options,
 	const char *path, struct error *error)
 {
@@ -631,10 +636,10 @@ static int overlay_open_file(struct overlay_store *store, const struct store_opt
 	return result;
 }
 
-/* With overlay=discard, the upper store has the layout of a file, but the identity of the base in
- * place of the header: a process that takes over checks with it that the changes belong to its
- * base. A base in memory has an identity that is only valid in one process, but such a base
- * contains only zeroes, so zeroes are recorded instead. */
+/* Returns whether the changes in memory (overlay=discard) belong to the base with this identity.
+ * The memory has the layout of an overlay file, but begins with the base's identity instead of a
+ * header. A process that takes over checks it. For a base in memory, whose identity is valid only
+ * in one process, the identity is zero: all such bases contain only zeroes. */
 static bool is_on(const struct overlay_store *store, const uint64_t identity[2])
 {
 	return memcmp(memory_store_bytes(store->upper), identity, 2 * sizeof(*identity)) == 0;
@@ -650,7 +655,7 @@ static void find_base(struct overlay_store *store, uint64_t identity[2])
 	}
 }
 
-/* The upper store has the layout of an overlay file. */
+/* For overlay=discard: opens an upper store in memory, with the layout of an overlay file. */
 static int open_memory(
 	struct overlay_store *store, const struct store_options *options, struct error *error)
 {
@@ -678,7 +683,7 @@ static int open_memory(
 	return result;
 }
 
-/* Combines the properties of both stores: the more restrictive one counts. */
+/* Combines the properties of both stores: the more restrictive value of each. */
 static void overlay_fill_info(struct overlay_store *store)
 {
 	const struct store_info *upper = store_info(store->upper);
@@ -696,11 +701,12 @@ static void overlay_fill_info(struct overlay_store *store)
 	info->write_direct = upper->write_direct;
 	info->stripe_chunk = 0;
 	info->stripe_members = 0;
-	info->atomic_bytes = 0; /* a new block takes two writes: its data, then its bit */
+	/* writing a new block is not atomic: first its data, then its bit */
+	info->atomic_bytes = 0;
 	info->is_volatile = upper->is_volatile;
 	info->has_progress = false;
 	info->progress_off = NULL;
-	/* A new epoch for each start, because a killed server has not recorded where its last
+	/* A random epoch for each start, because a killed server has not recorded where its last
 	 * changes are. */
 	if (getrandom(&info->epoch, sizeof(info->epoch), 0) != sizeof(info->epoch)) {
 		info->epoch = 0;
@@ -739,7 +745,7 @@ static int overlay_open(struct store *base, const struct store_options *options,
 		return result;
 	}
 	overlay_fill_info(store);
-	/* The slice of this layer begins after the slices of both stores below. */
+	/* The slice of this layer is behind the slices of both stores below. */
 	base->scratch_offset = MAX(base->scratch_offset,
 		store->upper->scratch_offset + store->upper->ops->scratch_bytes);
 	return 0;
@@ -767,13 +773,13 @@ static const struct counter counter_list[] = {
 static const struct counter_table counters = { "overlay", "export", "store_overlay_", counter_list,
 	ARRAY_COUNT(counter_list) };
 
-/* Only the upper store is handed over, because the base is only read. */
+/* Hands over only the upper store, because the base is only read. */
 static const char *overlay_handover(struct store *base, struct store_claim *claim_out)
 {
 	return store_handover(container_of(base, struct overlay_store, base)->upper, claim_out);
 }
 
-/* Blocks are spread over two files. */
+/* Returns false, because the blocks are in two files. */
 static bool overlay_place(struct store *base, struct store_place *place_out)
 {
 	GMB_UNUSED(base);
@@ -781,7 +787,8 @@ static bool overlay_place(struct store *base, struct store_place *place_out)
 	return false;
 }
 
-/* Adds blocks that have become present since the file was opened. Blocks never become absent. */
+/* Reads the bitmap again: since the file was opened, the other process can make further blocks
+ * present. Blocks never become absent. */
 static int overlay_take(struct store *base, struct error *error)
 {
 	struct overlay_store *store = container_of(base, struct overlay_store, base);

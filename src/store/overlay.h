@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The overlay filter: clients' changes go to an upper store, and the base below is only read. Only
+ * The overlay filter: clients' changes are written to an upper store; the base is only read. Only
  * overlay*.c include this header. The file format is described in docs/protocol/overlay.md, the
  * order of its writes in docs/design/0021-overlay.md.
  *
  *   part ─▶ overlay ─┬─ every block in the upper store ──▶ upper: a file, or memory
- *                    └─ none of them ────────────────────▶ base
+ *                    └─ no block in the upper store ─────▶ base
  *
- *   present   a bit per block: its contents are in the upper store. Never cleared once set.
+ *   present   a bit per block: its contents are in the upper store. Bits are never cleared.
  *   busy      a bit per block: it is being written for the first time, and no other part may
  *             change it.
- *   saved     the bits of present as they are in the file, or about to be.
+ *   saved     the bits of present that are in the file or being written to it.
  *   pages     a state per page of present: whether it equals the page in the file.
  *
  * Threading: any reactor. Reads, and changes of blocks that are present, use only present and
- * pages, which are atomics; everything else is under the lock. Every part continues on its own
- * ring: work that comes from another ring arrives by a message (struct overlay_port). Ownership:
- * the store owns the upper store, its descriptor and the maps. A queue owns its queue on the upper
- * store, its helpers and their buffers. Errors: as in store.h.
+ * pages, which are atomic; everything else is protected by the lock. Every part continues on its
+ * own ring: another ring passes it back by a message (struct overlay_port). Ownership: the store
+ * owns the upper store, its descriptor and the maps. A queue owns its queue on the upper store, its
+ * helpers and their buffers. Errors: as in store.h.
  */
 #pragma once
 
@@ -27,7 +27,7 @@ enum {
 	OVERLAY_BLOCK_SHIFT = 12,
 	OVERLAY_BLOCK_BYTES = 1 << OVERLAY_BLOCK_SHIFT,
 	OVERLAY_HEAD_BYTES = 4096,
-	OVERLAY_PAGE_BYTES = 4096, /* of the bitmap */
+	OVERLAY_PAGE_BYTES = 4096, /* a page of the bitmap */
 	OVERLAY_PAGE_BLOCKS = OVERLAY_PAGE_BYTES * 8,
 	OVERLAY_WORD_BLOCKS = 64,
 	OVERLAY_PAGE_WORDS = OVERLAY_PAGE_BLOCKS / OVERLAY_WORD_BLOCKS,
@@ -35,7 +35,7 @@ enum {
 	OVERLAY_BASE_PATH_MAX = 3968,
 	OVERLAY_HELPERS = 16,
 };
-/* 256 TiB: the bitmap then takes 8 GiB of address space. */
+/* 256 TiB. The bitmaps then take 8 GiB of address space each. */
 #define OVERLAY_SIZE_MAX (UINT64_C(1) << 48)
 
 /* --- overlay_file.c: the file ---------------------------------------------------------------- */
@@ -44,8 +44,8 @@ enum {
 struct overlay_layout {
 	uint64_t size;
 	uint64_t block_count;
-	uint64_t page_count;  /* of the bitmap, which follows the header */
-	uint64_t data_offset; /* of the first byte of the disk */
+	uint64_t page_count;  /* pages of the bitmap, which follows the header */
+	uint64_t data_offset; /* where the first byte of the disk is stored */
 };
 
 struct overlay_layout overlay_layout_of(uint64_t size);
@@ -54,40 +54,40 @@ struct overlay_layout overlay_layout_of(uint64_t size);
 struct overlay_base {
 	uint64_t size;
 	int64_t changed_ns;   /* as in struct disk_info */
-	uint64_t fingerprint; /* of samples of its bytes */
+	uint64_t fingerprint; /* hash of samples of its contents */
 	char path[OVERLAY_BASE_PATH_MAX + 1];
 };
 
-/* Reads these properties from a base. A negative errno and a sentence. */
+/* Reads these properties from a base. Returns 0, or a negative errno and a message. */
 GMB_MUST_CHECK int overlay_base_look(
 	const char *path, struct overlay_base *base, struct error *error);
-/* -ESTALE with a sentence if found is not the base recorded for the overlay at path. */
+/* Returns -ESTALE and a message if found is not the base that the overlay at path has recorded. */
 GMB_MUST_CHECK int overlay_base_compare(const char *path, const struct overlay_base *recorded,
 	const struct overlay_base *found, struct error *error);
 
 void overlay_head_encode(const struct overlay_base *base, uint8_t head[OVERLAY_HEAD_BYTES]);
-/* Accepts untrusted bytes. -EINVAL with a sentence. */
+/* Decodes a header, which is untrusted. Returns 0, or -EINVAL and a message. */
 GMB_MUST_CHECK int overlay_head_decode(const uint8_t head[OVERLAY_HEAD_BYTES], const char *path,
 	struct overlay_base *base, struct error *error);
 
-/* Reads the header of an open file and checks that the rest of it is there. */
+/* Reads and decodes the header of an open file, and checks that the file is complete. */
 GMB_MUST_CHECK int overlay_head_read(
 	int fd, const char *path, struct overlay_base *base, struct error *error);
 /* Destination of overlay_bitmap_read(). */
 struct overlay_bitmap {
-	uint64_t *words;	   /* as in the file; initially zeroes */
-	_Atomic uint64_t *present; /* in host byte order; or NULL */
-	uint64_t changed_bytes;	   /* of the disk: result */
+	uint64_t *words;	   /* little-endian, as in the file; initially zeroes */
+	_Atomic uint64_t *present; /* the same bits in host byte order; or NULL */
+	uint64_t changed_bytes;	   /* result: size of the changed blocks */
 };
 
-/* -EINVAL: a block after the end of the disk has a bit. */
+/* Reads the bitmap. Returns -EINVAL if a block beyond the end of the disk has a bit. */
 GMB_MUST_CHECK int overlay_bitmap_read(int fd, const char *path,
 	const struct overlay_layout *layout, struct overlay_bitmap *bitmap, struct error *error);
 
-/* Whether the file is to become a new overlay on that base: it is empty, or was left incomplete by
- * a crash during overlay_file_fill(). */
+/* Stores in *is_empty whether the file can become a new overlay on that base: it is empty, or a
+ * crash during overlay_file_fill() has left it incomplete. */
 GMB_MUST_CHECK int overlay_file_is_empty(int fd, const struct overlay_base *base, bool *is_empty);
-/* Makes an overlay of such a file, atomically. */
+/* Makes such a file a new overlay, atomically. */
 GMB_MUST_CHECK int overlay_file_fill(
 	int fd, const char *path, const struct overlay_base *base, struct error *error);
 /* See store_create_check(). */
@@ -99,7 +99,7 @@ GMB_MUST_CHECK int overlay_create(
 GMB_MUST_CHECK int overlay_check(
 	const char *path, struct store_check *check, bool *recognized, struct error *error);
 
-/* Offset in the file of a page of the bitmap. */
+/* Returns the offset in the file of a page of the bitmap. */
 static inline uint64_t overlay_page_offset(uint64_t page)
 {
 	return OVERLAY_HEAD_BYTES + page * OVERLAY_PAGE_BYTES;
@@ -107,12 +107,13 @@ static inline uint64_t overlay_page_offset(uint64_t page)
 
 /* --- the store ------------------------------------------------------------------------------- */
 
-/* State of a page of the bitmap. The page in the file may be older than the page in memory. */
+/* State of a page of the bitmap: the page in memory can have bits that the page in the file does
+ * not have yet. */
 enum overlay_page {
-	OVERLAY_PAGE_SAVED,	     /* both are equal */
+	OVERLAY_PAGE_SAVED,	     /* equal in memory and in the file */
 	OVERLAY_PAGE_CHANGED,	     /* bits were set since the last commit */
-	OVERLAY_PAGE_SAVING,	     /* a commit is writing it */
-	OVERLAY_PAGE_SAVING_CHANGED, /* bits were set since that commit began */
+	OVERLAY_PAGE_SAVING,	     /* a commit is writing the page */
+	OVERLAY_PAGE_SAVING_CHANGED, /* being written, and bits were set since the commit began */
 	OVERLAY_PAGE_STATE_COUNT,
 };
 
@@ -120,39 +121,40 @@ struct overlay_store {
 	struct store base;
 	struct store *upper;
 	struct overlay_layout layout;
-	uint64_t data_offset; /* of the disk in the upper store */
+	uint64_t data_offset; /* where the upper store has the first byte of the disk */
 	char *path;
-	/* Header and bitmap; -1: changes are discarded at the end, and no page ever becomes
+	/* Descriptor for header and bitmap. -1 with overlay=discard: then no page ever becomes
 	 * changed. */
 	int fd;
-	/* Mapping of the next four. Exception: if changes are discarded, present is in the memory
-	 * of the upper store, so that another process can map it too. */
+	/* Memory of the next four members. With overlay=discard, present is in the memory of the
+	 * upper store instead, so that another process can also map it. */
 	void *maps;
 	_Atomic uint64_t *present;
 	uint64_t *saved; /* little-endian, as in the file */
 	uint64_t *busy;
 	_Atomic uint8_t *pages; /* enum overlay_page */
 
-	/* Number of pages that are not saved. Written under the lock. */
+	/* Number of pages in a state other than OVERLAY_PAGE_SAVED. Written under the lock. */
 	_Atomic uint64_t unsaved_count;
-	/* A commit has succeeded since the file was opened. Before that, bits written by a killed
-	 * server may be in a volatile cache only. Written under the lock. */
+	/* A commit has succeeded since the file was opened. Before that, bits in the file may not
+	 * be durable: a killed server might write them only to the disk's cache. Written under the
+	 * lock. */
 	_Atomic bool has_committed;
 
-	pthread_mutex_t lock; /* for all below, and for the members that say so */
+	pthread_mutex_t lock; /* protects the following members, busy and saved */
 	struct list_node blocked;
 	struct list_node committing_next; /* parts that wait for the next commit */
 	bool is_committing;
 };
 
-/* Carries parts to the ring of their queue. */
+/* Passes parts from another ring to the ring of their queue. */
 struct overlay_port {
 	struct ring_message message;
-	struct list_node parts; /* under the store's lock, as is posted */
+	struct list_node parts; /* protected by the store's lock, like posted */
 	bool posted;
 };
 
-/* A read or write on behalf of another part, the owner. */
+/* Reads or writes on behalf of another part, its owner. */
 struct overlay_helper {
 	struct store_part part;
 	struct overlay_queue *queue;
@@ -167,46 +169,46 @@ struct overlay_queue {
 	struct overlay_port port;
 	struct overlay_helper helpers[OVERLAY_HELPERS];
 	uint8_t *buffers;
-	struct list_node idle;	 /* helpers */
+	struct list_node idle;	 /* helpers without an owner */
 	struct list_node hoping; /* parts that wait for an idle helper */
 
-	/* Used while this queue commits. */
+	/* Used while this queue runs a commit. */
 	struct store_part commit;
-	struct list_node committed; /* parts to finish when the commit ends */
+	struct list_node committed; /* parts that are finished when the commit ends */
 	uint64_t commit_page;
-	uint64_t commit_run; /* pages of the write in flight */
+	uint64_t commit_run; /* number of bitmap pages in the write in flight */
 
-	uint64_t split_reads; /* counters */
+	uint64_t split_reads; /* this and the following: counters */
 	uint64_t copied_blocks;
 	uint64_t commits;
 };
 
-/* Next step of a part that comes back by a message, or that finds a helper. */
+/* The next step of a part that comes back from another ring or gets a helper. */
 enum overlay_step {
-	OVERLAY_STEP_CHANGE, /* it now owns the blocks */
+	OVERLAY_STEP_CHANGE, /* make its change; it owns the blocks now */
 	OVERLAY_STEP_COPY,   /* copy a block from the base */
-	OVERLAY_STEP_SPLIT,  /* split a read */
-	OVERLAY_STEP_LEAD,   /* lead the next commit */
-	OVERLAY_STEP_FINISH, /* finish with its result */
+	OVERLAY_STEP_SPLIT,  /* read the next runs of a split read */
+	OVERLAY_STEP_LEAD,   /* run the next commit */
+	OVERLAY_STEP_FINISH, /* finish with the result in its scratch */
 };
 
 enum overlay_edge { OVERLAY_EDGE_HEAD = 1 << 0, OVERLAY_EDGE_TAIL = 1 << 1 };
 
 struct overlay_scratch {
-	uint64_t offset; /* as submitted */
+	uint64_t offset; /* original offset of the part */
 	uint64_t length;
 	uint64_t done_bytes;
-	struct store_extent *extents; /* as submitted */
+	struct store_extent *extents; /* original array of the part */
 	uint32_t extent_max;
 	uint32_t extent_count;
 	int result;
 	uint8_t step;	 /* enum overlay_step */
-	uint8_t edges;	 /* enum overlay_edge: blocks still to be copied */
-	uint8_t pending; /* helpers that read for this part */
-	uint16_t runs;	 /* runs whose extents were requested */
+	uint8_t edges;	 /* enum overlay_edge: edge blocks still to be copied */
+	uint8_t pending; /* number of helpers that read for this part */
+	uint16_t runs;	 /* number of runs whose extents were requested */
 	bool owns_blocks;
-	bool commits; /* the part is durable and needs a commit */
-	bool zeroes;  /* a trim that is forwarded as a zero */
+	bool commits; /* a durable change that needs a commit */
+	bool zeroes;  /* a trim that is being forwarded as a zero */
 };
 
 static inline struct overlay_scratch *overlay_scratch_of(struct store_part *part)
@@ -224,13 +226,13 @@ static inline struct overlay_queue *overlay_queue_of(const struct store_part *pa
 	return container_of(part->queue, struct overlay_queue, base);
 }
 
-/* The block that contains the byte at offset. */
+/* Returns the block that contains the byte at offset. */
 static inline uint64_t overlay_first(uint64_t offset)
 {
 	return offset >> OVERLAY_BLOCK_SHIFT;
 }
 
-/* The block after the one that contains the byte before offset. */
+/* Returns the block behind the last byte before offset. */
 static inline uint64_t overlay_end(uint64_t offset)
 {
 	return (offset + OVERLAY_BLOCK_BYTES - 1) >> OVERLAY_BLOCK_SHIFT;
@@ -239,40 +241,42 @@ static inline uint64_t overlay_end(uint64_t offset)
 /* --- overlay.c ------------------------------------------------------------------------------- */
 
 bool overlay_has(const struct overlay_store *store, uint64_t block);
-/* End of the run of blocks, from first on, that are either all present or all absent; at most
- * end. */
+/* Returns the end of the run of blocks, starting with first, that are either all present or all
+ * absent; at most end. */
 uint64_t overlay_run(
 	const struct overlay_store *store, uint64_t first, uint64_t end, bool *present);
 
-/* Forwards the part, with its current fields, to the base or the upper store. */
+/* Forwards the part, with its current offset and length, to the base or the upper store. */
 void overlay_forward(struct store_part *part, bool upper);
 
-/* Under the lock: lets the part continue with this step on its own ring. */
+/* Called under the lock: makes the part continue with this step on its own ring. */
 void overlay_send(struct store_part *part, enum overlay_step step);
-/* Returns an idle helper for the part; NULL: the part continues with this step when one is idle. */
+/* Returns an idle helper for the part. If there is none, returns NULL, and the part continues with
+ * this step when a helper becomes idle. */
 struct overlay_helper *overlay_helper_take(struct store_part *part, enum overlay_step step);
 void overlay_helper_give(struct overlay_helper *helper);
-/* Submits a read or write for the helper's owner; done receives the helper's part. */
+/* Submits a read or write for the helper's owner; done() is called with the helper's part. */
 void overlay_helper_submit(struct overlay_helper *helper, bool upper, enum store_op op,
 	uint64_t offset, uint64_t length, struct mem_ref memory, store_done_fn *done);
 
 /* --- overlay_change.c ------------------------------------------------------------------------ */
 
-/* Write, trim and zero. */
+/* Processes a write, trim or zero. */
 void overlay_change(struct store_part *part);
-/* Called with the result of a forwarded part. */
+/* Called with the result of a part that overlay_change() has forwarded. */
 void overlay_change_done(struct store_part *part, int result);
 void overlay_change_resume(struct store_part *part, enum overlay_step step);
 
 /* --- overlay_commit.c ------------------------------------------------------------------------ */
 
-/* Under the lock: records that blocks become present. */
+/* Called under the lock before blocks become present: records that their pages have changed. */
 void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t end);
-/* True if a crash could not lose the bits of these blocks. */
+/* Returns whether the bits of these blocks are durable. */
 bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_t end);
-/* Makes all changes completed before durable, then finishes the part. */
+/* Makes all changes that were complete before durable, then finishes the part. */
 void overlay_commit(struct store_part *part);
-/* Called for the part that was first in the queue when the last commit ended. */
+/* Runs the next commit. Called for the first part that waits for it, when the previous one has
+ * ended. */
 void overlay_commit_lead(struct store_part *part);
-/* A blocking commit, for use while no queue exists. */
+/* Commits and blocks until it is done. Only while no queue exists. */
 GMB_MUST_CHECK int overlay_commit_all(struct overlay_store *store);

@@ -2,14 +2,14 @@
 /*
  * Writes, trims and zeroes. Changes of blocks that are present only go to the upper store:
  *
- *   all present ──────────────────────────────────────────────────▶ forward ─▶ done
- *   else: own the others ─▶ copy the rest of the edges ─▶ forward ─▶ present ─▶ done
- *              │  ▲ when another owner of a block is done
- *              └──┘
+ *   all present ────────────────────────────────────────────────────▶ forward ─▶ done
+ *   else: own absent blocks ─▶ copy rest of edge blocks ─▶ forward ─▶ present ─▶ done
+ *                  │  ▲ when another part that owns a block is done
+ *                  └──┘
  *
- * A trim of blocks that are not all present is forwarded as a fast zero. A trim may leave bytes
- * unchanged, and the upper store may contain bytes there that a killed server has written. If the
- * upper store cannot zero without writing, the trim completes without a change.
+ * A trim of blocks that are not all present is forwarded as a fast zero, because the upper store
+ * may contain bytes there that a killed server has written, and a trim might leave them unchanged.
+ * If the upper store cannot zero without writing, the trim has no effect.
  *
  * Invariant: a part that changes blocks for the first time owns them from before it reads the base
  * until they are present. So a copy from the base never overwrites bytes of a client, and every
@@ -26,7 +26,8 @@ struct range {
 	uint64_t end;
 };
 
-/* The range to change. A trim skips partial blocks, except for the last block of the disk. */
+/* Returns the range to change. A trim skips incomplete blocks, except for the last block of the
+ * disk. */
 static struct range range_of(struct store_part *part)
 {
 	const struct overlay_scratch *scratch = overlay_scratch_of(part);
@@ -40,7 +41,8 @@ static struct range range_of(struct store_part *part)
 	return range;
 }
 
-/* Bits of one word for the blocks from first to end - 1. first is in the word. */
+/* Returns the bits of one word for the blocks from first to end - 1. The word is the one with
+ * first. */
 static uint64_t word_mask(uint64_t first, uint64_t end)
 {
 	uint64_t from = first % OVERLAY_WORD_BLOCKS;
@@ -49,7 +51,7 @@ static uint64_t word_mask(uint64_t first, uint64_t end)
 	return (count == OVERLAY_WORD_BLOCKS ? UINT64_MAX : (UINT64_C(1) << count) - 1) << from;
 }
 
-/* The first block of the next word. */
+/* Returns the first block of the next word. */
 static uint64_t word_next(uint64_t block)
 {
 	return (block / OVERLAY_WORD_BLOCKS + 1) * OVERLAY_WORD_BLOCKS;
@@ -57,7 +59,7 @@ static uint64_t word_next(uint64_t block)
 
 /* --- ownership of blocks --------------------------------------------------------------------- */
 
-/* All functions here run under the lock. */
+/* All functions of this section are called under the lock. */
 
 static bool overlay_change_is_busy(const struct overlay_store *store, uint64_t first, uint64_t end)
 {
@@ -69,7 +71,8 @@ static bool overlay_change_is_busy(const struct overlay_store *store, uint64_t f
 	return false;
 }
 
-/* Makes the part the owner of all its absent blocks. False: another part owns at least one. */
+/* Makes the part the owner of all absent blocks in its range. Returns false if another part owns an
+ * absent block. */
 static bool blocks_take(struct overlay_store *store, struct store_part *part)
 {
 	struct range range = range_of(part);
@@ -80,7 +83,7 @@ static bool blocks_take(struct overlay_store *store, struct store_part *part)
 		return false;
 	}
 	for (uint64_t at = first; at < end; at = word_next(at)) {
-		/* Relaxed: bits are only set under the lock. */
+		/* Relaxed order: bits are set only under the lock. */
 		uint64_t present = atomic_load_explicit(
 			&store->present[at / OVERLAY_WORD_BLOCKS], memory_order_relaxed);
 
@@ -90,9 +93,9 @@ static bool blocks_take(struct overlay_store *store, struct store_part *part)
 	return true;
 }
 
-/* Releases the part's blocks, and makes them present if it succeeded. All busy blocks in its range
- * are its own, because ranges with a busy block cannot be taken by other parts. Then the blocked
- * parts try again. */
+/* Releases the part's blocks, and makes them present if it has succeeded. It owns all busy blocks
+ * in its range, because a part cannot own a range in which another part owns a block. Then the
+ * blocked parts try again. */
 static void blocks_give(struct overlay_store *store, struct range range, bool done)
 {
 	uint64_t first = overlay_first(range.start);
@@ -106,7 +109,7 @@ static void blocks_give(struct overlay_store *store, struct range range, bool do
 		uint64_t *busy = &store->busy[at / OVERLAY_WORD_BLOCKS];
 
 		if (done && (*busy & mask) != 0) {
-			/* Release pairs with the acquire in present_word(). */
+			/* The release order pairs with the acquire in present_word(). */
 			atomic_fetch_or_explicit(&store->present[at / OVERLAY_WORD_BLOCKS],
 				*busy & mask, memory_order_release);
 		}
@@ -128,7 +131,7 @@ static void blocks_give(struct overlay_store *store, struct range range, bool do
 static void change_next(struct store_part *part);
 static void change_end(struct store_part *part, int result);
 
-/* The edge blocks to copy: blocks that are changed only in part and absent from the upper store. */
+/* Returns the edge blocks to copy from the base: absent blocks of which only a part is changed. */
 static uint8_t edges_of(struct store_part *part)
 {
 	const struct overlay_store *store = overlay_of(part->queue);
@@ -147,7 +150,7 @@ static uint8_t edges_of(struct store_part *part)
 	return edges;
 }
 
-/* The block to copy next: the head first. */
+/* Returns the edge block to copy next; the first one comes first. */
 static struct range edge_range(struct store_part *part)
 {
 	struct range range = range_of(part);
@@ -158,7 +161,7 @@ static struct range edge_range(struct store_part *part)
 	return (struct range){ start, MIN(start + OVERLAY_BLOCK_BYTES, size) };
 }
 
-/* Ends one copy and gives the helper back. */
+/* Ends one copy, releases the helper and continues with the part. */
 static void overlay_change_copy_end(struct overlay_helper *helper, int result)
 {
 	struct store_part *part = helper->owner;
@@ -168,7 +171,7 @@ static void overlay_change_copy_end(struct overlay_helper *helper, int result)
 		change_end(part, result);
 		return;
 	}
-	/* The lowest set bit is the edge that was copied. */
+	/* clear the lowest set bit: the edge that was copied */
 	overlay_scratch_of(part)->edges &= (uint8_t)(overlay_scratch_of(part)->edges - 1);
 	overlay_helper_give(helper);
 	change_next(part);
@@ -212,7 +215,7 @@ static void change_forward(struct store_part *part)
 	struct range range = range_of(part);
 
 	if (overlay_scratch_of(part)->commits) {
-		part->flags &= ~(uint32_t)STORE_FUA; /* the commit makes it durable */
+		part->flags &= ~(uint32_t)STORE_FUA; /* the commit makes the change durable */
 	}
 	part->offset = range.start;
 	part->length = range.end - range.start;
@@ -247,7 +250,7 @@ void overlay_change_resume(struct store_part *part, enum overlay_step step)
 	}
 }
 
-/* Called once the part has its original flags, offset and length again. */
+/* Ends a change. The part has its original flags and operation again. */
 static void change_end(struct store_part *part, int result)
 {
 	struct overlay_store *store = overlay_of(part->queue);

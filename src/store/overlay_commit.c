@@ -2,17 +2,17 @@
 /*
  * Commits, which make changes durable: first the data, then the bits that say where the data is.
  *
- *   take the changed pages ─▶ flush ─▶ write those pages ─▶ flush ─▶ finish all parts that waited
+ *   copy the changed pages ─▶ flush ─▶ write the copies ─▶ flush ─▶ finish all parts that waited
  *
- * The bits of a page are taken before the first flush begins, and the data of each bit was written
- * before the bit was set. So whatever subset of the page writes survives a crash, every set bit has
- * its data. A clear bit means that the block is read from the base. These are contents that the
- * client may still expect, because no flush has completed since. Bits are only ever set. So a page
- * that was written in part, down to a single byte, just has some of the new bits, and needs no
- * checksum or second copy.
+ * The bits of a page are copied before the first flush begins, and the data of a block is written
+ * before its bit is set. So whatever subset of the page writes survives a crash, the data of every
+ * set bit is on the disk. If a bit is missing, the block is read from the base. This is correct
+ * after a crash, because no flush has completed since the change. Bits are never cleared. So a page
+ * of which only some bytes were written just has some of the new bits, and needs no checksum or
+ * second copy.
  *
- * One commit runs at a time, on the ring of the part that began it. Parts that arrive during a
- * commit wait for the next one, which they share.
+ * One commit runs at a time, on the ring of the part that began it. All parts that arrive during a
+ * commit share the next one.
  */
 #include <endian.h>
 #include <errno.h>
@@ -21,7 +21,7 @@
 #include "disk/disk.h"
 #include "store/overlay.h"
 
-enum { RUN_PAGES_MAX = 64 /* in one write */ };
+enum { RUN_PAGES_MAX = 64 /* pages in one write */ };
 
 /* --- the state of a page --------------------------------------------------------------------- */
 
@@ -38,20 +38,20 @@ static enum overlay_page page_state(const struct overlay_store *store, uint64_t 
 	return (enum overlay_page)atomic_load_explicit(&store->pages[page], memory_order_relaxed);
 }
 
-/* Under the lock. */
+/* Called under the lock. */
 static void page_set(struct overlay_store *store, uint64_t page, enum overlay_page state)
 {
 	enum overlay_page before = page_state(store, page);
 	uint64_t unsaved = atomic_load_explicit(&store->unsaved_count, memory_order_relaxed);
 
 	GMB_ASSERT((page_edges[before] & BIT(state)) != 0);
-	/* Relaxed, because the release that sets a bit in present orders this store for all who see
-	 * that bit, see overlay_pages_changed(). A page that wrongly looks unsaved only costs an
-	 * additional commit. */
+	/* Relaxed order is enough: the release that sets a bit in present also publishes this
+	 * state, see overlay_pages_changed(). If a page wrongly seems to be unsaved, this only
+	 * costs another commit. */
 	atomic_store_explicit(&store->pages[page], (uint8_t)state, memory_order_relaxed);
 	unsaved += before == OVERLAY_PAGE_SAVED;
 	unsaved -= state == OVERLAY_PAGE_SAVED;
-	/* Release: a thread that finds no unsaved page also sees that the saved ones are
+	/* Release order: a thread that finds no unsaved page also sees that all pages are
 	 * durable. */
 	atomic_store_explicit(&store->unsaved_count, unsaved, memory_order_release);
 }
@@ -62,7 +62,8 @@ void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t
 		return;
 	}
 	/* The state of the page changes before the bits of present are set with release. So a
-	 * thread that sees a bit never finds its page in the older state OVERLAY_PAGE_SAVED. */
+	 * thread that sees a bit also sees that its page is no longer in the state
+	 * OVERLAY_PAGE_SAVED. */
 	for (uint64_t page = first / OVERLAY_PAGE_BLOCKS; page <= (end - 1) / OVERLAY_PAGE_BLOCKS;
 		page++) {
 		switch (page_state(store, page)) {
@@ -82,7 +83,7 @@ void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t
 
 bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_t end)
 {
-	/* Acquire pairs with the release in commit_end(). */
+	/* The acquire order pairs with the release in commit_end(). */
 	if (!atomic_load_explicit(&store->has_committed, memory_order_acquire)) {
 		return false;
 	}
@@ -95,7 +96,7 @@ bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_
 	return true;
 }
 
-/* Under the lock: takes the bits of all changed pages. */
+/* Called under the lock: copies the bits of all changed pages to saved. */
 static void pages_take(struct overlay_store *store)
 {
 	for (uint64_t page = 0; page < store->layout.page_count; page++) {
@@ -112,7 +113,8 @@ static void pages_take(struct overlay_store *store)
 	}
 }
 
-/* Under the lock: the pages that were taken are in the file, or the commit failed. */
+/* Called under the lock at the end of a commit. saved: the copied pages are in the file; otherwise
+ * the commit has failed. */
 static void pages_end(struct overlay_store *store, bool saved)
 {
 	for (uint64_t page = 0; page < store->layout.page_count; page++) {
@@ -124,7 +126,7 @@ static void pages_end(struct overlay_store *store, bool saved)
 	}
 }
 
-/* Finds the next run of pages to write, from page on: returns its first page, and its length in
+/* Finds the next run of pages to write, starting at page. Returns its first page, and its length in
  * *count. */
 static uint64_t pages_run(const struct overlay_store *store, uint64_t page, uint64_t *count)
 {
@@ -141,8 +143,8 @@ static uint64_t pages_run(const struct overlay_store *store, uint64_t page, uint
 
 /* --- a commit -------------------------------------------------------------------------------- */
 
-/* Finishes the parts of this ring and sends the parts of other rings to them. Then passes the lead
- * of the next commit to the first part that waits for it. */
+/* Finishes the parts of this ring, and sends the parts of other rings to them. Then lets the first
+ * part that waits begin the next commit. */
 static void commit_end(struct overlay_queue *queue, int result)
 {
 	struct overlay_store *store = overlay_of(&queue->base);
@@ -192,7 +194,7 @@ static void commit_saved(struct store_part *part, int result)
 	commit_end(container_of(part, struct overlay_queue, commit), result);
 }
 
-/* Called when the data is durable and after each write of pages. */
+/* Called when the data is durable, and after each write of bitmap pages. */
 static void commit_written(struct store_part *part, int result)
 {
 	struct overlay_queue *queue = container_of(part, struct overlay_queue, commit);
@@ -206,7 +208,7 @@ static void commit_written(struct store_part *part, int result)
 	queue->commit_page =
 		pages_run(store, queue->commit_page + queue->commit_run, &queue->commit_run);
 	if (queue->commit_run == 0) {
-		if (before == 0) { /* the previous commit wrote all pages */
+		if (before == 0) { /* all pages have been written */
 			commit_end(queue, 0);
 		} else {
 			commit_flush(queue, commit_saved);
@@ -263,7 +265,7 @@ void overlay_commit(struct store_part *part)
 	}
 }
 
-/* If a flush has failed, the bits must not be written, because their data may be lost. */
+/* Does not write the bits if the flush has failed, because their data may be lost. */
 int overlay_commit_all(struct overlay_store *store)
 {
 	uint64_t page = 0;

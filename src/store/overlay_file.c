@@ -14,7 +14,7 @@
 
 enum {
 	VERSION = 1,
-	SAMPLES = 64, /* of the base */
+	SAMPLES = 64, /* number of samples of the base */
 	SAMPLE_BYTES = 4096,
 	SHOWN_BYTES = 100,
 };
@@ -40,7 +40,7 @@ _Static_assert(sizeof(struct head) == OVERLAY_HEAD_BYTES, "without gaps");
 _Static_assert(offsetof(struct head, checksum) == OVERLAY_HEAD_BYTES - 8, "the last");
 _Static_assert(OVERLAY_SIZE_MAX / OVERLAY_BLOCK_BYTES / 8 < INT64_MAX / 2, "the file has a size");
 
-/* FNV-1a, 64 bits: detects accidents, not attacks. */
+/* FNV-1a, 64 bits. Detects accidental changes, not attacks. */
 static uint64_t hash_begin(void)
 {
 	return UINT64_C(0xcbf29ce484222325);
@@ -67,8 +67,8 @@ struct overlay_layout overlay_layout_of(uint64_t size)
 
 /* --- the base -------------------------------------------------------------------------------- */
 
-/* Only samples: reading all of the base would take too long. Changed contents with an unchanged
- * modification time are a rare accident. */
+/* Hashes samples of the base, because reading all of it would take too long. Changes outside the
+ * samples that leave the modification time unchanged are rare. */
 static int take_fingerprint(int fd, uint64_t size, uint64_t *fingerprint)
 {
 	uint8_t sample[SAMPLE_BYTES];
@@ -88,7 +88,7 @@ static int take_fingerprint(int fd, uint64_t size, uint64_t *fingerprint)
 	return 0;
 }
 
-/* The absolute path if there is one, because the record must not depend on the working
+/* Returns the absolute path if possible, because the recorded path must not depend on the working
  * directory. */
 static void take_path(const char *path, char out[OVERLAY_BASE_PATH_MAX + 1])
 {
@@ -153,7 +153,7 @@ int overlay_base_compare(const char *path, const struct overlay_base *recorded,
 	if (recorded->fingerprint != found->fingerprint) {
 		return refuse_base(path, found, "the contents of the base have changed", "", error);
 	}
-	/* A device has no modification time, so times are compared only if both have one. */
+	/* Compares times only if both are known: devices do not have a modification time. */
 	if (recorded->changed_ns != 0 && found->changed_ns != 0 &&
 		recorded->changed_ns != found->changed_ns) {
 		snprintf(text, sizeof(text),
@@ -183,7 +183,7 @@ void overlay_head_encode(const struct overlay_base *base, uint8_t bytes[OVERLAY_
 	memcpy(bytes, &head, sizeof(head));
 }
 
-/* True if the bytes begin like an overlay. */
+/* Returns whether the bytes begin like the header of an overlay. */
 static bool head_is_ours(const uint8_t bytes[OVERLAY_HEAD_BYTES])
 {
 	return memcmp(bytes, magic, sizeof(magic)) == 0;
@@ -236,7 +236,8 @@ int overlay_head_read(int fd, const char *path, struct overlay_base *base, struc
 	int result = disk_info(fd, &info);
 
 	if (result == 0 && (info.is_block || info.size < sizeof(head))) {
-		memset(head, 0, sizeof(head)); /* not an overlay */
+		/* not an overlay: makes overlay_head_decode() fail */
+		memset(head, 0, sizeof(head));
 	} else if (result == 0) {
 		result = disk_read(fd, head, sizeof(head), 0);
 	}
@@ -260,7 +261,7 @@ int overlay_head_read(int fd, const char *path, struct overlay_base *base, struc
 
 /* --- the bitmap ------------------------------------------------------------------------------ */
 
-/* Takes words that were read. Returns the number of blocks in them. */
+/* Adds words that were read from the file to the bitmap. Returns the number of their set bits. */
 static uint64_t take_words(struct overlay_bitmap *bitmap, uint64_t first, uint64_t end)
 {
 	uint64_t blocks = 0;
@@ -276,7 +277,7 @@ static uint64_t take_words(struct overlay_bitmap *bitmap, uint64_t first, uint64
 	return blocks;
 }
 
-/* Skips holes, because most of the bitmap of a large disk is a hole. */
+/* Reads the bitmap without its holes: for a large disk, most of it is a hole. */
 static int read_words(int fd, const struct overlay_layout *layout, struct overlay_bitmap *bitmap,
 	uint64_t *blocks)
 {
@@ -343,8 +344,8 @@ static bool overlay_file_is_zero(const uint8_t *bytes, size_t count)
 	return bytes[0] == 0 && memcmp(bytes, bytes + 1, count - 1) == 0;
 }
 
-/* A crash can leave the file with its final size and without the header. The bitmap is then a
- * hole. */
+/* Stores in *is_made whether a crash has left the file with its final size but without a header.
+ * The bitmap is then a hole. */
 static int is_half_made(int fd, uint64_t data_offset, bool *is_made)
 {
 	uint8_t head[OVERLAY_HEAD_BYTES];
@@ -373,8 +374,8 @@ int overlay_file_is_empty(int fd, const struct overlay_base *base, bool *is_empt
 	return result;
 }
 
-/* Extends the file with a write, because a sandbox may allow an open file to grow but not
- * ftruncate(). The header is written last: without it the file is not an overlay. */
+/* Extends the file by writing its last byte, because a sandbox may forbid ftruncate(). Writes the
+ * header last: without it the file is not an overlay. */
 int overlay_file_fill(
 	int fd, const char *path, const struct overlay_base *base, struct error *error)
 {
@@ -398,7 +399,7 @@ int overlay_file_fill(
 				     strerror(-result));
 }
 
-/* Overwrites an existing overlay, whose changes are lost. */
+/* Overwrites an existing overlay, whose changes are discarded. */
 static int reset(const char *path, const struct overlay_base *base,
 	const struct store_create *create, struct error *error)
 {
@@ -416,7 +417,7 @@ static int reset(const char *path, const struct overlay_base *base,
 		is_empty = false;
 	}
 	if (result == 0 && !is_empty && overlay_head_read(fd, path, &recorded, error) < 0) {
-		result = -EINVAL; /* only an overlay is overwritten */
+		result = -EINVAL; /* only an overlay may be overwritten */
 	} else if (result == 0 && !is_empty && !create->force) {
 		result = error_set(error, -EEXIST,
 			"'%s' is an overlay; --force replaces it with a new one and discards its "
@@ -450,7 +451,7 @@ static int check_format(const char *path, struct error *error)
 	result = disk_info(fd, &info);
 	disk_close(fd);
 	if (result < 0 || info.format == NULL) {
-		return 0; /* overlay_base_look() will report the reason */
+		return 0; /* overlay_base_look() will report the error */
 	}
 	return error_set(error, -EMEDIUMTYPE,
 		"'%s' looks like a %s image, but the base of an overlay must be a raw disk; %s",

@@ -1,23 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pace filter: limits the store below to the speed of a disk, or of a stripe of several. The
- * store processes a part first, without delay. The filter then holds the part for the time that the
- * simulated disk would have needed, and reports the progress of reads during that time.
+ * The pace filter: limits the store below to the speed of a disk, or of a stripe of several. First,
+ * the store processes a part without delay. Then the filter holds the part back for as long as the
+ * simulated disk would need, and reports the progress of a read during that time.
  *
  *   store   |chunk 0|chunk 1|chunk 2|chunk 3| ...     chunk c is on member c % members
  *   member 0  [latency|bytes of part A][latency|bytes of part C]
  *   member 1           [latency|bytes of part A][latency|bytes of part B]
  *                                 part A is done ──┘
  *
- * A member handles one part at a time, in order of arrival. A part is complete when its slowest
- * member is. The duration of a part is known when it arrives, so the only state of a member is the
- * time at which it becomes free. All reactors share these times, and reserve a member with one
- * atomic operation. All later times are computed from these times, never from the time at which a
- * timer fired, so that one late timer does not delay the following parts.
+ * A member handles one part at a time, in order of arrival. A part is complete when its last member
+ * has finished it. The duration of a part is known when it arrives, so the only state of a member
+ * is the time at which it becomes free. All reactors share these times, and reserve a member with
+ * one atomic operation. Times are never computed from the moment at which a timer fired, so that a
+ * late timer does not delay later parts.
  *
  * A queue has a fixed number of slots for parts; further parts wait, as for a disk whose queue is
- * full. Each queue has one timer, which is in flight only while parts are and is set for the
- * earliest event of any slot.
+ * full. Each queue has one timer, set for the earliest event of any slot. It is in flight only
+ * while parts are.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -28,9 +28,9 @@
 #include "store/parse.h"
 
 enum {
-	SLOT_COUNT = 1024, /* parts in progress in a queue */
-	/* Progress is reported at intervals of this many bytes, or of more if that would take less
-	 * than STEP_NS_MIN, because timers are not free. */
+	SLOT_COUNT = 1024, /* maximum number of parts in progress in a queue */
+	/* Interval of progress reports in bytes. Larger if these bytes would take less than
+	 * STEP_NS_MIN, because each report needs a timer. */
 	STEP_BYTES_MIN = 16 << 10,
 	STEP_BYTES_MAX = 1 << 30,
 	STEP_NS_MIN = 50000,
@@ -47,36 +47,38 @@ struct pace_store {
 	struct store base;
 	struct store_pace pace;
 	uint64_t step_bytes;
-	_Atomic uint64_t free_ns[STORE_PACE_MEMBERS_MAX]; /* when the member becomes free */
+	/* by member: time at which it becomes free */
+	_Atomic uint64_t free_ns[STORE_PACE_MEMBERS_MAX];
 };
 
 struct slot {
-	struct list_node node; /* in queue->busy by next_ns, or in queue->slots_free */
+	struct list_node node; /* in queue->busy, sorted by next_ns, or in queue->slots_free */
 	struct store_part *part;
 	uint64_t next_ns;  /* next event: a progress report, or the end */
 	uint64_t end_ns;   /* when all bytes have arrived */
-	uint64_t reported; /* bytes */
-	uint64_t *data_ns; /* by member: when its first byte of this part arrives */
+	uint64_t reported; /* bytes whose progress was reported */
+	uint64_t *data_ns; /* by member: time at which its first byte of this part arrives */
 };
 
 struct pace_queue {
 	struct store_queue base;
 	struct slot *slots;
-	uint64_t *times; /* the slots' data_ns */
+	uint64_t *times; /* memory of the slots' data_ns */
 	struct list_node slots_free;
 	struct list_node busy;	  /* slots, earliest event first */
 	struct list_node waiting; /* parts without a slot */
 	struct ring_op timer;
-	uint64_t timer_ns; /* when it fires; 0: cancelled, and about to complete */
+	/* time at which the timer fires; 0: it was cancelled and is about to complete */
+	uint64_t timer_ns;
 };
 
 enum pace_phase { PACE_STEP, PACE_END };
 
-/* A part's scratch. */
+/* The filter's private data in a part. */
 struct pace_scratch {
-	store_progress_fn *progressed; /* the submitter's: only this filter reports progress */
+	store_progress_fn *progressed; /* the submitter's function; only this filter calls it */
 	uint64_t arrived_ns;
-	uint64_t reported; /* bytes, if the phase is PACE_STEP */
+	uint64_t reported; /* with PACE_STEP: bytes to report */
 	uint64_t phase;	   /* enum pace_phase */
 };
 
@@ -216,11 +218,11 @@ static struct pace_store *store_of(const struct pace_queue *queue)
 
 static uint64_t bytes_ns(const struct pace_store *store, uint64_t bytes)
 {
-	/* No overflow: a part has at most 1 GiB. */
+	/* Does not overflow, because a part has at most 1 GiB. */
 	return (bytes * SECOND_NS + store->pace.rate - 1) / store->pace.rate;
 }
 
-/* The share of the member in the first bytes of the store. */
+/* Returns how many of the first bytes of the store are on the member. */
 static uint64_t bytes_before(const struct store_pace *pace, uint64_t bytes, uint32_t member)
 {
 	uint64_t row_bytes = (uint64_t)pace->chunk * pace->members;
@@ -231,7 +233,7 @@ static uint64_t bytes_before(const struct store_pace *pace, uint64_t bytes, uint
 	return bytes / row_bytes * pace->chunk + in_row;
 }
 
-/* The share of the member in the first bytes of the part. */
+/* Returns how many of the first bytes of the part are on the member. */
 static uint64_t bytes_on(const struct store_pace *pace, const struct store_part *part,
 	uint64_t bytes, uint32_t member)
 {
@@ -242,7 +244,7 @@ static uint64_t bytes_on(const struct store_pace *pace, const struct store_part 
 	       bytes_before(pace, part->offset, member);
 }
 
-/* When the first bytes of the part have arrived from all members. */
+/* Returns the time at which the first bytes of the part have arrived from all members. */
 static uint64_t came_ns(const struct pace_store *store, const struct slot *slot, uint64_t bytes)
 {
 	uint64_t latest = 0;
@@ -257,12 +259,12 @@ static uint64_t came_ns(const struct pace_store *store, const struct slot *slot,
 	return latest;
 }
 
-/* Reserves the member for this duration; returns its start. */
+/* Reserves the member for this duration, and returns the time at which it begins. */
 static uint64_t reserve(
 	struct pace_store *store, uint32_t member, uint64_t arrived_ns, uint64_t duration_ns)
 {
 	_Atomic uint64_t *free_ns = &store->free_ns[member];
-	/* Relaxed: only the time itself is passed between threads. */
+	/* Relaxed order: threads exchange only this time. */
 	uint64_t seen = atomic_load_explicit(free_ns, memory_order_relaxed);
 	uint64_t start;
 
@@ -275,8 +277,8 @@ static uint64_t reserve(
 
 /* --- slots --------------------------------------------------------------------------------- */
 
-/* Inserts by time, searching from the front: slots in progress are due earlier than those that
- * still wait for their members. */
+/* Inserts the slot by time, searching from the front: a slot in progress is due earlier than those
+ * whose members are still busy with other parts. */
 static void slot_insert(struct pace_queue *queue, struct slot *slot)
 {
 	struct list_node *position = queue->busy.next;
@@ -288,7 +290,7 @@ static void slot_insert(struct pace_queue *queue, struct slot *slot)
 	list_insert_before(position, &slot->node);
 }
 
-/* Inserts by time, searching from the back, where new slots belong. */
+/* Inserts a new slot by time, searching from the back, because it is usually due last. */
 static void slot_append(struct pace_queue *queue, struct slot *slot)
 {
 	struct list_node *position = &queue->busy;
@@ -300,7 +302,7 @@ static void slot_append(struct pace_queue *queue, struct slot *slot)
 	list_insert_before(position, &slot->node);
 }
 
-/* Bytes at which to report progress next. */
+/* Returns the number of bytes at which to report progress next. */
 static uint64_t next_step(
 	const struct pace_store *store, const struct store_part *part, uint64_t reported)
 {
@@ -319,8 +321,8 @@ static void set_next(const struct pace_store *store, struct slot *slot)
 	slot->next_ns = reports ? came_ns(store, slot, bytes) : slot->end_ns;
 }
 
-/* Reserves the members of a part, beginning with its arrival, so that the time the store below
- * needed is not added. There is a free slot. */
+/* Reserves the members for a part from its arrival on, so that the time that the store below has
+ * needed is not added. A slot must be free. */
 static void pace_admit(struct pace_queue *queue, struct store_part *part)
 {
 	struct pace_store *store = store_of(queue);
@@ -347,7 +349,7 @@ static void pace_admit(struct pace_queue *queue, struct store_part *part)
 
 static void pace_timer_done(struct ring_op *op, int result);
 
-/* Sets the timer for the earliest event. */
+/* Sets the timer for the earliest event, if necessary. */
 static void pace_arm(struct pace_queue *queue)
 {
 	struct ring *ring = queue->base.ring;
@@ -362,7 +364,7 @@ static void pace_arm(struct pace_queue *queue)
 	if (queue->timer.in_flight) {
 		if (next_ns < queue->timer_ns) {
 			queue->timer_ns = 0;
-			ring_cancel(ring, &queue->timer); /* it completes and is set again */
+			ring_cancel(ring, &queue->timer); /* when it completes, it is set again */
 		}
 		return;
 	}
@@ -371,7 +373,8 @@ static void pace_arm(struct pace_queue *queue)
 	ring_timer(ring, &queue->timer, next_ns > now_ns ? next_ns - now_ns : 0, pace_timer_done);
 }
 
-/* Handles a slot that is due: adds its part to the list, with the event in its scratch. */
+/* Handles a slot whose time has come: adds its part to the list due, with the event in its
+ * scratch. */
 static void slot_due(
 	struct pace_queue *queue, struct slot *slot, uint64_t now_ns, struct list_node *due)
 {
@@ -404,7 +407,7 @@ static void pace_timer_done(struct ring_op *op, int result)
 	struct list_node due;
 	struct list_node *node;
 
-	GMB_UNUSED(result); /* cancelled: an earlier event was added */
+	GMB_UNUSED(result); /* -ECANCELED: an earlier event was added */
 	list_init(&due);
 	while ((node = list_first(&queue->busy)) != NULL) {
 		struct slot *slot = list_entry(node, struct slot, node);
@@ -419,7 +422,8 @@ static void pace_timer_done(struct ring_op *op, int result)
 			list_entry(list_pop_front(&queue->waiting), struct store_part, node));
 	}
 	pace_arm(queue);
-	/* The submitter of the last part may destroy the queue. */
+	/* The submitter of the last part may destroy the queue, so the queue is not used any
+	 * more. */
 	while ((node = list_pop_front(&due)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);
 		const struct pace_scratch *scratch = store_scratch(part);
@@ -439,7 +443,7 @@ static bool is_paced(const struct store_part *part)
 	return part->op == STORE_READ || part->op == STORE_WRITE;
 }
 
-/* The store below has finished; now the part is held. */
+/* The store below has finished the part, which is now held back. */
 static void worked_done(struct store_part *part, int result)
 {
 	struct pace_queue *queue = container_of(part->queue, struct pace_queue, base);
@@ -448,8 +452,8 @@ static void worked_done(struct store_part *part, int result)
 		store_finish(part, result);
 		return;
 	}
-	/* Progress of the store below is not passed on, because these bytes have not yet arrived in
-	 * simulated time. */
+	/* Does not pass on progress of the store below, because in simulated time the bytes have
+	 * not arrived yet. */
 	part->progressed = ((struct pace_scratch *)store_scratch(part))->progressed;
 	part->progress_bytes = 0;
 	if (result < 0) {
@@ -519,7 +523,7 @@ static int pace_open(struct store *base, const struct store_options *options, co
 	GMB_UNUSED(error);
 	memcpy(&store->pace, config, sizeof(store->pace));
 	base->info.has_progress = true;
-	base->info.progress_off = NULL; /* it counts itself */
+	base->info.progress_off = NULL; /* this filter reports progress itself */
 	if (store->pace.members > 1) {
 		base->info.stripe_chunk = store->pace.chunk;
 		base->info.stripe_members = store->pace.members;

@@ -8,7 +8,7 @@
 #include "base/log.h"
 #include "base/text.h"
 
-enum { QUANTITY_BYTES = 32 }; /* longer numbers do not fit 64 bits */
+enum { QUANTITY_BYTES = 32 }; /* longer numbers do not fit into 64 bits */
 
 bool parse_count(const char *text, size_t len, uint64_t *value)
 {
@@ -30,8 +30,8 @@ bool parse_count(const char *text, size_t len, uint64_t *value)
 	return true;
 }
 
-/* Makes a terminated copy for the parsers of base/text.h. False if the text cannot be a
- * quantity. */
+/* Makes a terminated copy for the parsers of base/text.h. Returns false if the text is too long or
+ * contains a zero byte. */
 static bool copy_quantity(char out[QUANTITY_BYTES], const char *text, size_t len)
 {
 	if (len >= QUANTITY_BYTES || memchr(text, '\0', len) != NULL) {
@@ -125,7 +125,7 @@ int parse_rule_op(struct parse_field field, uint32_t *ops, struct error *error)
 		*ops = (uint32_t)(BIT(STORE_OP_COUNT) - 1);
 		return 0;
 	}
-	for (uint32_t op = 0; op < STORE_COPY; op++) { /* filters never receive copies */
+	for (uint32_t op = 0; op < STORE_COPY; op++) { /* filters never receive STORE_COPY */
 		if (parse_field_is(field, store_op_name((enum store_op)op))) {
 			*ops = BIT(op);
 			return 0;
@@ -178,8 +178,8 @@ bool store_rule_matches(const struct store_rule *rule, const struct store_part *
 	if (rule->range_length == 0) {
 		return true;
 	}
-	/* Neither sum overflows, because the wrapper and the parser have checked them. A flush has
-	 * no range. */
+	/* The sums do not overflow, because store_submit() and the parser have checked them. A
+	 * flush has no range. */
 	return part->length > 0 && part->offset < rule->range_offset + rule->range_length &&
 	       rule->range_offset < part->offset + part->length;
 }

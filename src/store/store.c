@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Opening, starting, handing over and closing of stores, their snapshots and size watches, and the
- * creation of queues. dispatch.c has the path of a part, options.c the registry.
+ * Opening, starting, handing over and closing stores, their snapshots and size watches, and
+ * creating queues. Parts are in dispatch.c, the registry of kinds is in options.c.
  *
  * A store is a chain of layers linked by inner: filters outside, the kind innermost. Functions here
- * either find the innermost layer, which has the owner, the start and the watches, or walk the
- * chain to the first layer that implements an operation.
+ * use either the innermost layer, to which the owner, the start and the watches belong, or the
+ * outermost layer that implements an operation.
  */
 #include "store/store.h"
 
@@ -35,7 +35,7 @@ const char *store_op_name(enum store_op op)
 
 enum { START_DONE = 1000 };
 
-/* The kind's own layer, below all filters. */
+/* Returns the innermost layer, which belongs to the kind. */
 static struct store *innermost(const struct store *store)
 {
 	while (store->inner != NULL) {
@@ -101,7 +101,7 @@ static void check_info(const struct store_info *info)
 	GMB_ASSERT(info->atomic_bytes == 0 || (info->memory_rights & MEM_CPU_READ) != 0);
 }
 
-/* Requested settings take precedence over the properties that the disk reports. */
+/* Requested settings override the properties that the disk reports. */
 static void override_info(struct store_info *info, const struct store_options *options)
 {
 	info->read_device = options->read_mode == STORE_MODE_DEVICE;
@@ -113,7 +113,8 @@ static void override_info(struct store_info *info, const struct store_options *o
 	}
 }
 
-/* Wraps the store in all filters that options request. Takes *store_inout on failure. */
+/* Wraps the store in all filters that options request, innermost first. On failure, *store_inout is
+ * closed. */
 static int wrap_all(
 	const struct store_options *options, struct store **store_inout, struct error *error)
 {
@@ -147,7 +148,8 @@ int store_open(const struct store_options *options, struct store **store_out, st
 	kind = store_kind_at(idx);
 	below.frozen = options->frozen || store_options_freezes(options);
 	below.read_only = store_options_reads_only(options);
-	/* For an overlay, the state of the previous process belongs to the upper store. */
+	/* State of the previous process belongs to the upper store of an overlay, not to its
+	 * base. */
 	below.inherited = store_options_freezes(options) ? NULL : options->inherited;
 	result = store_options_fit(options, kind, error);
 	if (result == 0 && options->repairs != 0 && !kind->can_repair) {
@@ -192,7 +194,7 @@ void store_close(struct store *store)
 	}
 }
 
-/* Of KIND:FILE, if its disks are made. */
+/* For a path KIND:FILE: returns the kind if its disks can be created, otherwise NULL. */
 static const struct store_kind *made_kind(const char *path)
 {
 	size_t name_bytes = strcspn(path, ":");
@@ -272,7 +274,8 @@ bool store_needs_start(const struct store *store)
 
 uint32_t store_start_permille(const struct store *store)
 {
-	/* Relaxed: only a number. Submitters learn from start->done that they may submit parts. */
+	/* Relaxed order: only the number is needed. start->done tells submitters that parts can be
+	 * submitted. */
 	return atomic_load_explicit(&innermost(store)->start_permille, memory_order_relaxed);
 }
 
@@ -359,7 +362,7 @@ const char *store_handover(struct store *store, struct store_claim *claim_out)
 		return "waits for operations of a server that has exited";
 	}
 	for (const char *refusal; store != NULL; store = store->inner) {
-		/* Acquire pairs with the release in dispatch_judge(). */
+		/* The acquire order pairs with the release in dispatch_judge(). */
 		if (atomic_load_explicit(&store->broken, memory_order_acquire) != 0) {
 			return "has failed to flush, and another process could not detect that";
 		}
@@ -511,8 +514,8 @@ void store_watch_add(struct store *store, struct store_watch *watch)
 	pthread_mutex_unlock(&store->watch_lock);
 }
 
-/* A watch whose message is posted must stay valid until the message is delivered, which then calls
- * removed(). Otherwise removed() is called here. */
+/* A watch must stay valid until its posted message is delivered; watch_deliver() then calls
+ * removed(). If no message is posted, removed() is called here. */
 void store_watch_remove(struct store *store, struct store_watch *watch)
 {
 	struct store_watch **link = &innermost(store)->watches;
@@ -534,7 +537,7 @@ void store_watch_remove(struct store *store, struct store_watch *watch)
 void store_resized(struct store *store)
 {
 	pthread_mutex_lock(&store->watch_lock);
-	/* Posted under the lock, because once a watch is removed, its ring may be destroyed. */
+	/* Posts under the lock, because after a watch is removed, its ring may be destroyed. */
 	for (struct store_watch *watch = store->watches; watch != NULL; watch = watch->next) {
 		if (!watch->posted) {
 			watch->posted = true;
