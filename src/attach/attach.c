@@ -28,9 +28,10 @@
 #define NS_PER_S  UINT64_C(1000000000)
 #define NS_PER_MS UINT64_C(1000000)
 
-/* Delay before a client gets the reason why a detach takes time. */
+/* Delay after which clients are informed why a detach takes long. */
 #define NOTE_AFTER_NS (NS_PER_S / 2)
-/* Time limit of a forced detach, and of the end of one that was hurried by its limit. */
+/* FORCE_NS: time limit of a forced detach. HASTE_NS: further time that stop() gets after
+ * hurry(). */
 #define FORCE_NS (30 * NS_PER_S)
 #define HASTE_NS (10 * NS_PER_S)
 
@@ -66,16 +67,17 @@ struct daemon {
 	struct detach detaches[DETACHES_MAX + 1]; /* the last slot is for a signal */
 	uint32_t detach_count;
 	enum phase phase;
-	struct disk_flush *flush; /* FLUSHING, or left over from a detach that was abandoned */
+	struct disk_flush *flush; /* flush of a detach in progress, or of one that was abandoned */
 	struct error lost;	  /* error of a failed flush */
-	bool force;		  /* argument of stop() */
-	bool hurried;		  /* force was requested later */
-	bool overtaken;		  /* force was requested even before stop() */
-	bool hastened;		  /* a limit has ended the wait in stop() */
-	bool noted;		  /* the clients have been informed why they wait */
+	bool force;		  /* argument of device_ops.stop() */
+	bool hurried;		  /* force was requested after an unforced detach had begun */
+	/* force was requested before the flush ended, so stop() was called with force */
+	bool overtaken;
+	bool hastened; /* a limit has ended the wait in stop() */
+	bool noted;    /* the clients have been informed why they wait */
 	uint64_t wait_since_ns;
 
-	/* Used by the stopper until stopped_fd is readable. */
+	/* Written by the stopper thread, until stopped_fd is readable. */
 	pthread_t stopper;
 	bool has_thread;
 	int stopped_fd;
@@ -143,8 +145,8 @@ static void *stop_device(void *argument)
 	return NULL;
 }
 
-/* Runs stop() on its own thread, because the last flush may wait for the server while other clients
- * send requests. */
+/* Runs device_ops.stop() on its own thread, because the last flush may wait for the server while
+ * other clients send requests. */
 static void stop_start(struct daemon *daemon, bool force)
 {
 	struct error error = { 0 };
@@ -166,7 +168,7 @@ static void attach_flush_start(struct daemon *daemon)
 	daemon->noted = false;
 	daemon->wait_since_ns = clock_now_ns();
 	daemon->phase = PHASE_FLUSHING;
-	/* A flush in progress suffices, because stop() flushes data written after its start. */
+	/* A flush in progress suffices. stop() flushes data that was written after it started. */
 	if (daemon->device->read_only ||
 		(daemon->flush == NULL &&
 			disk_flush_begin(daemon->device->path, daemon->device->ops->check,
@@ -241,8 +243,8 @@ static void attach_answer(const struct daemon *daemon, const struct detach *deta
 	}
 }
 
-/* The disk stays: clients that requested an unforced detach get an error. Returns true if another
- * client requests a forced one. */
+/* Called when the disk is in use: clients that requested an unforced detach get an error. Returns
+ * true if another client requests a forced one. */
 static bool refuse_gentle(struct daemon *daemon)
 {
 	uint32_t kept = 0;
@@ -260,7 +262,7 @@ static bool refuse_gentle(struct daemon *daemon)
 	return kept > 0;
 }
 
-/* The disk is in use and stays. */
+/* Called when the disk is in use: returns to WORKING. */
 static void stay(struct daemon *daemon)
 {
 	daemon->phase = PHASE_WORKING;
@@ -275,7 +277,7 @@ static void stay(struct daemon *daemon)
 /* Called when the flush has ended. */
 static void flush_finish(struct daemon *daemon)
 {
-	struct error error = { 0 }; /* stop_error may be in use by the stopper */
+	struct error error = { 0 }; /* not stop_error, which the stopper may be using */
 	int rc = disk_flush_end(daemon->flush, &error);
 
 	daemon->flush = NULL;
@@ -283,7 +285,7 @@ static void flush_finish(struct daemon *daemon)
 		daemon->lost = error;
 	}
 	if (daemon->phase != PHASE_FLUSHING) {
-		return; /* no detach waited for it */
+		return; /* its detach was abandoned */
 	}
 	if (rc == -EBUSY) {
 		daemon->stop_error = error;
@@ -323,9 +325,9 @@ static bool stop_finish(struct daemon *daemon)
 	return true;
 }
 
-/* --- the limit ----------------------------------------------------------------------------- */
+/* --- time limits --------------------------------------------------------------------------- */
 
-/* The limit for a request to the server. */
+/* Returns the default time limit of a detach. */
 static uint64_t usual_limit_ns(const struct daemon *daemon)
 {
 	const struct attach_options *options = daemon->options;
@@ -336,7 +338,8 @@ static uint64_t usual_limit_ns(const struct daemon *daemon)
 			       : 0);
 }
 
-/* The limit of this detach has expired. Returns true if the client no longer waits. */
+/* Called when the time limit of this detach has expired. Returns true if the client no longer
+ * waits. */
 static bool attach_expire(struct daemon *daemon, struct detach *detach)
 {
 	const char *path = daemon->device->path;
@@ -483,8 +486,8 @@ static void begin_detach(void *context, struct control_client *client, const jso
 	}
 }
 
-/* The client's program ended while it waited. If no other client waits and the disk is complete, it
- * stays. */
+/* Called when a client's program ends while it waits. If no other client waits and the disk is
+ * complete, it stays. */
 static void end_detach(void *context, struct control_client *client)
 {
 	struct daemon *daemon = context;
@@ -519,8 +522,8 @@ static int attach_listen_at(const char *path, struct error *error)
 	int rc = control_address(path, &address, &folder_fd);
 	int fd = rc == 0 ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0) : rc;
 
-	/* A socket at this path was left by a daemon that died, because a running one would still
-	 * have its disk, which has this name. */
+	/* This socket was left by a daemon that died. A running daemon would still have its disk,
+	 * so the new disk could not have its name. */
 	if (rc == 0 && (fd < 0 || (unlink(path) != 0 && errno != ENOENT) ||
 			       bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
 			       listen(fd, DETACHES_MAX) != 0)) {
@@ -589,7 +592,8 @@ static int write_state(struct daemon *daemon, struct error *error)
 	return 0;
 }
 
-/* Called before threads are created, because they inherit the mask. */
+/* Blocks the signals and opens a descriptor for them. Called before threads are created, because
+ * they inherit the mask. */
 static int attach_take_signals(struct daemon *daemon, struct error *error)
 {
 	sigset_t signals;
@@ -628,8 +632,8 @@ static int daemon_start(struct daemon *daemon, struct error *error)
 		}
 	}
 	if (rc == 0 && refused != NULL) {
-		/* For a file this is less serious: the system's memory does not depend on it as on
-		 * a disk. */
+		/* For a FUSE file this is less serious, because the system does not swap to it or
+		 * keep its root on it. */
 		log_line(daemon->options->kind == ATTACH_FUSE ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING,
 			"cannot use %s: %s may stall when memory is low", refused,
 			daemon->device->path);
@@ -669,7 +673,7 @@ static void attach_grow(struct daemon *daemon, uint64_t bytes)
 	}
 }
 
-/* The disk follows the size of its export, but does not shrink while it is in use. */
+/* Enlarges the disk when its export has grown. It never shrinks while it is in use. */
 static void follow_export(struct daemon *daemon)
 {
 	struct device *device = daemon->device;
@@ -702,8 +706,8 @@ static void daemon_watch(struct daemon *daemon)
 	while (!gone) {
 		bool works = daemon->phase == PHASE_WORKING;
 
-		/* While detaching, the end of the disk is expected, and further signals change
-		 * nothing. */
+		/* While detaching, the disk is expected to end, and further signals have no
+		 * effect. */
 		entries[0].fd = works ? daemon->signal_fd : -1;
 		entries[2].fd = works ? daemon->device->ended_fd : -1;
 		entries[4].fd = works ? daemon->device->resized_fd : -1;
@@ -765,13 +769,14 @@ static void daemon_end(struct daemon *daemon)
 	if (daemon->stopped_fd >= 0) {
 		close(daemon->stopped_fd);
 	}
-	control_server_destroy(daemon->control); /* last, because clients wait for this */
+	/* last, because clients wait for their connections to close */
+	control_server_destroy(daemon->control);
 	if (daemon->listen_fd >= 0) {
 		close(daemon->listen_fd);
 	}
 }
 
-/* Runs the daemon from start to end. */
+/* Runs the daemon until the disk is detached. */
 static int attach_keep(const struct attach_options *options, int report_fd, struct error *error)
 {
 	struct daemon daemon = {

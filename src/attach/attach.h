@@ -35,7 +35,7 @@ struct attach_options {
 	bool cover;
 	int32_t number; /* device number; -1: any free one */
 	bool read_only;
-	/* nbd with TLS: encrypted by the kernel, or by a relay in the daemon */
+	/* nbd with TLS: whether the kernel encrypts, or a relay in the daemon */
 	enum tls_records tls_records;
 	bool foreground;      /* no daemon: attach_run() returns when the device is gone */
 	uint32_t connections; /* 0: chosen to suit the server; at most 16 */
@@ -44,7 +44,7 @@ struct attach_options {
 	uint64_t request_timeout_ns;   /* silence after which a connection counts as lost */
 	uint64_t slow_timeout_ns;      /* request_timeout_ns for flushes and other slow commands */
 	uint64_t reconnect_timeout_ns; /* time to wait for a lost server */
-	/* started by the caller; receives the steps. NULL: not measured */
+	/* timings started by the caller, to which steps are added; NULL: not measured */
 	struct timings *timings;
 };
 
@@ -103,14 +103,15 @@ bool health_last_reason(struct health *health, char out[HEALTH_TEXT_BYTES]);
 
 /* --- devices --------------------------------------------------------------------------------- */
 
-/* Interface of the daemon to each kind of attachment. One thread at a time, except hurry(); the
- * kinds have their own threads. start() creates the device, destroy() frees it. */
+/* Interface of the daemon to each kind of attachment. Called by one thread at a time, except
+ * hurry(); the kinds have threads of their own. start() creates the device, destroy() frees it. */
 struct device;
 
 struct device_ops {
 	const char *kind; /* "ublk", "nbd" or "fuse" */
 
-	/* Returns -EBUSY if the disk at path is in use; error names the user. Any thread. */
+	/* Returns -EBUSY if the disk at path is in use; error names the program or mount that uses
+	 * it. Any thread. */
 	int (*check)(const char *path, struct error *error);
 
 	/* Flushes written data to the server and removes the disk. -EBUSY: it is in use, force is
@@ -118,9 +119,9 @@ struct device_ops {
 	 * what was lost. */
 	int (*stop)(struct device *device, bool force, struct error *error);
 
-	/* Called before stop() with force, or while another thread is in stop() without force:
-	 * stop() then no longer waits for the server, and data that was not flushed is lost. stop()
-	 * may still return -EBUSY; then the disk stays and can only be stopped by force. */
+	/* Called before stop() with force, or while another thread is in stop() without force.
+	 * stop() then no longer waits for the server, and data that was not flushed is lost. It may
+	 * still return -EBUSY; then the disk stays and can only be stopped by force. */
 	void (*hurry)(struct device *device);
 
 	/* Enlarges the disk, which stays in use, to this size in whole blocks. Not called while
@@ -175,7 +176,7 @@ GMB_MUST_CHECK int ublk_device_remove(int32_t number, bool force, struct error *
 GMB_MUST_CHECK int nbd_device_remove(int32_t number, bool force, struct error *error);
 GMB_MUST_CHECK int fuse_device_remove(const char *path, bool force, struct error *error);
 
-/* Time a forced detach waits for a server that seems to respond. */
+/* Time that a forced detach waits for a server that seems to respond. */
 enum { FORCED_MS_MAX = 5000 };
 
 /* --- threads --------------------------------------------------------------------------------- */
@@ -215,7 +216,8 @@ enum timings_step {
 	TIMINGS_STEPS,
 };
 
-/* Further steps are dropped. A step occurs once, or twice with a second kind. */
+/* Steps beyond this limit are dropped. A step occurs once, or twice if a second kind of device is
+ * tried. */
 enum { TIMINGS_MAX = 24 };
 
 struct timings {
@@ -250,7 +252,7 @@ GMB_MUST_CHECK int usage_check_disk(const char *name, struct error *error);
 /* usage_check_disk() by the disk's path, "/dev/ublkb0". */
 GMB_MUST_CHECK int usage_check_path(const char *path, struct error *error);
 
-/* Considers only processes that have the file at path open, and loop devices on it. */
+/* Checks a file instead: only processes that have it open, and loop devices on it, are users. */
 GMB_MUST_CHECK int usage_check_file(const char *path, struct error *error);
-/* usage_check_file() for the message after a refused unmount: always returns -EBUSY. */
+/* usage_check_file() for the message after the kernel refused to unmount: always returns -EBUSY. */
 GMB_MUST_CHECK int usage_explain_file(const char *path, struct error *error);

@@ -39,7 +39,8 @@ void device_fini(struct device *device)
 	}
 }
 
-/* The size is stored before the event is signalled, so the daemon reads this or a later one. */
+/* The size is stored before the event is signalled, so that the daemon reads this size or a later
+ * one. */
 void device_export_resized(struct device *device, uint64_t bytes)
 {
 	atomic_store(&device->export_bytes, bytes);
@@ -152,7 +153,7 @@ void timings_mark(struct timings *timings, enum timings_step step)
 
 static const char *name_of(uint32_t step)
 {
-	/* The step came through a pipe, from our own process. */
+	/* The number came through a pipe from our own process, so it is valid. */
 	GMB_ASSERT(step < TIMINGS_STEPS);
 	return names[step];
 }

@@ -16,15 +16,15 @@ struct disk_flush {
 	int (*check)(const char *path, struct error *error);
 	char path[ATTACH_PATH_BYTES];
 	int over_fd;
-	atomic_uint holders; /* the thread and the caller; the last one frees */
+	atomic_uint holders; /* the thread and the caller; the last one frees the struct */
 	struct error error;
 	int result;
 };
 
 static void flush_put(struct disk_flush *flush)
 {
-	/* Sequentially consistent, so the accesses of the other holder happen before the last one
-	 * frees. */
+	/* Sequentially consistent, so that all accesses by the other holder happen before this one
+	 * frees the struct. */
 	if (atomic_fetch_sub(&flush->holders, 1) == 1) {
 		close(flush->over_fd);
 		free(flush);
@@ -35,12 +35,12 @@ int attach_flush(const char *path)
 {
 	int fd;
 
-	/* A service manager or terminal also signals this process when it ends the daemon, which
-	 * waits for this flush. */
+	/* A service manager or terminal also sends its signals to this process. The daemon waits
+	 * for this flush, so they must not end it. */
 	(void)signal(SIGTERM, SIG_IGN);
 	(void)signal(SIGINT, SIG_IGN);
 	(void)signal(SIGHUP, SIG_IGN);
-	/* Read-only, because udev examines a disk again when a writable descriptor is closed, and
+	/* Read-only, because udev opens a disk again after a writable descriptor was closed, and
 	 * the disk would then be in use. */
 	fd = open(path, O_RDONLY | O_CLOEXEC);
 	if (fd < 0 || fsync(fd) != 0) {
@@ -51,10 +51,10 @@ int attach_flush(const char *path)
 }
 
 /*
- * Flushes in a process that has none of the daemon's descriptors. A thread of the daemon would wait
- * in the kernel for the daemon itself, where signals do not reach it. It would also keep the
- * descriptors open whose end tells the kernel that the daemon was killed, so neither would ever
- * end.
+ * Flushes in a separate process, without the daemon's descriptors. A thread of the daemon would
+ * wait in the kernel for the daemon itself, where signals do not reach it, and keep the daemon's
+ * descriptors open. The kernel would then not detect that the daemon was killed, so neither would
+ * ever end.
  */
 static int flush_path(const char *path, struct error *error)
 {

@@ -60,17 +60,17 @@ struct fuse_slot {
 	struct fuse_file *file;
 	fuse_req_t req;
 	struct gmb_request request;
-	uint64_t offset; /* as requested */
+	uint64_t offset; /* offset in bytes, as requested */
 	uint64_t length;
-	struct fuse_inlet *inlet; /* write: holds the payload */
+	struct fuse_inlet *inlet; /* inlet that holds the payload of a write */
 	const char *payload;
 	/* part of its group's buffer: FUSE_IO_BYTES_MAX and two blocks; NULL until needed */
 	char *buffer;
 	enum fuse_step step;
 	uint64_t begin; /* range in whole blocks */
 	uint64_t end;
-	bool exclusive; /* has edges: no other write may access these blocks */
-	int whence;	/* lseek */
+	bool exclusive; /* the write has edges, so no other write may access these blocks */
+	int whence;	/* whence of an lseek */
 	struct gmb_extent extents[FUSE_EXTENTS];
 };
 
@@ -94,14 +94,15 @@ struct fuse_file {
 	struct list_node waiting; /* writes that wait for a write in flight, in order */
 	struct fuse_inlet *inlet; /* inlet that is being processed */
 
-	/* Shared between the threads. */
+	/* Used by both the file's thread and the daemon. */
 	pthread_t thread;
 	int started_fd; /* readable: started, or failed with start_error */
 	int hurry_fd;	/* readable: do not wait for the last flush */
 	int start_result;
 	struct error start_error;
-	bool skip_flush;  /* do not wait for the thread */
-	bool abandoned;	  /* the thread may still run, so no memory can be freed */
+	bool skip_flush; /* stop() does not wait for the thread */
+	/* the thread could not be joined and may still run, so no memory can be freed */
+	bool abandoned;
 	int close_result; /* valid after the thread has ended */
 	struct error close_error;
 };
@@ -118,10 +119,10 @@ struct fuse_slot *fuse_slot_get(struct fuse_file *file, fuse_req_t req);
 /* Releases a slot that has been answered, with its inlet. */
 void fuse_slot_put(struct fuse_slot *slot);
 
-/* Answers with the errno of a library result, and releases the slot. */
+/* Answers with the errno for a result of the library, and releases the slot. */
 void fuse_slot_fail(struct fuse_slot *slot, int result);
 
-/* Returns the slot's buffer, or NULL without memory. */
+/* Returns the slot's buffer, or NULL if there is no memory. */
 char *fuse_slot_buffer(struct fuse_slot *slot);
 
 /* Frees the buffers; called before the remote is closed. */
@@ -169,7 +170,7 @@ void fuse_zero_start(struct fuse_slot *slot, uint32_t flags);
 	CALL(session_process_buf)                                                                  \
 	CALL(session_receive_buf)
 
-/* fuse.reply_err() is fuse_reply_err(), and so on. */
+/* Pointers to libfuse's functions: fuse.reply_err points to fuse_reply_err(), and so on. */
 struct fuse_calls {
 #define CALL_MEMBER(name) __typeof__(fuse_##name) *name;
 	FUSE_CALLS(CALL_MEMBER)

@@ -54,7 +54,7 @@ static int fuse_device_take_request(struct fuse_file *file)
 	if (count > 0) {
 		fuse.session_process_buf(file->session, &file->inlet->buffer);
 	}
-	/* A write has taken the inlet. */
+	/* A write keeps the inlet until it is answered. */
 	if (file->inlet != NULL) {
 		list_push_front(&file->free_inlets, &file->inlet->node);
 		file->inlet = NULL;
@@ -93,7 +93,8 @@ static void fuse_device_serve(struct fuse_file *file)
 		entries[0].fd = fuse_file_has_room(file) ? fuse.session_fd(file->session) : -1;
 		poll(entries, ARRAY_COUNT(entries), -1);
 	}
-	/* The answers are not needed, but the requests still use the buffers. */
+	/* Waits for the requests in flight, because they use the buffers. Nobody reads their
+	 * answers. */
 	while (file->busy_count > 0) {
 		gmb_queue_wait(file->remote.queue, -1);
 	}
@@ -156,7 +157,7 @@ static void *file_thread(void *argument)
 	struct fuse_file *file = argument;
 	int rc = remote_open(&file->remote, file->options, &file->device, &file->start_error);
 
-	/* The thread that started this one waits for the result, so it does not use the timings
+	/* The daemon's thread waits for the result of this one, so it does not use the timings
 	 * now. */
 	timings_mark(file->options->timings, TIMINGS_CONNECT);
 	if (rc == 0) {
@@ -348,7 +349,7 @@ static int unmount(const char *path, bool force, struct error *error)
 	int rc = umount2(path, UMOUNT_NOFOLLOW | (force ? MNT_DETACH : 0)) == 0 ? 0 : -errno;
 
 	if (rc == -EPERM) {
-		/* Not root: fusermount3 has the rights, and also performed the mount. */
+		/* Without root, fusermount3 unmounts, as it did the mount. */
 		const char *const gentle[] = { "fusermount3", "-u", "-q", "--", path, NULL };
 		const char *const lazy[] = { "fusermount3", "-u", "-q", "-z", "--", path, NULL };
 
@@ -359,13 +360,13 @@ static int unmount(const char *path, bool force, struct error *error)
 		return usage_explain_file(path, error);
 	}
 	if (rc == -EINVAL || rc == -ENOENT) {
-		return 0; /* not mounted, or no longer */
+		return 0; /* not mounted, or unmounted by another program */
 	}
 	return rc == 0 ? 0 : error_set(error, rc, "cannot unmount %s: %s", path, strerror(-rc));
 }
 
-/* Waits for the thread, which flushes and ends. timeout_ms: -1 for no limit. Returns false if the
- * time is over or hurry() was called. */
+/* Waits for the thread, which flushes and ends. timeout_ms: -1 for no limit. Returns false after
+ * the timeout, or when hurry() was called. */
 static bool join_unless_hurried(struct fuse_file *file, int timeout_ms)
 {
 	struct pollfd entries[] = {
@@ -395,13 +396,14 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 		return rc;
 	}
 	if (force) {
-		/* Processes that have the file open keep the session alive, so it is ended here. */
+		/* The session would not end while processes have the file open, so it is ended
+		 * here. */
 		fuse.session_exit(file->session);
 		gmb_queue_wake(file->remote.queue);
 	}
 	if (file->skip_flush || (force && !join_unless_hurried(file, FORCED_MS_MAX))) {
-		/* Requests in flight would also have to be waited for. They end with the
-		 * process. */
+		/* Requests in flight still use the memory. They end with the process, which is not
+		 * waited for. */
 		file->abandoned = true;
 		return 0;
 	}
@@ -437,7 +439,8 @@ static int fuse_device_grow(struct device *device, uint64_t bytes, struct error 
 		return error_set(error, -EFBIG, "the size exceeds the maximum file size");
 	}
 	file->bytes = bytes;
-	/* Fails if the kernel has not looked up the file yet, or is about to drop it. */
+	/* This fails if the kernel has not looked up the file yet, or is about to drop it. Then its
+	 * cache is empty. */
 	(void)!fuse.lowlevel_notify_inval_inode(file->session, FUSE_ROOT_ID, from, 0);
 	return 0;
 }
@@ -484,7 +487,8 @@ static bool fuse_device_overlaps(const struct fuse_slot *a, const struct fuse_sl
 	return a->begin < b->end && b->begin < a->end && (a->exclusive || b->exclusive);
 }
 
-/* Returns true if the slot must wait for an overlapping write, in flight or waiting before it. */
+/* Returns true if the slot must wait for an overlapping write that is in flight, or that waits and
+ * is in the list before waiting_end. */
 static bool must_wait(struct fuse_slot *slot, const struct list_node *waiting_end)
 {
 	struct fuse_file *file = slot->file;
@@ -565,7 +569,7 @@ static void submit_step(struct fuse_slot *slot)
 	if (slot->step == FUSE_STEP_HEAD && slot->begin == slot->offset) {
 		slot->step = FUSE_STEP_TAIL;
 	}
-	/* If both edges are in the same block, it was read as the head. */
+	/* If both edges are in the same block, FUSE_STEP_HEAD has read it. */
 	if (slot->step == FUSE_STEP_TAIL &&
 		(slot->end == slot->offset + slot->length ||
 			(slot->end - slot->begin == block && slot->begin != slot->offset))) {

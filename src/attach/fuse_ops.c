@@ -243,8 +243,8 @@ static void on_read(
 	gmb_submit(file->remote.client, &slot->request);
 }
 
-/* Checks the range of a change, and answers with an error if it is invalid. Past the end there is
- * no space. */
+/* Checks the range of a change, and answers with an error if it is invalid. The file cannot grow,
+ * so a range past its end is ENOSPC. */
 static bool check_change(struct fuse_file *file, fuse_req_t req, off_t offset, uint64_t length)
 {
 	if (file->device.read_only) {
@@ -395,7 +395,7 @@ static void seek_done(struct gmb_request *request)
 		end = extent->offset + extent->bytes;
 	}
 	if (end < file->bytes && end < request->offset + file->block) {
-		/* Less than a block remains, whose rest cannot be queried, so it counts as data. */
+		/* Less than a block remains. Its extent cannot be queried, so it counts as data. */
 		if (slot->whence == SEEK_DATA) {
 			seek_answer(slot, MAX(end, slot->offset));
 			return;
@@ -434,7 +434,7 @@ static void on_lseek(
 	} else if (whence != SEEK_DATA && whence != SEEK_HOLE) {
 		fuse.reply_err(req, EINVAL);
 	} else if (!remote_can(&file->remote, GMB_CAN_STATUS)) {
-		/* Without status the whole file may be data. */
+		/* A server that does not report extents can have data anywhere. */
 		fuse.reply_lseek(req, whence == SEEK_DATA ? offset : (off_t)file->bytes);
 	} else {
 		slot = fuse_slot_get(file, req);

@@ -24,7 +24,7 @@ enum { SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8, STATUS_TIMEOUT_MS = 5000 };
 enum { DESCRIBED_BYTES = 2 * ERROR_TEXT_BYTES + 32 };
 
 struct status {
-	char state[ERROR_TEXT_BYTES]; /* "connected", or what is wrong */
+	char state[ERROR_TEXT_BYTES]; /* "connected", or what keeps it from being connected */
 	/* reason of the last disconnection; "": it was always connected */
 	char last_reason[ERROR_TEXT_BYTES];
 };
@@ -51,8 +51,8 @@ static void ask_status(const struct state_entry *entry, struct status *status)
 	json_decref(answer);
 }
 
-/* Formats the state for people. The reason is part of the state while it lasts, and appended
- * afterwards. */
+/* Formats the state for people. If the disk is not connected, the state contains the reason. If it
+ * is connected again, the last reason is appended. */
 static const char *attach_list_describe(const struct status *status, char out[DESCRIBED_BYTES])
 {
 	bool is_past = strcmp(status->state, "connected") == 0 && status->last_reason[0] != '\0';
@@ -222,7 +222,7 @@ int attach_list(bool json, struct error *error)
 struct wish {
 	const char *name;
 	bool as_shown; /* name is a path as the list prints it */
-	char *real;    /* the same path without links, or NULL */
+	char *real;    /* name as an absolute path without symbolic links, or NULL */
 	bool by_uri;   /* name is a URI, and not a path or name of a disk */
 	bool force;
 	uint64_t limit_ns; /* 0: the attachment's own limit */
@@ -280,15 +280,15 @@ static int explain_silence(const struct state_entry *entry, const struct wish *w
 		shown, entry->pid, entry->pid, entry->pid);
 }
 
-/* control_receive() that waits as long as the daemon answers other requests, because the daemon
- * enforces the limit. */
+/* Receives the answer. Waits as long as the daemon answers other requests, because the daemon
+ * itself enforces the time limit. */
 static int receive_watching(struct control_connection *connection, const char *path,
 	const struct state_entry *entry, const struct wish *wish, json_t **value_out)
 {
 	json_t *status = NULL;
 
 	while (!control_wait(connection, STATUS_TIMEOUT_MS)) {
-		/* The answer may have arrived just now, and the daemon may have ended. */
+		/* The daemon can end after it has sent the answer, which has then arrived. */
 		if (control_ask(path, "status", NULL, STATUS_TIMEOUT_MS, &status, NULL) < 0 &&
 			!control_wait(connection, 0)) {
 			return explain_silence(entry, wish);
@@ -360,7 +360,7 @@ static int detach_entry(const struct state_entry *entry, void *context)
 	return detach_living(entry, wish);
 }
 
-/* Counts and lists a disk of the URI. */
+/* Counts a disk that has the URI, and adds its path to a list for the error message. */
 static int note_uri(const struct state_entry *entry, void *context)
 {
 	struct wish *wish = context;
@@ -395,8 +395,9 @@ static int detach_uri(struct wish *wish, struct error *error)
 	return rc;
 }
 
-/* Returns the path without links, or NULL if it does not exist. The file itself is not accessed,
- * because a FUSE daemon that has died or does not respond could otherwise not be detached. */
+/* Returns the path without symbolic links, or NULL if it does not exist. The file is opened with
+ * O_PATH, because any access to it would block if it is a FUSE file whose daemon has died or does
+ * not respond. */
 static char *attach_list_resolve(const char *name)
 {
 	int fd = open(name, O_PATH | O_CLOEXEC);

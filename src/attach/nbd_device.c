@@ -43,7 +43,8 @@ enum {
 	/* initial pause between attempts to reconnect; doubled up to the maximum */
 	PAUSE_MS_MIN = 50,
 	PAUSE_MS_MAX = 2000,
-	WAIT_MS = 500, /* for the kernel's notification of a loss that we have already detected */
+	/* to wait for the kernel's notification after we have detected that a socket is dead */
+	WAIT_MS = 500,
 };
 
 #define NS_PER_S UINT64_C(1000000000)
@@ -59,12 +60,13 @@ struct nbd_disk {
 	bool connected; /* the kernel has the device */
 	_Atomic bool hurried;
 
-	/* For a URI with TLS: credentials for sockets that are handed to the driver, and for
-	 * relays. NULL: that method is unavailable or not wanted. */
+	/* Credentials for a URI with TLS: for sockets that the driver gets, and for relays. NULL:
+	 * the method is unavailable or not wanted. */
 	struct tls_client *tls_driver;
 	struct tls_client *tls;
 
-	/* Used by the watcher once it runs. A socket is -1 while it is dead. */
+	/* The following members belong to the watcher once it runs. A socket is -1 while it is
+	 * dead. */
 	int sockets[SOCKETS_MAX];
 	/* NULL: the driver communicates with the server directly */
 	struct nbd_relay *relays[SOCKETS_MAX];
@@ -74,7 +76,8 @@ struct nbd_disk {
 	char token[40];	    /* unique to this disk */
 	struct remote size; /* watches the size; queue NULL: unavailable */
 	struct netlink news;
-	uint32_t dead_links; /* LINK_DEADs not yet answered with a new socket */
+	/* LINK_DEAD notifications for which no new socket was given to the driver yet */
+	uint32_t dead_links;
 	uint64_t dead_since_ns;
 	pthread_t thread;
 	bool watching;
@@ -83,9 +86,9 @@ struct nbd_disk {
 
 _Static_assert(SOCKETS_MAX <= (int)NBD_HANDSHAKE_REPLACES_MAX, "all may be dead at once");
 
-/* A connection that was dialed. */
+/* The result of dialing. */
 struct connection {
-	int fd; /* for the driver */
+	int fd; /* socket for the driver */
 	uint32_t number;
 	struct nbd_relay *relay;
 };
@@ -117,8 +120,8 @@ static int make_token(struct nbd_disk *disk, struct error *error)
 }
 
 /*
- * Prepares a socket for the kernel, so that a dead peer is detected on idle and on busy
- * connections. A refused option only makes detection slower.
+ * Sets TCP options that make the kernel detect a dead peer, on idle and on busy connections.
+ * Without them it only takes longer, so errors are ignored.
  */
 static void prepare_socket(int fd, const struct attach_options *options)
 {
@@ -128,7 +131,7 @@ static void prepare_socket(int fd, const struct attach_options *options)
 	const int probes = 3;
 	int flags = fcntl(fd, F_GETFL);
 
-	/* SO_KEEPALIVE was set when it was connected. */
+	/* SO_KEEPALIVE was set when the socket was connected. */
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &silence_ms, sizeof(silence_ms));
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &interval_s, sizeof(interval_s));
 	(void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &interval_s, sizeof(interval_s));
@@ -161,7 +164,8 @@ static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, 
 		options.hands_over = true;
 		rc = nbd_relay_dial(&options, &connection->fd, &connection->relay, answers, error);
 	}
-	/* It failed before credentials were used: the server may support only TLS 1.3. */
+	/* The handshake failed before credentials were used. The server may support only TLS 1.3,
+	 * which the relay can use. */
 	if ((rc == -EPROTO || rc == -EKEYREJECTED) && disk->tls != NULL) {
 		nbd_handshake_destroy(*answers);
 		options.dial.tls = disk->tls;
@@ -176,9 +180,9 @@ static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, 
 	return rc;
 }
 
-/* Dials one connection with simple replies, the only ones that the driver understands (rule P136).
- * It replaces all connections that are dead now. Blocks until deadline_ns at most, or until
- * cancel_fd is readable. */
+/* Dials one connection with simple replies, because the driver understands no others (rule P136).
+ * The server ends our dead connections first. Blocks until deadline_ns at most, or until cancel_fd
+ * is readable. */
 static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
 	struct connection *connection, struct nbd_facts *facts, struct error *error)
 {
@@ -254,7 +258,8 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 		return error_set(error, -ESTALE, "the server has renamed the export to \"%s\"",
 			log_escape(name, sizeof(name), other->name, strlen(other->name)));
 	}
-	/* The user may have requested a read-only disk, so a server that permits writes is fine. */
+	/* The disk may be read-only because the user wants it, so a server that permits writes is
+	 * fine. */
 	if ((promised & ~other->flags & ~NBD_FLAG_READ_ONLY) != 0 ||
 		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
 		return error_set(error, -ESTALE,
@@ -270,7 +275,8 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 	return 0;
 }
 
-/* Only logs a new epoch, because the driver does not report which writes were not flushed. */
+/* Only logs the new epoch. The driver does not report which writes were not flushed, so they cannot
+ * be repeated. */
 static void note_epoch(struct nbd_disk *disk, const struct nbd_facts *facts)
 {
 	if (facts->epoch != disk->facts.epoch) {
@@ -283,7 +289,7 @@ static void note_epoch(struct nbd_disk *disk, const struct nbd_facts *facts)
 
 /* --- the watcher --------------------------------------------------------------------------- */
 
-/* Waits for the order to end, at most for the timeout. Returns true if it came. */
+/* Waits for the order to stop, up to the timeout. Returns true if it came. */
 static bool stop_within(struct nbd_disk *disk, int timeout_ms)
 {
 	struct pollfd entry = { .fd = disk->stop_fd, .events = POLLIN };
@@ -291,7 +297,7 @@ static bool stop_within(struct nbd_disk *disk, int timeout_ms)
 	return poll(&entry, 1, timeout_ms) > 0;
 }
 
-/* Closes a socket that is dead. The shutdown notifies the kernel if it does not know yet. */
+/* Closes a dead socket. The shutdown notifies the kernel, which may not have detected the loss. */
 static void drop_socket(struct nbd_disk *disk, uint32_t idx)
 {
 	shutdown(disk->sockets[idx], SHUT_RDWR);
@@ -316,7 +322,7 @@ static void take_news(struct nbd_disk *disk)
 		if (rc == disk->kernel.index) {
 			disk->dead_links++;
 		}
-		/* Other notifications and lost ones do not end the loop. */
+		/* Notifications of other kinds, and lost ones, are skipped. */
 	} while (rc >= 0 || rc == -EPROTO || rc == -ENOBUFS);
 }
 
@@ -326,7 +332,7 @@ static void nbd_device_take_size(struct nbd_disk *disk, uint64_t bytes)
 	disk->facts.size = MAX(disk->facts.size, bytes);
 }
 
-/* Waits for an event. Returns false if the order to end came. */
+/* Waits for an event. Returns false if the order to stop came. */
 static bool watch_once(struct nbd_disk *disk, int timeout_ms)
 {
 	struct pollfd entries[3 + SOCKETS_MAX] = {
@@ -341,7 +347,8 @@ static bool watch_once(struct nbd_disk *disk, int timeout_ms)
 		entries[2].fd = gmb_queue_fd(disk->size.queue);
 	}
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
-		/* POLLHUP is always reported; the data belongs to the kernel. */
+		/* Watches only for the end of the connection, because the kernel reads the data.
+		 * POLLHUP is always reported. */
 		entries[3 + i] = (struct pollfd){ .fd = disk->sockets[i], .events = POLLRDHUP };
 	}
 	if (poll(entries, 3 + disk->socket_count, timeout_ms) < 0) {
@@ -358,7 +365,7 @@ static bool watch_once(struct nbd_disk *disk, int timeout_ms)
 	return entries[0].revents == 0;
 }
 
-/* Returns the slot of a dead socket, or -1. */
+/* Returns the index of a dead socket, or -1. */
 static int dead_place(const struct nbd_disk *disk)
 {
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
@@ -381,7 +388,7 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		return rc;
 	}
 	rc = check_facts(&disk->facts, &facts, disk->kernel.server_flags, error);
-	/* The notification may still be on its way, but it never takes long. */
+	/* The notification may not have arrived yet, but takes only a short time. */
 	deadline_ns = clock_now_ns() + WAIT_NS;
 	while (rc == 0 && disk->dead_links == 0 && clock_now_ns() < deadline_ns) {
 		rc = watch_once(disk, WAIT_MS / 10) ? 0 : -ECANCELED;
@@ -454,8 +461,8 @@ static void *nbd_device_watch(void *argument)
 	struct error error;
 	bool go_on = true;
 
-	/* Only gmblock's server reports its size, and it has an epoch. Another server might not
-	 * accept a further connection. */
+	/* Only gmblock's server reports size changes. It is recognized by its extension. Another
+	 * server might not accept a further connection. */
 	if (disk->facts.can_take_over &&
 		remote_watch(&disk->size, disk->options, &disk->device, &error) != 0) {
 		log_info("%s: the disk will not grow with the export: %s", disk->device.path,
@@ -540,8 +547,7 @@ static int connect_device(struct nbd_disk *disk, struct error *error)
 	int rc;
 
 	disk->kernel.index = disk->options->number;
-	/* The driver has one time limit for all kinds of requests, so it is the limit of the slow
-	 * ones. */
+	/* The driver has one time limit for all requests, so it must suffice for the slow ones. */
 	disk->kernel.timeout_s = nbd_device_seconds(
 		MAX(disk->options->slow_timeout_ns, disk->options->request_timeout_ns));
 	disk->kernel.dead_timeout_s = nbd_device_seconds(disk->options->reconnect_timeout_ns);
@@ -603,8 +609,8 @@ static int start_watching(struct nbd_disk *disk, struct error *error)
 	return rc;
 }
 
-/* Prepares credentials. The driver cannot change keys, so it gets TLS 1.2, which never changes
- * them; and only over TCP. */
+/* Prepares credentials. Over TCP the driver can get the socket itself, with TLS 1.2, because it
+ * cannot process a key change, which TLS 1.3 permits at any time. */
 static int prepare_tls(struct nbd_disk *disk, struct error *error)
 {
 	enum tls_records records = disk->options->tls_records;
@@ -625,7 +631,8 @@ static int prepare_tls(struct nbd_disk *disk, struct error *error)
 	return rc;
 }
 
-/* Called before the device exists, so that notifications from its first second also count. */
+/* Prepares everything that is possible before the device exists, so that no notification is
+ * missed. */
 static int nbd_device_prepare(struct nbd_disk *disk, struct error *error)
 {
 	int rc = export_uri_parse(disk->options->uri, &disk->uri, error);
@@ -743,7 +750,8 @@ int nbd_device_start(
 
 /* --- stopping ------------------------------------------------------------------------------ */
 
-/* The driver disconnects in the background. The device can be reused when its status says so. */
+/* Waits until the driver has disconnected the device, which it does in the background. The device
+ * can then be reused. */
 static void wait_disconnected(struct netlink *netlink, int32_t index)
 {
 	struct timespec pause = { .tv_nsec = 2000000 };
@@ -785,7 +793,7 @@ static int flush_device(const char *path, int timeout_ms, struct error *error)
 	if (rc > 0) {
 		return disk_flush_end(flush, error);
 	}
-	/* The flush ends with the connections, or with the process. */
+	/* The flush is abandoned. It ends with the connections, or with the process. */
 	disk_flush_leave(flush);
 	return error_set(error, -ETIMEDOUT,
 		"%s is detached, but the server did not complete the last flush: writes since the "
@@ -793,7 +801,7 @@ static int flush_device(const char *path, int timeout_ms, struct error *error)
 		path);
 }
 
-/* A disk in use is not changed. */
+/* A disk in use stays unchanged. */
 static int nbd_device_stop(struct device *device, bool force, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
@@ -806,14 +814,14 @@ static int nbd_device_stop(struct device *device, bool force, struct error *erro
 			return rc;
 		}
 	}
-	/* Before the watcher ends, because a server that is unreachable now may come back for the
-	 * flush. */
+	/* The watcher still runs, because it might have to reconnect before the server can be
+	 * flushed. */
 	if (!device->read_only && !force) {
 		lost = flush_device(device->path, -1, error);
 	} else if (!device->read_only && health_is_connected(&device->health)) {
 		lost = flush_device(device->path, FORCED_MS_MAX, error);
 	}
-	/* The watcher must not treat the disconnection as a loss. */
+	/* Ends the watcher first, because it would take the disconnection for a loss. */
 	eventfd_write(disk->stop_fd, 1);
 	pthread_join(disk->thread, NULL);
 	disk->watching = false;
@@ -827,12 +835,12 @@ static int nbd_device_stop(struct device *device, bool force, struct error *erro
 	return rc != 0 ? rc : lost;
 }
 
-/* Disconnects the device, so that the driver fails the flush for which stop() waits. */
+/* Disconnects the device, so that the driver fails the flush that keeps stop() waiting. */
 static void nbd_device_hurry(struct device *device)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
 	struct error error = { 0 };
-	struct netlink netlink; /* the disk's own one may be in use */
+	struct netlink netlink; /* another one than the disk's, which stop() may be using */
 	int rc;
 
 	/* Stored before the disconnection, which ends the flush in stop(). stop() then only waits
@@ -868,7 +876,7 @@ static uint64_t size_of_disk(const struct nbd_disk *disk)
 static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
-	struct netlink netlink; /* the disk's own ones belong to the watcher */
+	struct netlink netlink; /* another one than the disk's, which belong to the watcher */
 	int rc = nbd_kernel_open(&netlink, error);
 
 	if (rc != 0) {
@@ -898,8 +906,8 @@ static void nbd_device_destroy(struct device *device)
 	nbd_device_disk_free(disk);
 }
 
-/* Removes a device without its daemon, after a last flush: the kernel's connections work without
- * the daemon as long as they last. */
+/* Removes a device whose daemon has died, after a last flush. The kernel's connections still work
+ * without the daemon until they are lost. */
 static int remove_left(struct netlink *netlink, int32_t number, bool force, struct error *error)
 {
 	char name[32];

@@ -169,7 +169,7 @@ int nbd_kernel_status(struct netlink *netlink, int32_t index)
 	}
 	at = netlink_attributes(&message, &bytes);
 	at = netlink_find(at, bytes, NBD_ATTR_DEVICE_LIST, 0, &list_bytes);
-	/* Without an item there is no such device. */
+	/* If the list is empty, there is no such device. */
 	at = at != NULL ? netlink_find(at, list_bytes, NBD_DEVICE_ITEM, 0, &item_bytes) : NULL;
 	at = at != NULL ? netlink_find(at, item_bytes, NBD_DEVICE_CONNECTED, 1, NULL) : NULL;
 	return at != NULL && *(const uint8_t *)at != 0;
@@ -254,7 +254,7 @@ void netlink_nest_end(struct netlink_message *message, uint32_t start)
 
 /* --- parsing ---------------------------------------------------------------------------------- */
 
-/* Malformed lengths end the search. */
+/* Returns NULL if a length is malformed. */
 const void *netlink_find(
 	const void *bytes, size_t size, uint16_t type, size_t wanted, size_t *payload_bytes)
 {
@@ -412,7 +412,7 @@ static uint32_t first_group(const void *attributes, size_t bytes)
 	size_t group_bytes = 0;
 	const void *groups =
 		netlink_find(attributes, bytes, CTRL_ATTR_MCAST_GROUPS, 0, &groups_bytes);
-	/* List members are numbered from 1. */
+	/* The list's members have their position as type, from 1 on. */
 	const void *group =
 		groups != NULL ? netlink_find(groups, groups_bytes, 1, 0, &group_bytes) : NULL;
 	const void *id = group != NULL ? netlink_find(group, group_bytes, CTRL_ATTR_MCAST_GRP_ID,

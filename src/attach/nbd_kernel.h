@@ -38,7 +38,7 @@ void netlink_close(struct netlink *netlink);
 /* Subscribes to the family's notifications, which netlink_receive() returns. */
 GMB_MUST_CHECK int netlink_join(struct netlink *netlink);
 
-/* Construction of a message. */
+/* Functions that build a message. */
 void netlink_begin(struct netlink_message *message, uint8_t command);
 void netlink_put_u32(struct netlink_message *message, uint16_t type, uint32_t value);
 void netlink_put_u64(struct netlink_message *message, uint16_t type, uint64_t value);

@@ -16,7 +16,7 @@
 
 enum {
 	FLOW_BYTES = 256 << 10,
-	FAREWELL_S = 2, /* time for the server to close after the driver has */
+	FAREWELL_S = 2, /* seconds that the server has to close after the driver has closed */
 };
 
 #define NS_PER_S UINT64_C(1000000000)
@@ -34,14 +34,14 @@ struct flow {
 };
 
 struct nbd_relay {
-	const struct nbd_relay_options *options; /* valid until dialed */
+	const struct nbd_relay_options *options; /* valid until dialing has ended */
 	pthread_t thread;
 	sem_t dialled;
 	int result;
-	int fd; /* for the driver */
+	int fd; /* socket for the driver */
 	bool is_handed_over;
 
-	/* Used only by the thread. */
+	/* Members used only by the relay's thread. */
 	struct ring *ring;
 	struct nbd_dial dial;
 	bool has_dialled;
@@ -101,7 +101,8 @@ static void limit_farewell(struct nbd_relay *relay)
 	}
 }
 
-/* One side sends no further data. */
+/* Called when one side sends no further data and its data was forwarded. If it is the server, the
+ * relay ends; otherwise the server gets the end of the stream and a time limit to close. */
 static void flow_end(struct flow *flow)
 {
 	struct nbd_relay *relay = flow->relay;
@@ -110,7 +111,7 @@ static void flow_end(struct flow *flow)
 		return;
 	}
 	if (flow->from == &relay->dial.stream) {
-		attach_nbd_relay_end(relay); /* data that it has sent was forwarded */
+		attach_nbd_relay_end(relay);
 	} else {
 		stream_shutdown_send(flow->to);
 		limit_farewell(relay);
@@ -175,7 +176,8 @@ static void stop_asked(struct ring_op *op, int result)
 		return;
 	}
 	if (atomic_load(&relay->is_leaving)) {
-		stream_shutdown(&relay->driver); /* data that it has sent is still received */
+		/* data that the driver has sent can still be received */
+		stream_shutdown(&relay->driver);
 		limit_farewell(relay);
 	} else {
 		attach_nbd_relay_end(relay);
@@ -275,8 +277,8 @@ static int dial(struct nbd_relay *relay)
 		     ? hand_over(relay, error)
 		     : make_pair(relay, error);
 	if (rc != 0 || relay->is_handed_over) {
-		/* No operation is in flight, and closing must not send a TLS alert, because the
-		 * stream is now the driver's. */
+		/* No operation is in flight. stream_close() sends no TLS alert, because the stream
+		 * belongs to the driver now. */
 		stream_close(server);
 	}
 	return rc;
@@ -298,8 +300,8 @@ static void *nbd_relay_run(void *argument)
 		nbd_relay_carry(relay);
 	}
 	if (relay->ring != NULL) {
-		tls_pool_synchronize(
-			tls_client_pool(relay->dial.tls)); /* the pool stays for others */
+		/* the pool itself stays, because other connections use it */
+		tls_pool_synchronize(tls_client_pool(relay->dial.tls));
 		ring_destroy(relay->ring);
 	}
 	return NULL;
@@ -357,7 +359,8 @@ int nbd_relay_dial(const struct nbd_relay_options *options, int *fd_out,
 void nbd_relay_leave(struct nbd_relay *relay)
 {
 	if (relay != NULL) {
-		/* Stored before the event, so stop_asked() reads it after the event. */
+		/* Stored before the event is signalled, so that stop_asked(), which reads it after
+		 * the event, sees it. */
 		atomic_store(&relay->is_leaving, true);
 		(void)eventfd_write(relay->stop_fd, 1);
 	}

@@ -122,7 +122,7 @@ void process_report_send(int report_fd, int code, const char *text, const struct
 			continue;
 		}
 		if (count <= 0) {
-			break; /* the parent was killed, so there is no one to report to */
+			break; /* the parent was killed, so the report is not read */
 		}
 		at += count;
 		left -= (size_t)count;
@@ -170,8 +170,7 @@ const char *process_protect(void)
 	return refused;
 }
 
-/* Waits until the parent, which was waiting for our report, has ended, but only for a short
- * time. */
+/* Waits a short time for the parent to end, which was waiting for our report. */
 static void let_go_first(pid_t parent)
 {
 	struct pollfd ended = { .fd = -1, .events = POLLIN };
@@ -188,14 +187,14 @@ static void let_go_first(pid_t parent)
 
 static void lock_all(void)
 {
-	/* A refusal was already reported. */
+	/* process_protect() has reported if this is not permitted. */
 	(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
 }
 
 static void *attach_process_lock_memory(void *argument)
 {
-	/* If this used a whole time slice before the parent runs, the disk would appear to be ready
-	 * that much later. */
+	/* This thread uses whole time slices. At normal priority it could delay the parent, and
+	 * with it the report that the disk is ready. */
 	(void)setpriority(PRIO_PROCESS, 0, PRIORITY_LAST); /* affects only this thread */
 	let_go_first((pid_t)(intptr_t)argument);
 	lock_all();
@@ -213,8 +212,8 @@ void process_lock_memory(pid_t parent)
 	if (thread_start(&thread, attach_process_lock_memory, argument, NULL) == 0) {
 		pthread_detach(thread);
 	} else {
-		/* Not attach_process_lock_memory(), because this thread must not wait for the
-		 * parent or lose its priority. */
+		/* Without a thread the memory is populated here. attach_process_lock_memory() would
+		 * wait for the parent and lower the priority of this thread. */
 		lock_all();
 	}
 }

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-/* Records events of the library. Its sentences are complete, so the log only adds the level. */
+/* Logs events of the library. Its sentences are complete, so only the level is added. */
 static void remote_remote_event(void *context, enum gmb_event event, const char *text)
 {
 	struct remote *remote = context;
@@ -36,7 +36,7 @@ static void remote_remote_event(void *context, enum gmb_event event, const char 
 		break;
 	case GMB_EVENT_RESIZED:
 		if (remote->client !=
-			NULL) { /* otherwise the size is read when the client has been opened */
+			NULL) { /* otherwise the size is read after the client has been opened */
 			gmb_get_info(remote->client, &info);
 			device_export_resized(remote->device, info.bytes);
 		}
@@ -120,8 +120,8 @@ int remote_close(struct remote *remote, bool without_flush, struct error *error)
 	return err;
 }
 
-/* Returns whether the server accesses our memory. Sockets do not benefit from the library's
- * buffers, all of which would be populated before the disk can be used. */
+/* Returns whether the server accesses our memory. Otherwise the library's buffers would have no
+ * advantage, and all of their memory would be populated before the disk can be used. */
 static bool uses_placed_replies(const struct remote *remote)
 {
 	return remote->info.replies == GMB_REPLIES_PLACED;

@@ -17,7 +17,7 @@
 struct remote {
 	struct gmb_queue *queue;
 	struct gmb_client *client;
-	struct gmb_info info; /* at the time of opening */
+	struct gmb_info info; /* information about the export when it was opened */
 	struct device *device;
 	bool only_watches;
 	struct log_limit failures;
@@ -31,8 +31,8 @@ GMB_MUST_CHECK int remote_open(struct remote *remote, const struct attach_option
 GMB_MUST_CHECK int remote_watch(struct remote *remote, const struct attach_options *options,
 	struct device *device, struct error *error);
 
-/* Flushes if the server supports it, and closes. A failed flush is the error. without_flush: does
- * not wait for a server that does not respond. */
+/* Flushes if the server supports it, and closes. Returns the error of the flush. without_flush:
+ * does not wait for a server that does not respond. */
 int remote_close(struct remote *remote, bool without_flush, struct error *error);
 
 /* Allocates page-aligned zeroed memory for requests. If the server can access memory of this

@@ -108,8 +108,8 @@ static int write_json(int fd, const struct state_entry *entry)
 	return rc;
 }
 
-/* Writes a new file and renames it, so readers never see a partial file, or a file without the
- * lock. */
+/* Writes a new file, locks it and renames it, so readers never see an incomplete or unlocked
+ * file. */
 int state_write(const struct state_entry *entry, struct error *error)
 {
 	char path[PATH_MAX];

@@ -50,12 +50,12 @@ GMB_MUST_CHECK int state_write(const struct state_entry *entry, struct error *er
 /* Removes both files of an entry; a missing file is not an error. */
 void state_remove(const char *name);
 
-/* state_remove() by the daemon that wrote the entry, as fd. If its disk is gone, another daemon may
- * already have created a disk with the same name; then the files belong to that daemon and stay. */
+/* state_remove() called by the daemon that wrote the entry; fd holds its lock. If its disk is gone,
+ * another daemon may already have created a disk with the same name. The files then belong to that
+ * daemon and stay. */
 void state_remove_own(const char *name, int fd);
 
-/* Calls visit for every entry in the order of the names, until it returns nonzero; returns that
- * value. A file that cannot be read is logged and skipped. Without the folder there are no
- * entries. */
+/* Calls visit for each entry, ordered by name, until it returns nonzero, and returns that value. A
+ * file that cannot be read is logged and skipped. Without the folder there are no entries. */
 typedef int state_visit(const struct state_entry *entry, void *context);
 GMB_MUST_CHECK int state_for_each(state_visit *visit, void *context, struct error *error);

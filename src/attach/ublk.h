@@ -67,9 +67,9 @@ _Static_assert(sizeof(struct ublksrv_io_cmd) == 16, "I/O command");
 
 /* --- /dev/ublk-control ----------------------------------------------------------------------- */
 
-/* Creation, start and removal of ublk devices. Commands use their own small io_uring and are waited
- * for. One thread at a time. Errors: -ENOSYS the kernel has no ublk driver; otherwise -EPERM or the
- * driver's answer, with a sentence. */
+/* Creation, start and removal of ublk devices. Each command is sent over the control's own small
+ * io_uring and waited for. One thread at a time. Errors: -ENOSYS the kernel has no ublk driver;
+ * otherwise -EPERM or the driver's answer, with a sentence. */
 enum ublk_command {
 	UBLK_ADD,
 	UBLK_SET_PARAMS,
@@ -114,7 +114,7 @@ enum {
 
 enum ublk_phase {
 	UBLK_PHASE_OPENING, /* the thread connects */
-	UBLK_PHASE_OPEN,    /* connected; waits for the device, or to be cancelled */
+	UBLK_PHASE_OPEN,    /* connected; waits for the order to serve or to end */
 	UBLK_PHASE_GO,	    /* ordered to serve */
 	UBLK_PHASE_SERVING, /* the kernel may send requests */
 	UBLK_PHASE_LEAVING, /* the device is stopped: last flush */
@@ -128,31 +128,33 @@ struct ublk_queue;
 struct ublk_slot {
 	struct gmb_request request;
 	struct ublk_queue *queue;
-	bool orphan; /* the kernel has the answer, but the library still uses the buffer */
+	/* the request was answered to the kernel, but the library still uses its buffer */
+	bool orphan;
 };
 
 struct ublk_queue {
-	/* Set by the disk before the thread starts, or before ublk_queue_go(). */
+	/* Set by the thread that starts the device, before the queue's thread starts or before
+	 * ublk_queue_go(). */
 	const struct attach_options *options;
-	struct device *device; /* is notified of health, the size, and its own end */
+	struct device *device; /* gets the health, the size, and the end of the queue */
 	uint16_t number;
 	uint16_t depth;
 	bool encoded;
 	int char_fd;
 	uint32_t io_bytes;
 
-	/* Used only by the thread. */
+	/* Used only by the queue's thread. */
 	pthread_t thread;
 	struct remote remote;
 	struct io_uring ring;
 	const struct ublksrv_io_desc *descriptors;
 	size_t descriptors_bytes;
 	char *buffers;
-	uint32_t fetching; /* tags that the kernel has or will deliver */
+	uint32_t fetching; /* number of tags that the kernel has, or will deliver a request for */
 	bool poll_armed;
 	struct ublk_slot slots[UBLK_DEPTH];
 
-	/* Shared between the threads. */
+	/* Shared by both threads. */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	enum ublk_phase phase;
@@ -172,11 +174,11 @@ GMB_MUST_CHECK int ublk_queue_wait_open(struct ublk_queue *queue, struct error *
 /* Lets the queue serve, and waits until the kernel can send requests. */
 GMB_MUST_CHECK int ublk_queue_go(struct ublk_queue *queue, struct error *error);
 
-/* The queue answers all further requests with an error, and its last flush is not waited for. Can
+/* Makes the queue answer all further requests with an error, and not wait for its last flush. Can
  * be called while another thread is in ublk_queue_end(). */
 void ublk_queue_abandon(struct ublk_queue *queue);
 
 /* Ends a queue that never served, or whose device was stopped. Returns the result of its last
- * flush. -ETIMEDOUT if it does not end: because soon is set and the server is unreachable, or
- * because it was abandoned. Its thread then continues. */
+ * flush. -ETIMEDOUT: the queue does not end, because the server is unreachable and soon is set, or
+ * because it was abandoned. Its thread then continues to run. */
 int ublk_queue_end(struct ublk_queue *queue, bool soon, struct error *error);

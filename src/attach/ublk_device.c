@@ -164,8 +164,8 @@ static int add_device(struct ublk_disk *disk, struct error *error)
 }
 
 /*
- * Takes over a device whose daemon has died. The driver returns -EBUSY until it has detected that,
- * and has released the requests of the old daemon.
+ * Takes over a device whose daemon has died. Until the driver has detected the death and released
+ * the old daemon's requests, it returns -EBUSY; this function then retries.
  */
 static int start_recovery(struct ublk_disk *disk, struct error *error)
 {
@@ -292,7 +292,7 @@ static int make_device(struct ublk_disk *disk, struct error *error)
 
 /* --- removal ---------------------------------------------------------------------------------- */
 
-/* Ends the queues. Returns the last error. */
+/* Ends the queues. Returns the error of the last one that failed, or 0. */
 static int end_queues(struct ublk_disk *disk, bool soon, struct error *error)
 {
 	int result = 0;
@@ -309,8 +309,9 @@ static int end_queues(struct ublk_disk *disk, bool soon, struct error *error)
 	return result;
 }
 
-/* Deletes the device. The driver waits until it is closed everywhere. After a forced stop it may
- * stay open forever; the driver then deletes it without us, once it is closed. */
+/* Deletes the device. The driver first waits until no program has it open. After a forced stop a
+ * program may never close it; then this function returns, and the driver deletes the device
+ * later. */
 static int delete_number(struct ublk_control *control, uint32_t number)
 {
 	int rc;
@@ -351,8 +352,9 @@ static void ublk_device_disk_free(struct ublk_disk *disk)
 	free(disk);
 }
 
-/* Cleans up after a failed start, in any state. A device that was to be taken over stays as it was,
- * because its queued requests hold data that must not be lost; its queues end with the process. */
+/* Cleans up after a failed start, in any state. If the start was to take over a device, the device
+ * stays unchanged, because its queued requests hold data that must not be lost; its queues end with
+ * the process. */
 static void undo(struct ublk_disk *disk)
 {
 	int rc;
@@ -361,7 +363,7 @@ static void undo(struct ublk_disk *disk)
 		return;
 	}
 	if (disk->exists) {
-		/* This also ends queues that serve. */
+		/* Queues that already serve end because of this command. */
 		rc = command(disk, UBLK_STOP, NULL, 0, 0);
 		if (rc < 0) {
 			log_error("cannot stop /dev/ublkb%u: %s", ublk_device_number_of(disk),
@@ -376,7 +378,7 @@ static void undo(struct ublk_disk *disk)
 
 /* --- starting ------------------------------------------------------------------------------ */
 
-/* Finds a device of the same URI whose daemon has died. */
+/* Looks for a device whose daemon has died and that has the same URI. */
 static int find_orphan(const struct state_entry *entry, void *context)
 {
 	struct ublk_disk *disk = context;
@@ -473,7 +475,8 @@ static int stop_answer(uint32_t number, int rc, struct error *error)
 /* Stops a device that is not in use. */
 static int stop_gently(struct ublk_control *control, uint32_t number, struct error *error)
 {
-	/* Newer drivers check for users themselves, so no user can appear in between. */
+	/* Newer drivers check for users themselves, at the same moment in which they stop the
+	 * device. With older ones a user could appear after our check. */
 	enum ublk_command order =
 		(control->features & UBLK_F_SAFE_STOP_DEV) != 0 ? UBLK_TRY_STOP : UBLK_STOP;
 	char name[32];
@@ -487,8 +490,8 @@ static int stop_gently(struct ublk_control *control, uint32_t number, struct err
 	return stop_answer(number, ublk_control_command(control, order, number, NULL, 0, 0), error);
 }
 
-/* Called by stop() or, on another thread, by hurry(), so both members are atomic. A queue that was
- * joined in the meantime is unaffected, because its phase is ENDED. */
+/* Called by stop() or, on another thread, by hurry(), so both members that it reads are atomic. A
+ * queue that was joined before is unaffected, because its phase is ENDED. */
 static void abandon(struct ublk_disk *disk)
 {
 	disk->abandoned = true;
@@ -603,7 +606,7 @@ static const struct device_ops ublk_device_ops = {
 
 static const char control_path[] = "/dev/ublk-control";
 
-/* Opcodes before Linux 6.4, and since. */
+/* Command numbers before Linux 6.4, and those since. */
 static const struct {
 	uint32_t legacy;
 	uint32_t encoded;

@@ -112,7 +112,7 @@ static void ublk_queue_request_done(struct gmb_request *request)
 	}
 	if (result < 0) {
 		remote_log_failure(&slot->queue->remote, request);
-		/* These errors have a meaning for disks; others become -EIO. */
+		/* Programs distinguish these errors of a disk; others become -EIO. */
 		if (result != -ENOSPC && result != -EOPNOTSUPP && result != -ENOMEM) {
 			result = -EIO;
 		}
@@ -122,11 +122,11 @@ static void ublk_queue_request_done(struct gmb_request *request)
 	ublk_queue_send_command(slot->queue, tag_of(slot), true, result);
 }
 
-/* Prepares the library request from the kernel's descriptor; false if the operation is not
- * supported. */
+/* Translates the kernel's descriptor into a request of the library. Returns false if the operation
+ * is not supported. */
 static bool ublk_queue_prepare(struct ublk_queue *queue, uint32_t tag)
 {
-	/* Memory of the kernel, which does not change it between FETCH and COMMIT. */
+	/* The kernel does not change a descriptor between FETCH and COMMIT. */
 	const struct ublksrv_io_desc *descriptor = &queue->descriptors[tag];
 	struct gmb_request *request = &queue->slots[tag].request;
 	uint64_t offset = descriptor->start_sector * SECTOR_BYTES;
@@ -204,8 +204,8 @@ static void ublk_queue_take_completions(struct ublk_queue *queue, bool abandon)
 		} else if (cqe->res == UBLK_IO_RES_OK) {
 			ublk_queue_take_request(queue, (uint32_t)cqe->user_data, abandon);
 		} else {
-			/* UBLK_IO_RES_ABORT: the device stops. Any other error also ends the tag,
-			 * because it cannot be fetched again. */
+			/* UBLK_IO_RES_ABORT means that the device stops. After any other error,
+			 * too, no request can be fetched for the tag. */
 			if (cqe->res != UBLK_IO_RES_ABORT) {
 				log_error("ublk rejects tag %u of queue %u: %s",
 					(unsigned)cqe->user_data, queue->number,
@@ -261,7 +261,7 @@ static int ublk_queue_map_memory(struct ublk_queue *queue, struct error *error)
 
 static int ublk_queue_make_ring(struct ublk_queue *queue, struct error *error)
 {
-	/* The first needs Linux 6.1, the second always works. */
+	/* The first flags need Linux 6.1, the second always work. */
 	static const unsigned flags[] = {
 		IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
 		0,
@@ -317,7 +317,8 @@ static int serve_device(struct ublk_queue *queue, struct error *error)
 	}
 	io_uring_queue_exit(&queue->ring);
 	if (is_abandoned(queue)) {
-		return rc; /* the library may still write into the buffers */
+		/* buffers are not freed, because the library may still write into them */
+		return rc;
 	}
 	unmap_memory(queue);
 	return rc;
@@ -355,7 +356,7 @@ static void *queue_thread(void *argument)
 	return NULL;
 }
 
-/* --- for the disk -------------------------------------------------------------------------- */
+/* --- functions that the disk calls --------------------------------------------------------- */
 
 int ublk_queue_start(struct ublk_queue *queue, struct error *error)
 {
@@ -365,7 +366,7 @@ int ublk_queue_start(struct ublk_queue *queue, struct error *error)
 	return thread_start(&queue->thread, queue_thread, queue, error);
 }
 
-/* Waits for the end of the queue; false if it is abandoned in its last flush. */
+/* Waits for the end of the queue. Returns false if the queue is abandoned during its last flush. */
 static bool wait_ended(struct ublk_queue *queue)
 {
 	bool ended;
@@ -408,7 +409,7 @@ int ublk_queue_go(struct ublk_queue *queue, struct error *error)
 	if (wait_phase(queue, UBLK_PHASE_GO) == UBLK_PHASE_SERVING) {
 		return 0;
 	}
-	/* ublk_queue_end() waits for its end, as for the other queues. */
+	/* The caller still has to call ublk_queue_end(), as for the other queues. */
 	return error_set(error, queue->result != 0 ? queue->result : -EIO, "%s", queue->error.text);
 }
 

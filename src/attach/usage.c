@@ -63,7 +63,8 @@ static void disks_add(struct disks *disks, const char *folder)
 	}
 }
 
-/* Reports the first block device that is built on this one, from the kernel's list of holders. */
+/* Returns -EBUSY with the first block device that is built on this one, from the kernel's list of
+ * holders. */
 static int check_holders(const char *name, const char *folder, struct error *error)
 {
 	char path[PATH_MAX];
@@ -87,7 +88,7 @@ static int check_holders(const char *name, const char *folder, struct error *err
 	return rc;
 }
 
-/* Fills disks, and checks the holders of each. */
+/* Fills disks with the disk and its partitions, and checks the holders of each. */
 static int check_tree(const char *name, struct disks *disks, struct error *error)
 {
 	char folder[PATH_MAX];
@@ -183,7 +184,7 @@ static bool names_have(const struct names *names, const char *path)
 	return false;
 }
 
-/* Object that a process must have open to count. */
+/* A process that has this object open counts as a user. */
 struct wanted {
 	const struct disks *disks; /* a block device, by number */
 	const struct names *names; /* or a file, by path */
@@ -363,8 +364,8 @@ static void names_free(struct names *names)
 	}
 }
 
-/* Explains the use by a loop device. `losetup --detach` of a device in use takes effect only after
- * its last user, so that user is named first. */
+/* Returns -EBUSY and explains that a loop device uses the file. `losetup --detach` of a device in
+ * use takes effect only after its last user has ended, so that user is named first. */
 static int explain_loop(const char *path, const char *loop, struct error *error)
 {
 	struct error user;

@@ -23,7 +23,7 @@ enum { QUOTE_BYTES = 256, REQUESTS_PER_S_MAX = 100000000, PERCENT_UNSET = UINT32
 
 struct bench_arguments {
 	struct bench_work work;
-	uint32_t read_percent; /* PERCENT_UNSET */
+	uint32_t read_percent; /* 0 to 100, or PERCENT_UNSET */
 	uint64_t block_bytes;
 	bool connections_set;
 	const char *plot_path;
@@ -154,7 +154,7 @@ static int take_requests(void *context, const char *text, struct error *error)
 		       : rc;
 }
 
-/* "100M" or "requests=5000" */
+/* Parses "100M" (bytes per second) or "requests=5000". */
 static int take_rate(void *context, const char *text, struct error *error)
 {
 	static const char prefix[] = "requests=";
@@ -332,8 +332,8 @@ static int measure(struct bench_arguments *arguments, struct bench_result *resul
 	return err != 0 ? cli_failure("bench", &error) : CLI_OK;
 }
 
-/* Returns a seed that differs from run to run. It has 53 bits, so that programs that read JSON
- * numbers as doubles keep it exactly. */
+/* Returns a seed that differs from run to run. It has at most 53 bits, so that programs that read
+ * JSON numbers as doubles get it exactly. */
 static uint64_t seed_of_the_moment(void)
 {
 	struct timespec now;

@@ -16,7 +16,7 @@ enum {
 	SHOWN_BYTES = 120,
 	QUOTE_BYTES = 256,
 	OPTIONS_MAX = 40,
-	/* getopt_long() returns this + index in the table for an option. */
+	/* getopt_long() returns OPTION_FIRST + the option's index in the table */
 	OPTION_FIRST = 256,
 };
 
@@ -32,8 +32,9 @@ enum {
 #define EXPORT_NAME "write --export NAME=PATH"
 #define URI_NAME    "the name of the export is part of the URI: nbd://HOST/NAME"
 
-/* Words of nbdkit, qemu-nbd, nbd-server, nbd-client, nbdcopy, qemu-img and fio, and their
- * equivalents here. The command "" is the program itself. */
+/* Words of nbdkit, qemu-nbd, nbd-server, nbd-client, nbdcopy, qemu-img and fio, with the
+ * equivalents in gmblock. command: the subcommand to which the word was given, or "" if it was
+ * given instead of one. */
 static const struct habit {
 	const char *command;
 	const char *word; /* without dashes */
@@ -174,8 +175,8 @@ static size_t candidates(
 	return count;
 }
 
-/* Suggests an option in the form of near_text(): one that is spelled similarly, or one that was
- * given with one dash too few (then argv[optind] is for example "-json"). */
+/* Returns a suggestion, formatted like near_text(): an option that is spelled similarly, or one
+ * that was given with one dash only, such as "-json". */
 static const char *meant(
 	const char *word, char *const *argv, const struct option *table, char out[NEAR_TEXT_BYTES])
 {
@@ -196,7 +197,7 @@ static const char *meant(
 	return near_text(&near, "--", out);
 }
 
-/* Reports an option without its value; optopt is its code. */
+/* Reports an option without its value. optopt has the option's code. */
 static int value_missing(
 	const struct cli_command *command, const char *shown, const struct option *table)
 {
@@ -231,14 +232,15 @@ static int option_unknown(const struct cli_command *self, const char *word, cons
 		self->name, "unknown option %s%s", shown, meant(word, argv, table, near));
 }
 
-/* The word of the option that getopt_long() has read; its value may be a word of its own. */
+/* Returns the word of the option that getopt_long() has read last. The option's value may be the
+ * word after it. */
 static const char *option_word(char *const *argv)
 {
 	return argv[optind - (optarg != NULL && optarg == argv[optind - 1] ? 2 : 1)];
 }
 
-/* Whether it is a long option that is not written out. getopt_long() accepts the beginning of a
- * name, and another option with the same beginning would change what a script does. */
+/* Returns whether a long option is abbreviated. getopt_long() accepts that, but a script would
+ * change its meaning when another option with the same beginning is added. */
 static bool is_abbreviated(const char *word, const struct option *table)
 {
 	size_t len = strcspn(word, "=");
@@ -272,8 +274,8 @@ static int option_error(
 	char letter[3] = { '-', (char)optopt, '\0' };
 	const char *word = argv[optind - 1];
 
-	/* getopt stays on a group of letters ("-xy") until the last one is read. Characters outside
-	 * ASCII have codes below 0. */
+	/* In a group of letters such as "-xy", getopt stays on the word until the last letter was
+	 * read. Bytes that are not ASCII have codes below 0. */
 	if (optopt != 0 && optopt < OPTION_FIRST && strncmp(word, "--", 2) != 0) {
 		word = letter;
 	}
@@ -317,8 +319,8 @@ static int take_log_level(const struct cli_command *command, const char *level)
 		log_escape(shown, sizeof(shown), level, strlen(level)));
 }
 
-/* Builds the table for getopt_long(), with --help and --log-level at its end. Returns the code of
- * --help; the code of --log-level is one higher. -h has its own code. */
+/* Builds the table for getopt_long(), with --help and --log-level after the command's options.
+ * Returns the code of --help. The code of --log-level is one higher; -h has the code 'h'. */
 static int table_make(const struct cli_command *command, struct option table[OPTIONS_MAX + 3],
 	char letters[2 * OPTIONS_MAX + 3])
 {
@@ -400,7 +402,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 		watcher.see(command, watcher.context);
 		return CLI_OK;
 	}
-	optind = 0; /* restarts getopt, also after another parser has run */
+	optind = 0; /* restarts getopt, even if it has parsed other arguments before */
 	opterr = 0;
 	while (status == CLI_GO_ON &&
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {
@@ -453,7 +455,7 @@ int cli_server(const char *command, int argc, char **argv, const char **server)
 	return status;
 }
 
-/* Suggests a correction if the text is an existing file instead of a URI. */
+/* Reports that the text is not a URI. If it is an existing file, suggests a correction. */
 static int not_a_uri(const char *command, const char *text, const struct stat *status)
 {
 	struct export_uri uri = { .protocol = "nbd", .is_unix = true };

@@ -35,13 +35,14 @@ struct cli_command {
 	int (*set)(
 		void *arguments, const struct field *field, const char *text, struct error *error);
 	const char *const *actions; /* optional: values of the first operand; NULL-terminated */
-	/* Optional: the keys in the value of the option keys_option, or in operands if keys_option
-	 * is NULL. */
+	/* Optional: keys that are completed in the value of the option keys_option, or in operands
+	 * if keys_option is NULL. */
 	field_at *keys;
 	const char *keys_option;
 };
 
-/* The members of struct cli_command for a table, and the row of its field "server". */
+/* The fields of a table as members of struct cli_command, and the table row of the field
+ * "server". */
 #define CLI_FIELDS(table) .fields = (table), .field_count = ARRAY_COUNT(table)
 #define CLI_SERVER_HELP                                                                            \
 	"one of its URIs, its control socket, or its process id; optional if there is only one "   \
@@ -61,8 +62,8 @@ struct cli_command {
  * status, also after -h or --help. */
 GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char **argv);
 
-/* Makes cli_parse() call see() with the command and return CLI_OK instead of parsing; NULL: back to
- * parsing. */
+/* Makes cli_parse() call see() with the command and return CLI_OK instead of parsing. see NULL:
+ * cli_parse() parses again. */
 typedef void cli_see(const struct cli_command *command, void *context);
 void cli_watch(cli_see *see, void *context);
 
@@ -71,13 +72,13 @@ void cli_watch(cli_see *see, void *context);
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
 
-/* Determines the server on this machine for a command: the value of --server (*server; NULL: not
- * given), or else the only operand, or NULL for none. Both together are wrong usage. */
+/* Determines the server on this machine to which a command applies: the value of --server (*server;
+ * NULL: not given), otherwise the only operand, otherwise NULL. Giving both is wrong usage. */
 GMB_MUST_CHECK int cli_server(const char *command, int argc, char **argv, const char **server);
 
-/* Returns gmblock's equivalent of a word that other programs use: an option of the command, or, for
- * "", a command. A sentence without a full stop, or NULL. Dashes before the word, and "=" with the
- * text after it, are ignored. */
+/* Returns gmblock's equivalent of a word that other programs use, as a sentence without a full
+ * stop; NULL: there is none. The word is an option of the command, or if command is "", a command.
+ * Dashes before the word, and "=" with the text after it, are ignored. */
 const char *cli_habit(const char *command, const char *word);
 
 /* Parses a server's URI, to be freed with export_uri_fini(); warns about an unknown parameter. */
@@ -109,9 +110,9 @@ int cli_completion(const char *shell, const struct cli_subcommand *commands, siz
  * exit status: 0 success, 1 failure, 2 wrong usage. The message has already been printed on
  * standard error. */
 
-/* Prints the lines of a server's answer after a change. none: printed if there are none, or
- * NULL. -ETIMEDOUT and the server's sentence if the change is in effect, but not complete. In
- * reload.c. */
+/* Prints the lines of a server's answer to a change. none: text to print if there are no lines, or
+ * NULL. Returns -ETIMEDOUT with the server's sentence if the change is in effect, but not complete.
+ * Defined in reload.c. */
 GMB_MUST_CHECK int cli_print_changes(const json_t *result, const char *none, struct error *error);
 
 int cmd_serve(int argc, char **argv);

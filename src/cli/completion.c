@@ -13,7 +13,7 @@ enum shell { SHELL_BASH, SHELL_ZSH, SHELL_FISH, SHELL_COUNT };
 
 enum { LINE_BYTES = 400, SUMMARY_BYTES = 64 };
 
-/* The kind of an option's value or of an operand. */
+/* The kind of an option's value or of an operand, which determines its completion. */
 enum kind { KIND_NONE, KIND_ANYTHING, KIND_FILE, KIND_WORDS };
 
 struct writer {
@@ -23,8 +23,8 @@ struct writer {
 
 /* --- properties of an option ----------------------------------------------------------------- */
 
-/* Words separated by bars are a choice; forms that name files or folders are files; others cannot
- * be completed. */
+/* A form such as "yes|no" is a choice of words. A form that names files or folders is completed
+ * with files. Others cannot be completed. */
 static enum kind completion_kind_of(const struct field *field)
 {
 	char form[FIELD_FORM_BYTES];
@@ -114,7 +114,7 @@ static void zsh_option(const struct field *field)
 				: may_be_bare(field) ? "=-"
 						     : "=");
 		}
-		/* Inside $'...', quotes and backslashes need one more escape. */
+		/* Inside $'...', quotes and backslashes must be escaped once more. */
 		for (const char *c = summary; *c != '\0'; c++) {
 			printf("%s%s%c", strchr(special, *c) != NULL ? "\\\\" : "",
 				*c == '\'' || *c == '\\' ? "\\" : "", *c);
@@ -221,7 +221,7 @@ static void begin_command(const struct writer *writer, const struct cli_command 
 			printf("\"\n");
 		}
 		if (has_keys(command)) {
-			/* After set NAME and after add NAME PATH. */
+			/* keys follow set NAME, or add NAME PATH */
 			printf("\t\t[[ ${COMP_WORDS[2]}$COMP_CWORD != @(set[4-9]|add[5-9]) ]] || "
 			       "kind=keys words=\"");
 			print_keys(command);

@@ -25,7 +25,7 @@ enum {
 	SPARSE_BYTES_DEFAULT = 4096,
 	SPARSE_BYTES_MIN = 512,
 	SENTENCE_BYTES = 1200,
-	EXIT_GAPS = 3, /* complete, except for unreadable parts */
+	EXIT_GAPS = 3, /* the copy is complete, except for unreadable parts */
 	EXIT_SIGNAL = 128,
 	QUOTE_BYTES = 256,
 };
@@ -38,7 +38,8 @@ struct copy_arguments {
 	const char *journal;
 	const char *map; /* map of unreadable parts; NULL: errors are not skipped */
 	uint64_t request_bytes;
-	uint64_t sparse_bytes; /* 0: not given; after the checks: off */
+	/* 0: not given. cli_copy_sizes_check() then sets the default; after it, 0 means off */
+	uint64_t sparse_bytes;
 	bool sparse_given;
 	uint64_t checkpoint_bytes; /* 0: not given */
 	uint64_t rate;		   /* bytes per second; 0: no limit */
@@ -54,7 +55,7 @@ struct copy_arguments {
 	bool json;
 };
 
-/* All open resources. */
+/* Everything that is open during the copy. */
 struct job {
 	const struct copy_arguments *arguments;
 	struct copy_loop loop;
@@ -114,8 +115,8 @@ static int take_sparse(void *context, const char *text, struct error *error)
 		text, SPARSE_BYTES_MIN, REQUEST_BYTES_MAX, &arguments->sparse_bytes, error);
 }
 
-/* Returns the limit of requests in flight. An adaptive limit shrinks as requests grow, so that the
- * memory does not exceed what requests of the default size use. */
+/* Returns the limit on requests in flight. An adaptive limit decreases as requests get longer, so
+ * that they do not use more memory than requests of the default length. */
 static uint32_t requests_max(const struct copy_arguments *arguments)
 {
 	uint64_t fewer =
@@ -176,7 +177,7 @@ static int contradictions_check(const struct copy_arguments *arguments)
 	return CLI_GO_ON;
 }
 
-/* HOST:PORT or [IPV6]:PORT. */
+/* Returns whether the text has the form HOST:PORT or [IPV6]:PORT. */
 static bool is_host_port(const char *text)
 {
 	const char *colon = strrchr(text, ':');
@@ -209,7 +210,8 @@ static int refuse_no_file(const char *text)
 	if (!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) {
 		return CLI_GO_ON;
 	}
-	if (export_uri_parse(text, &uri, &error) == 0) { /* parsed only for its error sentence */
+	/* only the sentence of the error is needed */
+	if (export_uri_parse(text, &uri, &error) == 0) {
 		export_uri_fini(&uri);
 		return CLI_GO_ON;
 	}
@@ -428,7 +430,7 @@ static int target_prepare(struct job *job, struct error *error)
 
 	err = copy_end_prepare(job->target, job->counters.total, resumed, error);
 	if (err < 0) {
-		/* A target that is known to be zero has been emptied before a later step failed. */
+		/* A target with known zeroes was emptied before a later step failed. */
 		job->state = job->target->known_zero ? COPY_TARGET_PARTIAL : COPY_TARGET_UNCHANGED;
 		return err;
 	}
@@ -504,8 +506,8 @@ static int copy_and_verify(struct job *job, struct error *error)
 	return err;
 }
 
-/* Returns the offset at which the copy starts or continues. It is a multiple of the block size,
- * which might have increased on the server since. */
+/* Returns the offset at which the copy starts or continues: a multiple of the block size, which
+ * might have increased on the server since the last run. */
 static uint64_t start_find(const struct job *job)
 {
 	uint64_t durable = job->journal.durable;
@@ -600,7 +602,7 @@ static int job_report(struct job *job, struct copy_report *report)
 						    : CLI_FAILURE;
 }
 
-/* Closing can report a write that failed late. */
+/* Closes the ends. This can report a write that failed late. */
 static int job_close(struct job *job, struct error *error)
 {
 	struct error ignored;
@@ -639,7 +641,8 @@ int cmd_copy(int argc, char **argv)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	/* A closed pipe or a file size limit is reported as an error of the write. */
+	/* Without these signals, writing to a closed pipe or beyond the file size limit fails with
+	 * an error. */
 	(void)signal(SIGPIPE, SIG_IGN);
 	(void)signal(SIGXFSZ, SIG_IGN);
 	began_ns = clock_now_ns();

@@ -42,7 +42,7 @@ static const char notes[] =
 	"\n"
 	"Exit status: 1 failure, 2 usage error.\n";
 
-enum { ANSWER_MS = 30000 }; /* in addition to the deadline */
+enum { ANSWER_MS = 30000 }; /* time for the answer, in addition to the deadline */
 #define DEADLINE_NS_MAX UINT64_C(3600000000000)
 
 struct export_arguments {
@@ -53,7 +53,7 @@ struct export_arguments {
 	bool json;
 };
 
-/* 0 is a valid time, which --now sets. */
+/* Parses the time; 0, which --now sets, is valid. */
 static int take_deadline(void *context, const char *text, struct error *error)
 {
 	struct export_arguments *arguments = context;
@@ -97,8 +97,8 @@ static json_t *pairs(char **words, int count)
 	return all;
 }
 
-/* Builds the arguments of the control command from the words after the action; NULL: wrong usage,
- * which has been reported. */
+/* Builds the arguments of the control command from the words after the action. Returns NULL for
+ * wrong usage, which has been reported; *status is then the exit status. */
 static json_t *cli_export_make(const char *action, const struct export_arguments *arguments,
 	char **words, int count, int *status)
 {

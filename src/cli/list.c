@@ -17,7 +17,7 @@
 enum {
 	/* A string of 4096 bytes, each escaped as \xNN. */
 	ESCAPED_BYTES = 4 * NBD_STRING_BYTES_MAX + 8,
-	/* An export name and a host or socket path, each byte as %NN, and the text around them. */
+	/* An export name and a host or socket path, each byte as %NN, and the rest of the URI. */
 	URI_BYTES = 4 * NBD_STRING_BYTES_MAX,
 };
 
@@ -108,7 +108,8 @@ static void print_name(const struct nbd_offer *offer)
 	char escaped[ESCAPED_BYTES];
 
 	if (offer->name[0] == '\0') {
-		/* An export whose name is two quotes is printed as \x22\x22. */
+		/* Only the default export is printed as "". A name that consists of two quotes is
+		 * printed as \x22\x22. */
 		puts("\"\"");
 	} else {
 		puts(log_escape(escaped, sizeof(escaped), offer->name, strlen(offer->name)));
@@ -232,7 +233,8 @@ static int show_nbd(const struct list_arguments *arguments, const struct export_
 	struct error error;
 	int err = nbd_dial_wait(&options, -1, NULL, &answers, &error);
 
-	/* Prints only complete lists, because a reader could not see that entries are missing. */
+	/* An incomplete list is not printed, because readers could not see that entries are
+	 * missing. */
 	if (err == 0) {
 		err = print(arguments, uri, nbd_handshake_offers(answers), &error);
 	}

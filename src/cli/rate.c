@@ -35,14 +35,14 @@ static const char notes[] = "\n"
 enum { TIMEOUT_MS = 60000 };
 
 struct rate_arguments {
-	const char *export; /* NULL: a rule is changed */
-	uint32_t rule;	    /* from 1; 0: not given */
+	const char *export; /* export to change; NULL: a rule is changed */
+	uint32_t rule;	    /* number of the rule to change, from 1; 0: not given */
 	bool is_memory;
 	const char *value;
 	const char *server; /* or NULL */
 };
 
-/* Changes an export by the control command of gmblock export set. */
+/* Changes an export with the control command that "gmblock export set" uses. */
 static int cli_rate_ask_export(const struct rate_arguments *arguments, const char *path,
 	json_t **result, struct error *error)
 {

@@ -104,7 +104,7 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_GO_ON;
 }
 
-/* --check: prints what is known about the configuration without opening anything. */
+/* Performs --check: prints the validated configuration without opening anything. */
 static int print_check(const struct server_config *config)
 {
 	char addresses[40] = "the default address";
@@ -119,7 +119,7 @@ static int print_check(const struct server_config *config)
 	return cli_print(text);
 }
 
-/* The protocols of this program, which are registered only here. */
+/* The protocols of this program; no other list exists. */
 static const struct session_kind *const kinds[] = {
 	&nbd_session_kind,
 #ifdef GMBLOCK_CLAN
@@ -138,7 +138,8 @@ int cmd_serve(int argc, char **argv)
 	server_config_init(&config);
 	status = serve_parse_arguments(&config, argc, argv);
 	if (config.command_count > 0) {
-		/* The output belongs to the commands. */
+		/* The terminal is for the output of the commands, so by default only warnings are
+		 * logged. */
 		log_set_level_default(LOG_LEVEL_WARNING);
 	}
 	if (status == CLI_GO_ON && config.check_path != NULL) {

@@ -35,7 +35,7 @@ static const char notes[] = "\n"
 			    "\n"
 			    "Exit status: 1 failure, 2 usage error.\n";
 
-enum { ANSWER_MS = 120000, TIME_BYTES = 32 }; /* time for a checkpoint on a slow disk */
+enum { ANSWER_MS = 120000, TIME_BYTES = 32 }; /* a snapshot on a slow disk can take long */
 
 /* Formats the local time, as "2026-11-23 08:15:00". */
 static const char *cli_snapshot_time_text(const json_t *entry, char out[TIME_BYTES])
@@ -72,7 +72,8 @@ static int cli_snapshot_print_list(const json_t *result, bool json, struct error
 	return print_end(error);
 }
 
-/* Sends the command. Takes wire. listed: the export that list was given, or NULL. */
+/* Sends the command and prints the answer. Takes wire. listed: the export whose snapshots were
+ * requested, or NULL. */
 static int cli_snapshot_ask(
 	const char *server, json_t *wire, bool lists, const char *listed, bool json)
 {

@@ -53,7 +53,8 @@ static int take_watch(void *context, const char *text, struct error *error)
 	return rc;
 }
 
-/* Returns true if the operand was probably meant as the time of a --watch without one. */
+/* Returns whether the operand is probably the time of --watch, after which a space was used instead
+ * of "=". */
 static bool is_watch_time(const struct stats_arguments *arguments, const char *operand)
 {
 	uint64_t ignored;

@@ -18,7 +18,7 @@ struct trace_arguments {
 	uint64_t timeout_ns; /* 0: none */
 	uint32_t count;	     /* 0: not given */
 	const char *svg_path;
-	bool request; /* required, because other builds also trace disks */
+	bool request; /* must be given, because other builds also trace disks */
 	bool json;
 };
 
@@ -100,7 +100,7 @@ static int cli_trace_arguments_parse(int argc, char **argv, struct trace_argumen
 	return status;
 }
 
-/* Fewer requests than wanted are a failure, even if those were shown. */
+/* Returns a failure if there are fewer requests than wanted, even if those were shown. */
 static int count_check(const struct trace_arguments *arguments,
 	const struct trace_requests *requests, struct error *error)
 {

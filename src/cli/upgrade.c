@@ -53,13 +53,13 @@ enum {
 	SAID_LINES_MAX = 10,
 };
 
-/* The descriptors that the server offers: the connection over which the new process receives
- * everything, the stream for its messages, and the server's working directory, which this program
- * does not use. */
+/* Descriptors that the server offers: the connection over which the new process receives
+ * everything, the stream for the new process's messages, and the server's working directory, which
+ * is not used here. */
 enum offer { OFFER_CHANNEL, OFFER_ERRORS, OFFER_FOLDER };
 
-/* The running process, as the kernel reports it. Data from the process itself is not used, because
- * a compromised server could then choose the program that is run here, possibly by root. */
+/* The server's process, as the kernel reports it. Statements of the process itself are not used,
+ * because a compromised server could then choose the program that is run here, possibly by root. */
 struct running {
 	pid_t pid;
 	uid_t user;
@@ -112,9 +112,9 @@ static int runs_another(pid_t pid, struct error *error)
 
 /* --- identity of the server ------------------------------------------------------------------ */
 
-/* Returns a pidfd of the process at the other end, which stays that process; or -1 if it has ended.
- * Its number may then belong to another process, so the number is used only on kernels without
- * SO_PEERPIDFD. */
+/* Returns a pidfd of the process at the other end of the socket, or -1 if that process has ended.
+ * SO_PEERPIDFD always refers to that process. A process number may belong to another process after
+ * its end, so pid is used only if the kernel does not have SO_PEERPIDFD. */
 static int open_process(int socket, pid_t pid)
 {
 	int fd = -1;
@@ -169,7 +169,8 @@ static int cli_upgrade_identify(const struct control_connection *connection, int
 	return take_identity(running, channel, &peer, error);
 }
 
-/* A server started by root can have another user (--user), which its new process will also have. */
+/* Checks that the caller may replace the server. A server started by root can have another user
+ * (--user), which its new process will also have. */
 static int cli_upgrade_check_user(const struct running *running, struct error *error)
 {
 	bool is_of_root = geteuid() == 0 && running->record.text != NULL;
@@ -202,7 +203,8 @@ static int find_record(struct running *running, bool has_command, struct error *
 
 /* --- units ----------------------------------------------------------------------------------- */
 
-/* Writes the control group of a process in the service manager's hierarchy; "": none. */
+/* Stores the control group of a process in the service manager's hierarchy; "" if it is not in a
+ * group. */
 static void cli_upgrade_find_group(pid_t pid, char *out, size_t out_bytes)
 {
 	char path[64];
@@ -213,8 +215,8 @@ static void cli_upgrade_find_group(pid_t pid, char *out, size_t out_bytes)
 	snprintf(path, sizeof(path), "/proc/%ld/cgroup", (long)pid);
 	file = fopen(path, "re");
 	while (out[0] == '\0' && file != NULL && fgets(line, sizeof(line), file) != NULL) {
-		/* The format is NUMBER:CONTROLLERS:PATH. The manager's own hierarchy precedes the
-		 * unified one. */
+		/* A line has the form NUMBER:CONTROLLERS:PATH. The service manager's own hierarchy
+		 * is listed before the unified one. */
 		const char *controllers = strchr(line, ':');
 		const char *group = controllers != NULL ? strchr(controllers + 1, ':') : NULL;
 
@@ -260,8 +262,8 @@ static int leave_open(int fd, const char *variable)
 	return fcntl(fd, F_SETFD, 0) < 0 ? -1 : setenv(variable, number, 1);
 }
 
-/* The program to run. It is trusted, because it comes from the caller or the start of the
- * server. */
+/* The program to run, and how. It is trusted, because it comes from the caller or from the record
+ * of the server's start. */
 struct start {
 	const char *folder; /* NULL: the folder of this command */
 	const char *program;
@@ -274,7 +276,8 @@ struct start {
 static int cli_upgrade_become(
 	const int files[OFFER_FILES], const json_t *offer, int errors, const struct start *start)
 {
-	/* The journal stream of the server's standard error. This process has another one. */
+	/* The server's standard error may be a stream of the journal, and then has another
+	 * JOURNAL_STREAM than this process. */
 	const char *journal = json_string_value(json_object_get(offer, "journal"));
 	int nothing = open("/dev/null", O_RDWR | O_CLOEXEC);
 
@@ -293,8 +296,8 @@ static int cli_upgrade_become(
 	return errno;
 }
 
-/* Starts the process as a child of the first process, because the service manager supervises only
- * its own children. */
+/* Starts the new process as a child of process 1, because the service manager supervises only its
+ * own children. */
 static int start_process(const int files[OFFER_FILES], const json_t *offer, int errors,
 	const struct start *start, struct error *error)
 {
@@ -319,11 +322,11 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	close(report[1]);
 	if (pid > 0) {
 		(void)waitpid(pid, NULL, 0);
-		/* The pipe is closed when the program has been started. */
+		/* Without an error the pipe is closed when the program starts, without data. */
 		if (read(report[0], &code, sizeof(code)) == (ssize_t)sizeof(code)) {
 			char end;
 
-			/* Waits until the process is gone, with its copies of the offered
+			/* Waits until the child has ended, and with it its copies of the offered
 			 * descriptors. */
 			(void)!read(report[0], &end, sizeof(end));
 		} else {
@@ -336,9 +339,9 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 				   strerror(code));
 }
 
-/* Creates the pipe for the new process's messages. Both ends are non-blocking, because the pipe
- * is read only after that process serves or has failed, and the process must not wait for room
- * before. */
+/* Creates the pipe for the new process's messages. Both ends are non-blocking: the pipe is read
+ * only after that process serves or has failed, and until then the process must not wait for room
+ * in it. */
 static int listen_to_it(struct said *said, int errors, struct error *error)
 {
 	if (pipe2(said->pipe, O_CLOEXEC) < 0 || fcntl(said->pipe[0], F_SETFL, O_NONBLOCK) < 0 ||
@@ -354,9 +357,9 @@ static void upgrade_wake(int number)
 	GMB_UNUSED(number);
 }
 
-/* Writes for at most a second, because the reader might have stopped, or be the server itself. A
- * periodic signal interrupts the write; if the first one arrives before the write, the next one
- * interrupts it. */
+/* Writes for at most a second, because the reader of the stream might have stopped, or be the
+ * server itself. A periodic signal interrupts the write; if one arrives before the write, the next
+ * one interrupts it. */
 static void write_for_a_second(int fd, const char *text, size_t bytes)
 {
 	const struct sigaction action = { .sa_handler = upgrade_wake }; /* without SA_RESTART */
@@ -404,7 +407,8 @@ static void pass_on(struct said *said, bool has_failed)
 			close(said->pipe[i]);
 		}
 	}
-	dispose_fd(said->errors, (uid_t)-1, false); /* the descriptor came from the server */
+	/* closed by a worker, because it came from the server, so closing it may block */
+	dispose_fd(said->errors, (uid_t)-1, false);
 }
 
 static int start_new(const int files[OFFER_FILES], const json_t *offer,
@@ -422,7 +426,8 @@ static int start_new(const int files[OFFER_FILES], const json_t *offer,
 	int rc = command != NULL ? 0 : own_program(program, error);
 
 	if (rc == 0 && command == NULL) {
-		/* Pipes or locks of the caller must not stay open in the server. */
+		/* Descriptors of the caller, such as pipes and locks, must not stay open in the
+		 * server. */
 		(void)close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
 	}
 	if (rc == 0) {
@@ -482,8 +487,8 @@ static int print_result(const json_t *result)
 static int cli_upgrade_is_replaced(const char *path, struct error *error)
 {
 	struct control_connection *connection;
-	/* Any command without side effects would do, because only the peer process is of
-	 * interest. */
+	/* The answer does not matter, only the process at the other end, so any command without
+	 * side effects can be used. */
 	int rc = control_connect(path, "counters", NULL, CONTROL_TIMEOUT_MS, &connection, error);
 
 	if (rc < 0) {

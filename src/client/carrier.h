@@ -3,13 +3,13 @@
  * The interface between an open export and the protocol that accesses it. The client splits
  * requests into commands, distributes them over several connections, resends them after a loss and
  * takes over from lost connections. A carrier is one connection of one protocol, which transfers
- * commands and their data. A protocol is one line in the table in client.c.
+ * commands and their data. The table in client.c has one line for each protocol.
  *
  *   client ── start, add, flush, leave, lose, take_back ──▶ carrier
  *          ◀── carrier_ready, carrier_failed, carrier_stopped, carrier_done, command_hole, ... ──
  *
  *   start ─▶ carrier_ready ─▶ add, flush ... ─▶ leave or lose ─▶ carrier_stopped ─▶ take_back,
- *   start
+ * start
  *
  * Threading: the ring's thread. Ownership: the client owns carriers and commands; a command, its
  * scatter list and its buffers belong to the carrier from add until carrier_done or take_back.
@@ -43,9 +43,10 @@ struct connection;
 
 /* Properties of a connection that is ready. */
 struct carrier_facts {
-	uint64_t bytes;		/* size of the export, < 2^63 */
-	uint32_t capabilities;	/* GMB_CAN_ and GMB_IS_ flags: operations that the server allows */
-	uint32_t identity;	/* the protocol's own flags, equal on all connections */
+	uint64_t bytes;	       /* size of the export, < 2^63 */
+	uint32_t capabilities; /* GMB_CAN_ and GMB_IS_ flags: operations that the server allows */
+	/* flags of the protocol itself, which must be equal on all connections of an export */
+	uint32_t identity;
 	uint32_t request_block; /* offsets and lengths of requests are multiples of this */
 	uint32_t block_minimum;
 	uint32_t block_preferred;
@@ -53,7 +54,8 @@ struct carrier_facts {
 	uint32_t atomic_bytes;	  /* size up to which a write with FUA is atomic; 0: unknown */
 	uint64_t range_max;	  /* limit of one command without payload; UINT64_MAX: none */
 	enum gmb_replies replies; /* a larger value is at least as good */
-	/* See docs/design/0006-reconnect.md; false and 0 if the server does not support it. */
+	/* See docs/design/0006-reconnect.md. If the server has no takeover extension: false and
+	 * 0. */
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
@@ -68,8 +70,9 @@ struct carrier_facts {
 
 /* Result of a COPY. */
 struct command_copied {
-	uint64_t bytes;	    /* after a failure: number of bytes copied from the beginning */
-	uint64_t by_way[5]; /* after success: bytes by method, in the order of struct gmb_stats */
+	uint64_t bytes; /* after a failure: number of bytes copied from the beginning */
+	/* after success: bytes by copy method, in the order of struct gmb_stats */
+	uint64_t by_way[5];
 };
 
 /* One command. The client fills the first part before add. */
@@ -81,7 +84,7 @@ struct command {
 	const struct iovec *iov; /* READ, WRITE: length bytes from iov_skip on */
 	uint32_t iov_count;
 	uint64_t iov_skip;
-	/* COPY: the source; the facts are the current ones of its client. */
+	/* COPY: facts of the source export's client, as they are now. */
 	const struct carrier_facts *source;
 	uint64_t source_offset;
 	int result;		      /* set by the carrier before carrier_done */
@@ -89,7 +92,7 @@ struct command {
 
 	/* Used by the client. */
 	struct gmb_request *request;
-	/* part of a long range: time at which it was first sent; otherwise 0 */
+	/* for a command of a long range: time at which it was first sent; otherwise 0 */
 	uint64_t begun_ns;
 	struct list_node node; /* in client.replays or client.free_commands */
 	uint64_t covers;       /* FLUSH: client.changes at the time it was first sent */
@@ -101,12 +104,12 @@ struct command {
 struct carrier_start {
 	uint64_t timeout_ns; /* for resolving, connecting and the handshake together */
 	uint32_t open_flags; /* enum gmb_open_flags */
-	/* Name of this connection, and names of the connections that it replaces. */
+	/* Name of this connection, and names of the lost connections that it replaces. */
 	const char *token;
 	const char *const *replaces;
 	uint32_t replaces_count; /* at most CARRIER_REPLACES_MAX */
-	/* Interval at which the server should send signs of life while commands wait. Not every
-	 * server supports it: see facts.says_alive. 0: not needed. */
+	/* Interval at which the server should send signs of life while commands wait; 0: not
+	 * needed. Not every server supports this; see facts.says_alive. */
 	uint32_t alive_ms;
 };
 
@@ -117,9 +120,9 @@ struct carrier_ops {
 	size_t command_bytes;	    /* size of command.space */
 	/* default number of connections; 0: depends on the number of processors */
 	uint32_t connections;
-	/* Creates the target of a URI, which the connections of a client share; reads no file.
-	 * options: flags and tls. tls: for an nbds URI, borrowed credentials instead of the ones
-	 * that it names; NULL: its own. label: the server's address. */
+	/* Creates the target of a URI, which the connections of a client share; reads no file. Only
+	 * flags and tls of options are used. tls: for an nbds URI, borrowed credentials instead of
+	 * those that the URI names; or NULL. label: receives the server's address. */
 	int (*target_create)(const char *uri, const struct gmb_options *options,
 		struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
 		struct carrier_target **target_out, struct error *error);
@@ -131,19 +134,20 @@ struct carrier_ops {
 	/* Returns an idle carrier, or NULL if out of memory. */
 	struct carrier *(*create)(const struct carrier_target *target);
 	void (*destroy)(struct carrier *carrier); /* must be idle */
-	/* Connects; carrier_ready or carrier_failed follows later. */
+	/* Connects. Later calls carrier_ready or carrier_failed. */
 	void (*start)(struct carrier *carrier, const struct carrier_start *start);
-	/* Ready: accepts a command; there are fewer than CARRIER_DEPTH_MAX. */
+	/* Accepts a command. Called only when ready, with fewer than CARRIER_DEPTH_MAX commands. */
 	void (*add)(struct carrier *carrier, struct command *command);
-	/* Ready: sends the added commands, and ensures that replies are received. */
+	/* Sends the added commands, and ensures that replies are received. Called only when
+	 * ready. */
 	void (*flush)(struct carrier *carrier);
-	/* End the connection. lose: unsent commands are never sent. leave: says goodbye first if
-	 * there are no commands. carrier_stopped follows when no operation is in flight, possibly
-	 * inside the call. */
+	/* End the connection. After lose, unsent commands are never sent. leave first says goodbye
+	 * if there are no commands. carrier_stopped is called when no operation is in flight,
+	 * possibly before these functions return. */
 	void (*lose)(struct carrier *carrier);
 	void (*leave)(struct carrier *carrier);
-	/* Stopped: returns the oldest command that is not done, in its state before add, or NULL.
-	 * *was_sent: the server may have executed it. */
+	/* Called after carrier_stopped. Returns the oldest command that is not done, in its state
+	 * before add; NULL: there is none. *was_sent: the server may have executed it. */
 	struct command *(*take_back)(struct carrier *carrier, bool *was_sent);
 };
 
@@ -155,32 +159,35 @@ struct carrier {
 	struct ring *ring;	/* the queue's ring */
 	uint32_t command_count; /* maintained by the carrier, like the members below */
 	uint64_t heard_ns;	/* last time at which the server sent or accepted bytes */
-	uint64_t answered_ns;	/* heard_ns without mere signs of life */
-	/* payload that was copied because it was received into the wrong place */
+	uint64_t answered_ns;	/* heard_ns, except that mere signs of life do not count */
+	/* bytes of payload that were received into the wrong place and copied */
 	uint64_t moved_bytes;
 	struct carrier_facts facts;
 };
 
 /* --- what carriers report ------------------------------------------------------------------- */
 
-/* Copies a struct of the program that begins with its size. bytes: its size in 0.1.0; reserved: a
- * member of the copy. Returns 0, or -EINVAL if the size is less or the member is not 0. */
+/* Copies a struct that a program has filled in and that begins with its size. bytes: the struct's
+ * size in version 0.1.0. reserved: a member of the copy that must be 0. Returns -EINVAL if the size
+ * is less or reserved is not 0. */
 GMB_MUST_CHECK int options_copy(const char *name, void *own, const void *given, size_t bytes,
 	const uint32_t *reserved, struct error *error);
 
-/* The connection is ready; the facts are filled in. */
+/* Called when the connection is ready and the facts are filled in. */
 void carrier_ready(struct carrier *carrier);
-/* The connection has failed. */
+/* Called when the connection has failed. */
 void carrier_failed(struct carrier *carrier, const struct error *error);
-/* After leave or lose: no operation is in flight. */
+/* Called after leave or lose, when no operation is in flight. */
 void carrier_stopped(struct carrier *carrier);
-/* A command has ended with command->result. text: the server's text about it, or "". */
+/* Called when a command has ended with command->result. text: the server's text about it, or "". */
 void carrier_done(struct carrier *carrier, struct command *command, const char *text);
-/* facts.bytes has changed while the connection is ready. */
+/* Called when facts.bytes has changed while the connection is ready. */
 void carrier_resized(struct carrier *carrier);
-/* READ: [offset, offset + length) of the export was received as a hole; its memory is zeroed. */
+/* Called for a READ when [offset, offset + length) of the export was received as a hole. Its memory
+ * is zeroed. */
 void command_hole(struct command *command, uint64_t offset, uint64_t length);
-/* STATUS: the next extent, `described` bytes after the command's offset. flags: GMB_EXTENT_. */
+/* Called for each extent that answers a STATUS, in order. It starts `described` bytes after the
+ * command's offset. flags: GMB_EXTENT_. */
 void command_extent(struct command *command, uint64_t described, uint64_t length, uint32_t flags);
 
 /* --- state of a protocol, once per queue ------------------------------------------------------ */

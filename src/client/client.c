@@ -134,8 +134,8 @@ static struct connection *connection_with_room(struct gmb_client *client)
 	return best;
 }
 
-/* Returns the list with the next request, or NULL. Ranges and other requests alternate, so that
- * neither has to wait until the other list is empty. */
+/* Returns the list whose first request is next, or NULL if both are empty. Long ranges and other
+ * requests alternate, so that neither wait until the other list is empty. */
 static struct list_node *next_list(struct gmb_client *client)
 {
 	bool range = !list_is_empty(&client->ranges) &&
@@ -209,7 +209,7 @@ void client_dispatch(struct gmb_client *client)
 
 /* --- start and loss of connections ------------------------------------------------------------ */
 
-/* Fails the commands that connections have given back. */
+/* Fails the commands that lost connections have returned. */
 static void fail_replays(struct gmb_client *client, int err)
 {
 	while (!list_is_empty(&client->replays)) {
@@ -246,7 +246,7 @@ static void set_state(struct gmb_client *client, enum client_state state)
 	client->state = state;
 }
 
-/* The first connection is ready, so requests that waited for it can be checked. */
+/* Called when the first connection is ready: reports it, and checks requests that waited. */
 static void open_succeeded(struct gmb_client *client)
 {
 	struct list_node early;
@@ -262,7 +262,7 @@ static void open_succeeded(struct gmb_client *client)
 	}
 }
 
-/* The reason is in client->trouble. */
+/* Reports that the export cannot be opened. client->trouble has the reason. */
 static void open_failed(struct gmb_client *client)
 {
 	set_state(client, CLIENT_DEAD);
@@ -327,10 +327,10 @@ static bool may_be_several(const struct gmb_client *client)
 	return (client->facts.capabilities & GMB_CAN_MULTI_CONN) != 0;
 }
 
-/* A server may return without the guarantee that several connections see the same data; then only
- * one stays. A connection that is giving back commands ends by itself and is not started again.
- * While the server may still execute commands of a lost connection, the others stay: one of them
- * replaces the lost connection, and then leaves. */
+/* Leaves all connections but one. Required if a server returns without the guarantee that several
+ * connections see the same data. Closing connections are not started again. While the server may
+ * still execute commands of a lost connection, all stay, because one has to replace the lost one
+ * first. */
 static void leave_others(struct gmb_client *client, const struct connection *only)
 {
 	if (client->lost_count > 0) {
@@ -366,7 +366,7 @@ static void start_others(struct gmb_client *client, const struct connection *fir
 	}
 }
 
-/* A server that returns must accept the commands that were sent to the old one. */
+/* Checks that a server that has returned accepts the commands that were sent to the old one. */
 static int check_able(
 	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {
@@ -433,8 +433,8 @@ void client_progress(struct gmb_client *client, struct connection *connection)
 	}
 }
 
-/* A connection is ready. With requests in flight, the trouble lasts until one is answered, because
- * a server that completes only handshakes must not delay them forever. */
+/* Called when a connection is ready. With requests in flight, the trouble lasts until one is
+ * answered, because a server that completes only handshakes must not delay them forever. */
 static void end_trouble(struct gmb_client *client, const struct connection *connection)
 {
 	forget_lost(client, connection);
@@ -443,8 +443,8 @@ static void end_trouble(struct gmb_client *client, const struct connection *conn
 	}
 }
 
-/* The server has rebooted. Connections to its previous instance are dead, and idle ones have not
- * detected it. */
+/* Loses all connections to the previous instance of a server that has rebooted. They are dead, but
+ * idle ones have not detected it. */
 static void leave_old_epoch(struct gmb_client *client, const struct connection *fresh)
 {
 	struct error error;
@@ -481,8 +481,7 @@ int client_connection_ready(
 	if (client->state == CLIENT_DEAD || client->state == CLIENT_CLOSING) {
 		return error_set(error, -ECANCELED, "closed");
 	}
-	/* First end connections to the old epoch, because the number of ready connections decides
-	 * whether the new one must match them or defines the facts. */
+	/* First ends connections to the old epoch, because the new one must match those left. */
 	if (client->lost_count > 0 && facts->can_take_over && facts->epoch != client->facts.epoch) {
 		leave_old_epoch(client, connection);
 	}
@@ -528,17 +527,18 @@ void client_resized(struct gmb_client *client, uint64_t bytes)
 {
 	uint64_t before = client->facts.bytes;
 
-	/* With several connections, a report from one may be older than that of another. An export
-	 * only grows while it is in use, so the larger size is the newer one. */
+	/* Connections can report sizes in another order than they changed. The larger size is the
+	 * newer one, because an export in use only grows. */
 	if (client->state == CLIENT_OPEN && (bytes > before || client_ready_count(client) == 1)) {
 		client->facts.bytes = bytes;
 		tell_size(client, before);
 	}
 }
 
-/* Returns a delay that doubles with each attempt, with a random part of up to a quarter, so that
- * the clients of a server do not all reconnect at the same moment. A connection that keeps failing
- * next to working ones is not important: the server may limit the number of connections. */
+/* Returns the delay before another attempt, with a random part of up to a quarter, so that a
+ * server's clients do not all reconnect at the same moment. missed: the client needs the
+ * connection. Otherwise attempts become rare, because the server may limit the number of
+ * connections. */
 static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts, bool missed)
 {
 	uint64_t ns;
@@ -554,8 +554,8 @@ static uint64_t backoff_ns(struct gmb_client *client, uint32_t attempts, bool mi
 	return ns - ring_random(client->queue->ring) % (ns / 4);
 }
 
-/* True if the server reports that the snapshot is gone. This is final, except shortly after the
- * start of a server, which may not have found its snapshots yet. */
+/* Returns true if the server reports that the snapshot is gone. This is final, except shortly after
+ * the start of a server, which may not have found its snapshots yet. */
 static bool snapshot_is_deleted(const struct gmb_client *client)
 {
 	return client->trouble.code == -ENOENT &&
@@ -602,7 +602,7 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 
 	connection->was_ready = false;
 	if (client->state == CLIENT_DEAD) {
-		fail_all(client, -ENOTCONN); /* commands that this connection has given back */
+		fail_all(client, -ENOTCONN); /* commands that this connection has returned */
 		return;
 	}
 	client->trouble = connection->reason;
@@ -619,15 +619,15 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	} else if (!others) {
 		tell_attempt(client, &connection->reason);
 	}
-	/* After a timeout, other connections may be dead as well, so only an answer ends the
-	 * trouble. */
+	/* If it timed out, other connections may be dead as well, so the trouble lasts until a
+	 * command is answered. */
 	if ((!others || client->lost_count > 0 || connection->reason.code == -ETIMEDOUT) &&
 		client->lost_ns == 0) {
 		client->lost_ns = ring_now_ns(client->queue->ring);
 	}
 	if ((client->options.flags & GMB_OPEN_NO_RECONNECT) != 0) {
 		if (others) {
-			/* Without takeover they must not be resent. */
+			/* Without takeover the lost connection's commands must not be resent. */
 			fail_replays(client, -ENOTCONN);
 		} else {
 			client_give_up(client);
@@ -747,7 +747,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 			client_or_default(client->ops->connections, connections_chosen()));
 		err = client->ops->target_create(
 			uri, &client->options, tls, client->label, &client->target, error);
-		client->options.tls = NULL; /* it was the caller's */
+		client->options.tls = NULL; /* the credentials belonged to the caller */
 	}
 	if (err == 0 && !ring_secret(queue->ring, secret, sizeof(secret))) {
 		err = error_set(error, -EIO, "cannot get random numbers from the system");
@@ -791,9 +791,8 @@ static bool is_connected(const struct gmb_client *client)
 	return false;
 }
 
-/* Returns the end of the wait for the other connections, which should not take much longer than the
- * first. A server may delay them forever, or until another client disconnects (qemu-nbd
- * --shared). */
+/* Returns until when to wait for the other connections: some time longer than the first one took. A
+ * server may delay them forever, or until another client disconnects (qemu-nbd --shared). */
 static uint64_t connecting_end_ns(const struct gmb_client *client, uint64_t began_ns)
 {
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
@@ -915,15 +914,14 @@ int gmb_close(struct gmb_client *client)
 			client->uri_text);
 		open_failed(client);
 	}
-	/* Results that are not yet reported may belong to this client, and their callbacks may
-	 * submit requests. */
+	/* Unreported results may be of this client's requests, and callbacks may submit more. */
 	while (client->requests_in_flight > 0 || client->copies_in_flight > 0 ||
 		!list_is_empty(&client->queue->ended)) {
 		queue_round(client->queue, UINT64_MAX);
 	}
 	close_connections(client);
 	while (!list_is_empty(&client->queue->ended)) {
-		queue_round(client->queue, 0); /* from callbacks of other clients */
+		queue_round(client->queue, 0); /* for results of other clients' callbacks */
 	}
 	client_client_free(client);
 	return 0;
@@ -960,7 +958,7 @@ void client_end(struct gmb_client *client)
 		struct connection *connection = client->connections[i];
 
 		if (connection != NULL && client->requests_in_flight > 0) {
-			connection_lose(connection, &error); /* its commands fail as well */
+			connection_lose(connection, &error); /* fails the connection's commands */
 		} else if (connection != NULL) {
 			connection_leave(connection);
 		}
@@ -970,7 +968,7 @@ void client_end(struct gmb_client *client)
 
 bool client_join(struct gmb_client *client)
 {
-	/* A result that is not yet reported may belong to this client. */
+	/* A result that is not reported yet may be of this client's requests. */
 	if (client->requests_in_flight > 0 || is_connected(client) ||
 		!list_is_empty(&client->queue->ended)) {
 		return false;

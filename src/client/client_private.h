@@ -32,23 +32,23 @@ enum {
 	CLIENT_RANGES_IN_FLIGHT_MAX = 4,
 	CLIENT_CONNECTIONS_MAX = 16,
 	CLIENT_DEPTH_DEFAULT = 128,
-	/* limit for one command, also if the server sets no limit */
+	/* limit for one command, even if the server does not limit it */
 	CLIENT_PAYLOAD_MAX = 32 << 20,
-	/* attempts next to a working connection; further ones are rare */
+	/* attempts at a missing connection while others work, before attempts become rare */
 	CONNECTION_EXTRA_ATTEMPTS = 3,
 	CLIENT_LOST_MAX = CARRIER_REPLACES_MAX,
 };
 
 struct gmb_queue {
 	struct ring *ring;
-	bool owns_ring; /* otherwise: guest.h */
-	/* Operations of its own ring. The ring is NULL while the queue is released. */
+	bool owns_ring; /* false: a server's ring; see guest.h */
+	/* Used if owns_ring is set. ring is NULL while the queue is released. */
 	uint32_t entries;
 	struct list_node clients;
 	struct queue_part *part; /* carrier.h */
-	struct list_node ended;	 /* requests whose result is set and not reported */
+	struct list_node ended;	 /* requests whose result is set but not reported yet */
 	uint64_t completed;	 /* number of done() calls */
-	/* done() calls made by client_end(), which the next gmb_queue_wait() counts */
+	/* done() calls made by client_end(), which the next gmb_queue_wait() adds to its count */
 	uint64_t told_early;
 	bool inside; /* a callback is running */
 	struct ring_message wake;
@@ -64,12 +64,12 @@ struct gmb_queue {
 struct request_state {
 	struct list_node node; /* in client.waiting, client.ranges or queue.ended */
 	struct gmb_client *client;
-	uint64_t split; /* bytes that are in commands, sent or not */
+	uint64_t split; /* bytes for which commands were created, sent or not */
 	uint32_t parts; /* commands that are not done */
 	int32_t failure;
-	uint64_t copied; /* COPY: length of the part without a failure */
+	uint64_t copied; /* COPY: bytes copied before the first failure */
 	bool whole;	 /* completely split into commands */
-	bool flushing;	 /* this is the flush that replaces FUA */
+	bool flushing;	 /* the write is done, and the flush that replaces FUA is in progress */
 	bool no_done;	 /* a blocking call: done() is not called */
 };
 
@@ -89,13 +89,14 @@ struct connection {
 	bool was_ready;
 	uint32_t replaces[CLIENT_LOST_MAX]; /* contents of client.lost when it connected */
 	uint32_t replaces_count;
-	bool draining;	     /* the server is shutting down: no new commands (rule P127) */
+	/* the server is shutting down, so it gets no new commands (rule P127) */
+	bool draining;
 	bool leaving;	     /* closed on purpose: no reconnect */
 	struct error reason; /* reason of the loss */
 
 	struct carrier *carrier;
-	/* Commands waiting for the server, indexed by is_slow(): their number, and the time since
-	 * which there are any. */
+	/* Waiting commands, fast ones [0] and slow ones [1] (is_slow()): their number, and since
+	 * when there have been any. */
 	uint32_t waiting[2];
 	uint64_t waiting_since_ns[2];
 	bool is_stopped;	 /* CLOSING: the carrier has no operation in flight */
@@ -119,31 +120,36 @@ struct gmb_client {
 	char label[CARRIER_LABEL_BYTES_MAX]; /* the server's address */
 	struct gmb_options options;	     /* with the defaults filled in */
 	struct log_limit refusals;	     /* rate limit of log lines about rejected requests */
-	struct error trouble;		     /* reason why it is dead, or of the last loss */
-	struct error told;		     /* last reported loss of a connection */
-	/* code: 0 open, -EINPROGRESS, or the reason why it cannot be opened */
+	/* why the client is dead, or why a connection was last lost */
+	struct error trouble;
+	/* last loss of a connection that was reported to the program */
+	struct error told;
+	/* code: 0: open; -EINPROGRESS; or the reason why it cannot be opened */
 	struct error open_error;
 	struct carrier_facts facts;
 	uint32_t capabilities; /* GMB_CAN_ flags allowed by the facts and the options */
-	uint64_t lost_ns;      /* start of the trouble: no connection, or no answer; 0: none */
+	/* since when there is no connection or no answer; 0: there is no trouble */
+	uint64_t lost_ns;
 	uint64_t deleted_ns; /* since when the server reports that the snapshot is gone; 0: never */
 
-	/* docs/design/0006-reconnect.md */
+	/* For takeover; see docs/design/0006-reconnect.md. */
 	char token[40];	      /* 128 secret random bits */
 	uint32_t number_next; /* for the next connection */
 	/* lost connections whose commands the server may still execute */
 	uint32_t lost[CLIENT_LOST_MAX];
 	uint32_t lost_count;
-	uint64_t changes; /* answered commands that made a change that is not yet durable */
-	uint64_t flushed; /* number of those changes that a flush has made durable */
+	uint64_t changes; /* number of answered commands that changed data */
+	/* number of changes that are durable, because a flush that started later was answered */
+	uint64_t flushed;
 
 	struct connection *connections[CLIENT_CONNECTIONS_MAX];
 	uint32_t connections_wanted;
 
-	struct list_node waiting; /* requests not completely split, in order */
-	/* Requests for long ranges that are not completely split, in round-robin order. The size of
-	 * one command of a range depends on the duration of earlier ones, separately for each
-	 * operation. */
+	/* requests that are not completely split into commands, in order */
+	struct list_node waiting;
+	/* Requests for long ranges that are not completely split, in round-robin order. How much of
+	 * a range one command covers depends on the duration of earlier commands, for each
+	 * operation separately. */
 	struct list_node ranges;
 	uint32_t ranges_in_flight; /* commands of ranges */
 	bool range_was_last;
@@ -156,7 +162,8 @@ struct gmb_client {
 	uint32_t copying;	   /* requests in flight that copy to this export */
 
 	struct gmb_stats stats;
-	const struct gmb_request *explained; /* request whose failure the explanation describes */
+	/* request whose failure client->explanation describes */
+	const struct gmb_request *explained;
 	char explanation[CARRIER_TEXT_BYTES_MAX];
 };
 
@@ -169,7 +176,7 @@ void queue_round(struct gmb_queue *queue, uint64_t limit_ns);
 /* Calls opened(); the result is in open_error. */
 void queue_tell_opened(struct gmb_client *client);
 
-/* Calls done() for a request whose result is set. */
+/* Reports a request whose result is set: calls done(). */
 void queue_tell(struct gmb_queue *queue, struct gmb_request *request);
 
 /* --- request.c -------------------------------------------------------------------------------- */
@@ -177,41 +184,43 @@ void queue_tell(struct gmb_queue *queue, struct gmb_request *request);
 struct request_state *request_state(struct gmb_request *request);
 /* Returns the request that contains this request_state.node. */
 struct gmb_request *request_of(struct list_node *node);
-/* Returns whether it is a TRIM, ZERO, CACHE or COPY that needs several commands and belongs in
- * client.ranges. */
+/* Returns whether the request is a TRIM, ZERO, CACHE or COPY that needs several commands, and is
+ * therefore in client.ranges. */
 bool request_is_range(const struct gmb_client *client, struct gmb_request *request);
 /* Fills in the next command of a request. Returns false if the request is now completely split. */
 bool request_split(struct gmb_client *client, struct gmb_request *request, struct command *command);
-/* A command has ended. text: the server's text, or "". */
+/* Called when a command has ended. text: the server's text, or "". */
 void request_command_done(struct gmb_client *client, struct command *command, const char *text);
 /* Discards the partial results of a command that will be resent. */
 void request_command_again(struct command *command);
-/* Checks a request and queues it for a connection; an invalid one ends. */
+/* Checks a request and queues it for a connection. An invalid request ends with an error. */
 void request_admit(struct gmb_client *client, struct gmb_request *request);
-/* The request ends with err as soon as its commands have returned. */
+/* Makes the request end with err as soon as its commands have returned. */
 void request_fail(struct gmb_client *client, struct gmb_request *request, int err);
 
 /* --- client.c --------------------------------------------------------------------------------- */
 
-/* Returns the protocol of a URI; the first one reports what is wrong with a URI of none. */
+/* Returns the protocol of a URI. For a URI of an unknown scheme, returns the first protocol, which
+ * then reports the error. */
 const struct carrier_ops *client_find_carrier(const char *uri);
 /* Copies the options that the caller knows, fills in defaults, and checks them. */
 int client_options_take(
 	struct gmb_options *own, const struct gmb_options *options, struct error *error);
 /* Assigns commands to connections that have room. */
 void client_dispatch(struct gmb_client *client);
-/* A connection is ready. Returns 0, or the reason why it must not be used. */
+/* Called when a connection is ready. Returns 0, or the reason why it must not be used. */
 int client_connection_ready(
 	struct gmb_client *client, struct connection *connection, struct error *error);
-/* The export's size has changed on a usable connection. */
+/* Called when the export's size has changed on a usable connection. */
 void client_resized(struct gmb_client *client, uint64_t bytes);
-/* A command was answered, so the server works. */
+/* Called when a command was answered, which shows that the server works. */
 void client_progress(struct gmb_client *client, struct connection *connection);
-/* Commands of the lost connection were sent and not answered: remembers it for takeover. */
+/* Called when commands of a lost connection were sent and not answered: records the connection's
+ * number for takeover. */
 void client_take_over(struct gmb_client *client, uint32_t number);
-/* A connection has ended; its commands are in replays, and it contains the reason. */
+/* Called when a connection has ended. Its commands are in replays, and it contains the reason. */
 void client_connection_lost(struct gmb_client *client, struct connection *connection);
-/* Checks the time limit of a client without a connection. */
+/* Gives up if the client has been without a connection for too long. */
 void client_check_deadline(struct gmb_client *client);
 uint32_t client_ready_count(const struct gmb_client *client);
 void client_event(struct gmb_client *client, enum gmb_event event, const char *text);
@@ -219,18 +228,18 @@ void client_event(struct gmb_client *client, enum gmb_event event, const char *t
 /* --- connection.c ----------------------------------------------------------------------------- */
 
 int connection_create(struct gmb_client *client, struct connection **connection_out);
-/* Must be idle. */
+/* Frees the connection, which must be idle. */
 void connection_destroy(struct connection *connection);
 /* Connects now, or after a delay. */
 void connection_start(struct connection *connection, uint64_t delay_ns);
-/* The name with which it connected. */
+/* Returns the name with which the connection was started. */
 void connection_name(const struct connection *connection, char out[CARRIER_TOKEN_BYTES_MAX]);
 /* Sends its carrier's commands, and starts the silence limit. */
 void connection_flush(struct connection *connection);
-/* Ends it because of an error; the client decides when it reconnects. */
+/* Ends the connection because of an error; the client decides when it reconnects. */
 void connection_lose(struct connection *connection, const struct error *error);
-/* Ends it, with a goodbye if it is ready. It becomes idle some iterations later and does not
- * reconnect. */
+/* Ends the connection, with a goodbye if it is ready. It becomes idle some iterations later and
+ * does not reconnect. */
 void connection_leave(struct connection *connection);
 bool connection_has_room(const struct connection *connection);
 /* Adds a command; there must be room. */

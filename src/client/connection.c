@@ -4,8 +4,8 @@
  *
  *   IDLE ─▶ (BACKOFF) ─▶ STARTING ─▶ READY ─▶ CLOSING ─▶ IDLE, or BACKOFF again
  *
- * When CLOSING ends, its commands have returned to the client. Called by client.c, and by carriers
- * with their events.
+ * At the end of CLOSING the commands of the connection are returned to the client. Called by
+ * client.c, and by carriers with their events.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -18,8 +18,8 @@
 #define NS_PER_MS UINT64_C(1000000)
 
 enum {
-	/* Fraction of request_timeout. A sign of life arrives after one or two such intervals, so
-	 * one may be late. */
+	/* Signs of life are requested at intervals of request_timeout / ALIVE_SHARE. They arrive
+	 * after one or two intervals, so one may be late. */
 	ALIVE_SHARE = 5,
 	ALIVE_MS_MIN = 10, /* servers need not support shorter intervals */
 };
@@ -94,7 +94,8 @@ static bool is_slow(const struct command *command)
 	return true;
 }
 
-/* Commands of each class have their own limit, which starts when the first of them waits. */
+/* Adds a command. Fast and slow commands have separate time limits, each of which starts when the
+ * first command of its kind waits. */
 void connection_add(struct connection *connection, struct command *command)
 {
 	struct carrier *carrier = connection->carrier;
@@ -109,7 +110,7 @@ void connection_add(struct connection *connection, struct command *command)
 
 /* --- the end ------------------------------------------------------------------------------- */
 
-/* Returns unanswered commands to the client, in front of the ones that already wait. */
+/* Returns unanswered commands to the client, which puts them before those that already wait. */
 static void give_back_commands(struct connection *connection)
 {
 	struct gmb_client *client = connection->client;
@@ -134,7 +135,7 @@ static void give_back_commands(struct connection *connection)
 	carrier->moved_bytes = 0;
 }
 
-/* The last step of CLOSING. */
+/* Completes CLOSING when no operation is in flight. */
 static void connection_closing_step(struct connection *connection)
 {
 	if (!connection->is_stopped || connection->timer_op.in_flight) {
@@ -158,7 +159,7 @@ void carrier_stopped(struct carrier *carrier)
 	connection_closing_step(connection);
 }
 
-/* Ends the connection; connection->reason has the reason. */
+/* Starts to end the connection. connection->reason is set. */
 static void begin_closing(struct connection *connection)
 {
 	struct carrier *carrier = connection->carrier;
@@ -171,7 +172,7 @@ static void begin_closing(struct connection *connection)
 			connection->reason.text);
 	}
 	connection_set_state(connection, CONNECTION_CLOSING);
-	/* Before leave() or lose(), which may call carrier_stopped() themselves. */
+	/* Set before leave() or lose(), because these may call carrier_stopped(). */
 	connection->is_stopped = false;
 	ring_cancel(carrier->ring, &connection->timer_op);
 	if (connection->leaving) {
@@ -216,10 +217,10 @@ static void timer_set(struct connection *connection, uint64_t delay_ns)
 }
 
 /*
- * Computes when the server will have been silent for too long, and when it will have answered no
- * command for too long. A server that sends signs of life is lost if they stop; the time for an
- * answer depends on its disk, and only the limit for slow commands applies. Without signs of life,
- * silence during slow commands has no meaning, so they get the longer limit.
+ * Computes until when the server may be silent, and until when it must answer a command. If the
+ * server sends signs of life, they must not stop; its answers depend on its disk, so only the limit
+ * for slow commands applies to them. Otherwise a server may be silent while it executes slow
+ * commands, so these have the longer limit.
  */
 static void find_deadlines(
 	const struct connection *connection, uint64_t *silent_ns, uint64_t *unanswered_ns)
@@ -252,7 +253,7 @@ static void silence_check(struct connection *connection)
 	uint64_t next_ns;
 
 	if (connection->carrier->command_count == 0) {
-		return; /* set again when commands are sent */
+		return; /* the timer is set again when commands are sent */
 	}
 	find_deadlines(connection, &silent_ns, &unanswered_ns);
 	next_ns = MIN(silent_ns, unanswered_ns);
@@ -263,7 +264,8 @@ static void silence_check(struct connection *connection)
 		client_connection_lose(connection, -ETIMEDOUT,
 			"the server is alive, but did not complete any request in time");
 	} else {
-		/* Commands sent in the meantime may have an earlier limit, but none before this. */
+		/* Commands sent until then might reach their limit earlier, but not before
+		 * request_timeout has passed. */
 		timer_set(connection,
 			MIN(next_ns - now_ns,
 				connection->client->options.request_timeout_ms * NS_PER_MS));
@@ -306,7 +308,7 @@ void connection_flush(struct connection *connection)
 		timer_set(connection, connection->client->options.request_timeout_ms * NS_PER_MS);
 	}
 	carrier->ops->flush(carrier);
-	/* Checked here, because the last answer may arrive before its request was completely
+	/* Checked here because the last answer may arrive before its request was completely
 	 * sent. */
 	if (connection->draining && carrier->command_count == 0) {
 		client_connection_lose(connection, -ESHUTDOWN, "the server is shutting down");
@@ -321,7 +323,8 @@ void carrier_done(struct carrier *carrier, struct command *command, const char *
 	connection->waiting[is_slow(command)]--;
 	if (command->result == -ESHUTDOWN && client->state == CLIENT_OPEN &&
 		(client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
-		/* Another server, or this one after its restart, will execute it (rule P127). */
+		/* This server after its restart, or another one, will execute the command (rule
+		 * P127). */
 		connection->draining = true;
 		request_command_again(command);
 		list_push_back(&client->replays, &command->node);
@@ -407,7 +410,7 @@ static void client_connection_start(struct connection *connection)
 	};
 
 	if (options.alive_ms < ALIVE_MS_MIN) {
-		options.alive_ms = 0; /* it would arrive too late */
+		options.alive_ms = 0; /* a sign of life would arrive too late */
 	}
 	connection->number = client->number_next++;
 	connection_name(connection, names[0]);

@@ -25,14 +25,14 @@ enum { CLIENT_NAME_BYTES = 48 };
 
 /* Returns NULL if out of memory. */
 struct gmb_queue *queue_create_on(struct ring *ring);
-/* gmb_open_start() with TLS credentials that are separate from the URI, because the URI comes from
- * elsewhere: see tls_client_create_for_place(). They are borrowed until client_join(). NULL: the
- * URI has no TLS. */
+/* gmb_open_start() with TLS credentials that are not named by the URI, because the URI comes from
+ * another party: see tls_client_create_for_place(). They are borrowed until client_join(). NULL:
+ * the URI has no TLS. */
 GMB_MUST_CHECK int client_open_start(struct gmb_queue *queue, const char *uri,
 	struct tls_client *tls, const struct gmb_options *options, struct gmb_client **client_out,
 	struct gmb_error *error);
-/* Sends submitted requests, and calls done() for those that have ended already. Returns whether a
- * callback was called. Must not be called from a callback of the library. */
+/* Sends submitted requests, and calls done() for those that have ended already. Returns whether it
+ * called a callback. Must not be called from a callback of the library. */
 bool queue_pump(struct gmb_queue *queue);
 /* Ends a client, open or not. Requests in flight fail with -ENOTCONN; done() is called for them as
  * usual, here or later. If the queue has its own ring, the next gmb_queue_wait() returns

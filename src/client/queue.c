@@ -12,7 +12,8 @@
 enum {
 	ENTRIES_DEFAULT = 256,
 	ENTRIES_MAX = 4096,
-	ROUNDS_MAX = 16, /* rounds of a wait with timeout 0, as long as each completes a request */
+	/* with timeout 0: rounds of a wait in which each round completes a request */
+	ROUNDS_MAX = 16,
 };
 
 const char *gmb_version(void)
@@ -44,7 +45,7 @@ int options_copy(const char *name, void *own, const void *given, size_t bytes,
 
 static gmb_log *program_log;
 
-/* The levels are the same. */
+/* The levels of the log and of the library have equal values. */
 static void pass_to_program(void *context, enum log_level level, const char *text)
 {
 	_Static_assert((int)GMB_LOG_DEBUG == (int)LOG_LEVEL_DEBUG, "levels");
@@ -56,7 +57,7 @@ void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level)
 	log_set_sink(NULL, NULL);
 	program_log = log;
 	log_set_sink(log != NULL ? pass_to_program : NULL, context);
-	log_init(); /* so that it has no effect later */
+	log_init(); /* so that later calls of log_init() have no effect */
 	log_set_level((enum log_level)level);
 }
 
@@ -138,14 +139,16 @@ int gmb_queue_release(struct gmb_queue *queue)
 	if (!list_is_empty(&queue->clients) || queue->inside) {
 		return -EBUSY;
 	}
-	/* No thread may still use the ring. Their calls last a few instructions. */
+	/* Waits until no thread is inside gmb_queue_wake(), where it could still use the ring. Such
+	 * a call takes only a few instructions. */
 	atomic_store(&queue->wake_ring, NULL);
 	while (atomic_load(&queue->wakers) > 0) {
 		sched_yield();
 	}
-	/* The queue contains the message, so it must not be freed before delivery. */
+	/* The ring may still hold the queue's wake-up message, so the queue is freed only after its
+	 * delivery. */
 	while (atomic_load(&queue->wake_posted)) {
-		(void)ring_turn(queue->ring, true); /* its message is still on the way */
+		(void)ring_turn(queue->ring, true); /* delivers the message when it has arrived */
 	}
 	if (queue->part != NULL) {
 		queue->part->destroy(queue->part);
@@ -197,7 +200,7 @@ static void client_queue_wake_deliver(struct ring *ring, struct ring_message *me
 	struct gmb_queue *queue = container_of(message, struct gmb_queue, wake);
 
 	GMB_UNUSED(ring);
-	/* Cleared first, so that a later gmb_queue_wake() posts the message again. */
+	/* Cleared first, so that a gmb_queue_wake() during the delivery posts another message. */
 	atomic_store(&queue->wake_posted, false);
 	atomic_store(&queue->woken, true);
 }
@@ -211,7 +214,8 @@ void gmb_queue_wake(struct gmb_queue *queue)
 	ring = atomic_load(&queue->wake_ring);
 	if (ring == NULL) { /* released */
 		atomic_store(&queue->woken, true);
-		/* If it was acquired just before, that thread may sleep already. */
+		/* If the queue got a ring at this moment, its thread may already sleep without
+		 * having seen `woken`. */
 		ring = atomic_load(&queue->wake_ring);
 	}
 	if (ring != NULL && !atomic_exchange(&queue->wake_posted, true)) {
@@ -231,7 +235,7 @@ void queue_tell(struct gmb_queue *queue, struct gmb_request *request)
 	bool no_done = request_state(request)->no_done;
 
 	queue->completed++;
-	/* Cleared before done(), which may submit the request again. */
+	/* Cleared before done(), which may submit the same request again. */
 	request->in_flight = 0;
 	if (request->done != NULL && !no_done) {
 		bool inside = queue->inside;
@@ -257,13 +261,12 @@ void queue_tell_opened(struct gmb_client *client)
 	}
 }
 
-/* Reports requests that ended without a server. They are reported here, so that gmb_submit() never
- * calls back. */
+/* Reports requests that ended in gmb_submit(), which itself never calls back. */
 static void tell_ended(struct gmb_queue *queue)
 {
 	struct list_node batch;
 
-	/* Requests submitted by the callbacks wait for the next round. */
+	/* Requests that end in these callbacks wait for the next round. */
 	list_init(&batch);
 	while (!list_is_empty(&queue->ended)) {
 		list_push_back(&batch, list_pop_front(&queue->ended));
@@ -300,7 +303,7 @@ bool queue_pump(struct gmb_queue *queue)
 void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 {
 	if (queue_pump(queue)) {
-		limit_ns = 0; /* sending can also complete requests, so do not wait */
+		limit_ns = 0; /* sending can complete requests, so do not wait */
 	}
 	if (limit_ns == UINT64_MAX) {
 		(void)ring_turn(queue->ring, true);
@@ -309,8 +312,8 @@ void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 	}
 }
 
-/* Called before the caller polls the descriptor: everything must be submitted, and completions that
- * only the queue knows of must make the descriptor readable. */
+/* Called before the program polls the descriptor. Submits everything, and makes the descriptor
+ * readable if there are completions that the ring does not know about. */
 static void get_ready_to_poll(struct gmb_queue *queue, bool more)
 {
 	uint64_t before = queue->completed;
@@ -346,8 +349,9 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			limit_ns = now_ns < end_ns ? end_ns - now_ns : 0;
 		}
 		if (queue->completed != before || queue->woken) {
-			limit_ns = 0; /* client_end() has called done(), or a call before took the
-					 wake-up */
+			/* report what happened before: client_end() has called done(), or an
+			 * earlier call has received the wake-up */
+			limit_ns = 0;
 		}
 		queue_round(queue, limit_ns);
 		/* Ends when woken, when a request has completed (unless the timeout is 0), or when
@@ -357,7 +361,7 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			break;
 		}
 		if (timeout_ms == 0 && ++rounds == ROUNDS_MAX) {
-			more = true; /* give the caller a chance to do other work */
+			more = true; /* returns, so that the program can do other work */
 			break;
 		}
 	}

@@ -6,7 +6,8 @@
 #include "base/bytes.h"
 #include "client/client_private.h"
 
-/* A command of a long range should take one sixteenth of request_timeout. */
+/* A command of a long range should take at most one sixteenth of request_timeout: nanoseconds of
+ * that for each millisecond of request_timeout. */
 #define RANGE_LIMIT_NS_PER_MS (UINT64_C(1000000) / 16)
 
 _Static_assert(sizeof(struct request_state) <= sizeof(((struct gmb_request *)0)->private_space),
@@ -88,8 +89,8 @@ void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
 
 /* --- checking ------------------------------------------------------------------------------ */
 
-/* Checks that the operation, its flags and the capabilities match. FUA is also accepted if the
- * server only has flushes, see client_request_end(). */
+/* Checks that the operation, its flags and the capabilities match. If the server has only flushes,
+ * FUA is accepted as well; see client_request_end(). */
 static int check_operation(const struct gmb_client *client, const struct gmb_request *request)
 {
 	static const struct {
@@ -127,8 +128,8 @@ static int check_operation(const struct gmb_client *client, const struct gmb_req
 	return 0;
 }
 
-/* Compares server processes. After a restart the server is another process, which a client without
- * a connection cannot know yet, so its address is compared instead. */
+/* Returns whether both clients have the same server process. A client without a connection may not
+ * know that its server was restarted as another process, so the addresses are compared then. */
 static bool is_same_server(const struct gmb_client *a, const struct gmb_client *b)
 {
 	return memcmp(a->facts.instance, b->facts.instance, sizeof(a->facts.instance)) == 0 ||
@@ -136,7 +137,7 @@ static bool is_same_server(const struct gmb_client *a, const struct gmb_client *
 		       strcmp(a->label, b->label) == 0);
 }
 
-/* 0, or why the server cannot copy from source to target by itself. */
+/* Returns 0, or why the server cannot copy from source to target. */
 static int copy_problem(const struct gmb_client *target, const struct gmb_client *source)
 {
 	if ((target->capabilities & source->capabilities & GMB_CAN_COPY) == 0) {
@@ -177,7 +178,8 @@ static int check_source(const struct gmb_client *client, const struct gmb_reques
 	if (!range_inside(request->source_offset, request->length, source->facts.bytes)) {
 		return -EINVAL;
 	}
-	/* A long copy is split, so the server could not detect that the whole ranges overlap. */
+	/* The ranges must not overlap. A long copy is split, so the server would not detect
+	 * that. */
 	return strcmp(client->facts.name, source->facts.name) == 0 &&
 			       client_request_overlaps(request)
 		       ? -EINVAL
@@ -249,7 +251,7 @@ static void end_now(struct gmb_client *client, struct gmb_request *request, int 
 {
 	struct request_state *state = request_state(request);
 
-	state->whole = true; /* it cannot be cancelled */
+	state->whole = true; /* no commands are created, so it cannot be cancelled */
 	request->result = err;
 	if (err == 0 && request->operation == GMB_STATUS) {
 		request->result = -EINVAL; /* an empty range has no extents */
@@ -273,7 +275,8 @@ void gmb_submit_sized(struct gmb_client *client, struct gmb_request *request, si
 {
 	struct request_state *state = request_state(request);
 
-	GMB_ASSERT(request_bytes >= sizeof(*request)); /* as in 0.1.0 */
+	/* the struct has at least its size of version 0.1.0 */
+	GMB_ASSERT(request_bytes >= sizeof(*request));
 	GMB_ASSERT(request->in_flight == 0);
 	memset(state, 0, sizeof(*state));
 	state->client = client;
@@ -290,11 +293,12 @@ void gmb_submit_sized(struct gmb_client *client, struct gmb_request *request, si
 		}
 	}
 	if (client->explained == request) {
-		client->explained = NULL; /* it described the request's previous use */
+		/* the explanation was about the previous use of this request struct */
+		client->explained = NULL;
 	}
 	client->requests_in_flight++;
 	if (client->state == CLIENT_OPENING) {
-		/* it is checked when the export is open */
+		/* The request is checked when the export is open. */
 		list_push_back(&client->waiting, &state->node);
 	} else {
 		request_admit(client, request);
@@ -327,8 +331,8 @@ int gmb_cancel(struct gmb_client *client, struct gmb_request *request)
 
 /* --- long ranges --------------------------------------------------------------------------- */
 
-/* Returns whether a long range can be split. FAST_ZERO is not split, because the server must accept
- * or refuse the whole range. */
+/* Returns whether a long range can be split into commands. FAST_ZERO cannot, because the server
+ * must accept or refuse the whole range. */
 static bool client_request_is_cut(const struct gmb_request *request)
 {
 	return (request->operation == GMB_TRIM || request->operation == GMB_ZERO ||
@@ -348,7 +352,8 @@ bool request_is_range(const struct gmb_client *client, struct gmb_request *reque
 	       request->length > range_bytes(client, request);
 }
 
-/* Returns the length up to the next multiple of the size, so that no server block is split. */
+/* Returns the length of the next command: up to a multiple of the current size, so that no server
+ * block is split. */
 static uint64_t range_part(
 	const struct gmb_client *client, const struct gmb_request *request, uint64_t offset)
 {
@@ -379,7 +384,8 @@ static uint64_t part_max(
 {
 	const struct carrier_facts *facts = &client->facts;
 	uint32_t payload_max = MIN(facts->payload_max, (uint32_t)CLIENT_PAYLOAD_MAX);
-	/* The preferred size is at most the server's limit, but may exceed ours. */
+	/* Commands end at multiples of the preferred size. It is within the server's limit, but may
+	 * exceed ours; then they end at multiples of the minimum size. */
 	uint32_t align = facts->block_preferred <= payload_max ? facts->block_preferred
 							       : facts->block_minimum;
 
@@ -425,28 +431,29 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 		command->copied = (struct command_copied){ 0 };
 	}
 	state->split += length;
-	/* The status of a part is a complete answer; the caller requests the rest. */
+	/* One command is sufficient for STATUS: the program requests the extents that are
+	 * missing. */
 	state->whole = state->split == request->length || request->operation == GMB_STATUS;
 	return !state->whole;
 }
 
 /* --- results ------------------------------------------------------------------------------- */
 
-/* Ends a request whose commands have all returned and that will not be split further. */
+/* Ends a request whose commands have all returned, if its splitting has ended. */
 static void client_request_end(struct gmb_client *client, struct gmb_request *request)
 {
 	struct request_state *state = request_state(request);
 
 	if (state->failure == 0 && !state->flushing && (request->flags & GMB_FUA) != 0 &&
 		(client->capabilities & GMB_CAN_FUA) == 0) {
-		/* The server has no FUA, so a flush after the write has the same effect. */
+		/* The server has no FUA. A flush after the write has the same effect. */
 		if (client->state != CLIENT_DEAD) {
 			state->flushing = true;
 			state->whole = false;
 			list_push_back(&client->waiting, &state->node);
 			return;
 		}
-		state->failure = -ENOTCONN; /* there is no connection for the flush */
+		state->failure = -ENOTCONN; /* without a connection there can be no flush */
 	}
 	if (state->failure == 0 && request->operation == GMB_READ) {
 		client->stats.bytes_read += request->length;
@@ -477,7 +484,7 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 	}
 }
 
-/* Tracks the changes that could be lost if the server's host crashed. */
+/* Counts changes and flushes, to know whether a crash of the server's host could lose changes. */
 static void note_durability(struct gmb_client *client, const struct command *command)
 {
 	switch ((enum gmb_operation)command->operation) {
@@ -497,8 +504,8 @@ static void note_durability(struct gmb_client *client, const struct command *com
 	}
 }
 
-/* A failed part ends the range that is reported as copied. Later parts may have been copied, but do
- * not count. */
+/* Only the bytes before the first failure are reported as copied, even if later parts were
+ * copied. */
 static void take_copied(struct gmb_client *client, const struct command *command)
 {
 	const struct command_copied *copied = &command->copied;
@@ -517,8 +524,8 @@ static void take_copied(struct gmb_client *client, const struct command *command
 	client->stats.bytes_copied_zeroes += copied->by_way[4];
 }
 
-/* A command has returned to the free list before the request's done() is called, so done() can
- * submit another request. */
+/* The command is returned to the free list before done() is called, which can then submit another
+ * request. */
 void request_command_done(struct gmb_client *client, struct command *command, const char *text)
 {
 	struct gmb_request *request = command->request;
@@ -552,8 +559,8 @@ void request_command_done(struct gmb_client *client, struct command *command, co
 
 /* --- extents ------------------------------------------------------------------------------- */
 
-/* Merges an extent only with one of the same command, so that request_command_again() can remove
- * the extents of one command. */
+/* Merges an extent with the last one only if both are of the same command, because
+ * request_command_again() must be able to remove the extents of one command. */
 static void client_request_extent_add(
 	struct command *command, uint64_t offset, uint64_t length, uint32_t flags)
 {
@@ -583,8 +590,7 @@ void command_extent(struct command *command, uint64_t described, uint64_t length
 	struct gmb_request *request = command->request;
 	uint64_t offset = command->offset + described;
 
-	/* After an extent that did not fit, later ones are dropped too, because there must be no
-	 * gap. */
+	/* There must be no gap, so when an extent did not fit, later ones are also dropped. */
 	if (request->extent_count > 0) {
 		const struct gmb_extent *last = &request->extents[request->extent_count - 1];
 

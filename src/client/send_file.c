@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * gmb_send_file(): reads a file into memory that the server reaches, and has it written from there.
+ * gmb_send_file(): reads a file into memory that the server can access, and submits writes from
+ * there.
  *
  *   file ── pread ──▶ piece of a buffer ── WRITE ──▶ disk of the server ── done ──▶ piece is idle
  *
- * While one piece is read, the others are written.
+ * While one piece is being read, the others are being written.
  */
 #include <errno.h>
 #include <unistd.h>
@@ -37,8 +38,8 @@ static void send_file_written(struct gmb_request *request)
 	sending->err = sending->err != 0 ? sending->err : request->result;
 }
 
-/* All of it, or a negative errno: -ENODATA where the file ends before. The buffer has room up to a
- * multiple of READ_ALIGN. */
+/* Reads `bytes` bytes, or returns a negative errno: -ENODATA if the file ends before. The buffer
+ * has room up to a multiple of READ_ALIGN. */
 static int send_file_read_all(int fd, uint8_t *buffer, size_t bytes, uint64_t offset)
 {
 	size_t room = align_up(bytes, READ_ALIGN);

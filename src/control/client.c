@@ -27,7 +27,7 @@ struct control_connection {
 	char *input;
 	size_t input_bytes;
 	size_t input_room;
-	size_t line_bytes; /* length of the line at the start of input that was already returned */
+	size_t line_bytes; /* bytes of the line at the start of `input` that was returned last */
 	uid_t owner;	   /* owner of the process at the other end */
 	bool takes_files;
 	int files[CONTROL_FILES_MAX];
@@ -68,15 +68,15 @@ int control_address(const char *path, struct sockaddr_un *address, int *folder_f
 
 #define NEVER_NS UINT64_MAX
 
-/* Returns the deadline of an exchange that starts now. -1: none. */
+/* Returns the deadline of an exchange that starts now. timeout_ms -1: no deadline. */
 static uint64_t deadline_after(int timeout_ms)
 {
 	return timeout_ms < 0 ? NEVER_NS : clock_now_ns() + (uint64_t)timeout_ms * NS_PER_MS;
 }
 
-/* Sets the socket timeouts of the next call to the time that is left; this also limits connect()
- * while the server's queue is full. Returns false if the time is over. The deadline is absolute, so
- * a peer that sends a byte now and then does not extend it. */
+/* Limits the next call on the socket to the time left until the deadline; this includes connect()
+ * while the server's queue is full. Returns false if no time is left. The deadline is absolute, so
+ * a peer cannot extend it by sending a byte now and then. */
 static bool control_client_set_limit(int fd, uint64_t deadline_ns)
 {
 	uint64_t now_ns = clock_now_ns();
@@ -95,7 +95,7 @@ static bool control_client_set_limit(int fd, uint64_t deadline_ns)
 	return true;
 }
 
-/* Returns the process ID in the name of a usual control socket, PID.sock; 0: none. */
+/* Returns the process ID in the name of a usual control socket, PID.sock; 0 if there is none. */
 static long pid_of_name(const char *path)
 {
 	const char *name = strrchr(path, '/') + 1;
@@ -104,9 +104,9 @@ static long pid_of_name(const char *path)
 	return strcmp(name + digits, ".sock") == 0 ? strtol(name, NULL, 10) : 0;
 }
 
-/* Checks that a usual socket leads to the expected process. In folders that only root can create,
- * but another user owns, that user could place a link to any socket. So the peer must have the
- * owner's user and the process ID of the name. */
+/* Checks that a usual socket leads to the expected process. Some of the folders were created by
+ * root but belong to another user, who could place a link to any socket there. So the peer must run
+ * as the folder's owner and have the process ID in the name. */
 static bool is_right_peer(int fd, const char *path)
 {
 	static const char *const tops[] = { "/run/user/", "/run/gmblock/" };
@@ -120,7 +120,7 @@ static bool is_right_peer(int fd, const char *path)
 		size_t bytes = strlen(tops[i]);
 
 		if (strncmp(path, tops[i], bytes) == 0) {
-			/* The first one is followed by the user's number. */
+			/* "/run/user/" is followed by the user's number. */
 			bytes += i == 0 ? strcspn(path + bytes, "/") : 0;
 			snprintf(top, sizeof(top), "%.*s", (int)bytes, path);
 		}
@@ -196,7 +196,7 @@ static int explain_connect(const char *path, int code, struct error *error)
 				      : "");
 }
 
-/* Sends a text. Errors are ignored here, because they show when the answer is read. */
+/* Sends a text. Errors are ignored, because reading the answer then also fails. */
 static void control_client_send_text(int fd, const char *text, uint64_t deadline_ns)
 {
 	size_t left = strlen(text);
@@ -238,8 +238,8 @@ static int control_client_send_command(int fd, const char *command, json_t *argu
 
 /* --- receiving ----------------------------------------------------------------------------- */
 
-/* Lets workers close the files, because closing a file from another process can block for as long
- * as that process likes. */
+/* Closes the files on worker threads, because closing a file from another process can block for as
+ * long as that process likes. */
 static void dispose_files(
 	const struct control_connection *connection, const int *fds, uint32_t count)
 {
@@ -253,8 +253,8 @@ static void dispose_files(
 	}
 }
 
-/* Keeps expected files: once, before their line or with it. Returns false for unexpected files,
- * which it closes. */
+/* Stores expected files, which arrive once, before their line or with it. Closes unexpected files
+ * and returns false. */
 static bool keep_files(struct control_connection *connection, const int *fds, uint32_t count)
 {
 	if (count == 0) {

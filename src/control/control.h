@@ -94,8 +94,8 @@ void control_note(struct control_client *client, json_t *note);
  * -EAGAIN: the client has not read earlier output; another errno: the client has gone. */
 GMB_MUST_CHECK int control_note_files(
 	struct control_client *client, json_t *note, const int *fds, uint32_t count);
-/* Sends the answer. Takes result; NULL means out of memory, which is sent as an error. client is
- * invalid after the caller has returned. */
+/* Sends the answer. Takes result; NULL means out of memory, which is sent as an error. client can
+ * be used until the caller's handler returns. */
 void control_reply(struct control_client *client, json_t *result);
 /* Sends an error as the answer; code is a negative errno. The sentence is sent as it is, so names
  * in it must be escaped. */
@@ -109,7 +109,8 @@ struct control_page {
 	const char *path; /* "/metrics" */
 	const char *type; /* Content-Type */
 	const char *openmetrics_type;
-	/* Lends the content until the next call; or returns a negative errno and a sentence. */
+	/* Returns the content, which stays valid until the next call; or a negative errno and a
+	 * sentence. */
 	int (*get)(void *context, bool openmetrics, const char **text_out, size_t *bytes_out,
 		struct error *error);
 };
@@ -147,8 +148,8 @@ void control_disconnect(struct control_connection *connection);
 /* The descriptor to poll for the answer after a note: readable when the answer arrives, and when
  * the server closes. */
 int control_connection_fd(const struct control_connection *connection);
-/* The process that listens there and its user at that time, as the kernel reports: the process that
- * called listen() last. The server's own statements are not trusted. pid 0: it is in another PID
+/* Returns the process that listens at the socket, and its user when it last called listen(). Both
+ * come from the kernel, not from the server's own statements. pid 0: the process is in another PID
  * namespace. */
 struct ucred control_connection_peer(const struct control_connection *connection);
 

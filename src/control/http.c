@@ -31,7 +31,8 @@ size_t http_request_end(const char *bytes, size_t count)
 	return 0;
 }
 
-/* Takes the text before the delimiter from rest, or all of it if there is no delimiter. */
+/* Removes and returns the text before the delimiter from rest, or all of it if there is no
+ * delimiter. */
 static struct span http_take(struct span *rest, char delimiter)
 {
 	const char *found = memchr(rest->at, delimiter, rest->bytes);
@@ -96,7 +97,7 @@ static uint32_t parse_weight(struct span text)
 	return MIN(weight, (uint32_t)WEIGHT_ONE);
 }
 
-/* Takes one media range of an Accept field, with its parameters. */
+/* Processes one media range of an Accept field, with its parameters. */
 static void http_take_range(struct http_request *request, struct span range)
 {
 	struct span type = trim(http_take(&range, ';'));
@@ -118,7 +119,7 @@ static void http_take_range(struct http_request *request, struct span range)
 	}
 }
 
-/* Returns false if the line is not a field. */
+/* Processes a field. Returns false if the line is not a field. */
 static bool take_field(struct http_request *request, struct span line, bool *accept_seen)
 {
 	struct span value = line;

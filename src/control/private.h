@@ -25,9 +25,9 @@ enum client_state {
 struct control_protocol {
 	uint32_t request_bytes_max;
 	/*
-	 * Untrusted clients can connect, also over TCP. Then credentials are not requested. If all
-	 * slots are taken, the connection whose deadline comes first makes room. An answer has one
-	 * deadline, however slowly it is read. After it the connection stays open for a moment
+	 * Untrusted clients can connect, also over TCP, and their credentials are not checked. If
+	 * all slots are taken, the connection with the earliest deadline is closed for a new one.
+	 * An answer must be read within one deadline. Then the connection stays open for a moment
 	 * until the client closes it, because closing a socket with unread input would discard the
 	 * answer.
 	 */
@@ -98,6 +98,6 @@ GMB_MUST_CHECK int control_server_open(const struct control_protocol *protocol,
 /* Returns room for that many bytes after the unsent output, and counts them as output; NULL: out of
  * memory. */
 char *control_client_extend(struct control_client *client, size_t bytes);
-/* All output is complete: sends it. The connection is closed in a later turn, so that a client is
- * never freed while its caller still uses it. */
+/* Called when all output was added: sends it. The connection is closed in a later turn, so that a
+ * client is never freed while its caller still uses it. */
 void control_client_answered(struct control_client *client);

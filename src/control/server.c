@@ -15,11 +15,11 @@
 #define SECOND_NS UINT64_C(1000000000)
 /* Time after which a client that sends nothing is closed. */
 #define SILENCE_NS (2 * SECOND_NS)
-/* Limit for an unfinished command, and for an answer without progress. */
+/* Time limit for a command to arrive completely, and for a client to read more of its answer. */
 #define WAIT_NS (10 * SECOND_NS)
-/* Limit for sending answers at the end of the server. */
+/* Time limit for sending the remaining answers when the server ends. */
 #define FLUSH_NS (2 * SECOND_NS)
-/* Limit for a public client to close after its answer. */
+/* Time limit for a public client to close after its answer. */
 #define LINGER_NS SECOND_NS
 /* Pause after a failed accept, usually because there are no free descriptors. */
 #define SHORTAGE_NS SECOND_NS
@@ -40,7 +40,7 @@ _Static_assert((CONTROL_COMMAND_BYTES & (CONTROL_COMMAND_BYTES - 1)) == 0 &&
 static const uint32_t client_edges[CLIENT_STATE_COUNT] = {
 	[CLIENT_FREE] = BIT(CLIENT_READING),
 	[CLIENT_READING] = BIT(CLIENT_RUNNING) | BIT(CLIENT_ANSWERED) | BIT(CLIENT_CLOSING),
-	/* To closing: the server ends. */
+	/* RUNNING to CLOSING occurs when the server ends. */
 	[CLIENT_RUNNING] = BIT(CLIENT_ANSWERED) | BIT(CLIENT_CLOSING),
 	[CLIENT_ANSWERED] = BIT(CLIENT_HELD) | BIT(CLIENT_CLOSING),
 	[CLIENT_HELD] = BIT(CLIENT_CLOSING),
@@ -52,7 +52,7 @@ static void control_server_timer_done(struct ring_op *op, int result);
 static void input_done(struct ring_op *op, int result);
 static void output_done(struct ring_op *op, int result);
 
-/* States in which input, or at least its end, matters. */
+/* States in which the client's input, or its end, must be read. */
 static const uint32_t INPUT_STATES = BIT(CLIENT_READING) | BIT(CLIENT_RUNNING) | BIT(CLIENT_HELD);
 
 static void client_set_state(struct control_client *client, enum client_state state)
@@ -63,7 +63,7 @@ static void client_set_state(struct control_client *client, enum client_state st
 
 /* --- waiting ------------------------------------------------------------------------------- */
 
-/* If all slots are taken, new connections wait in the socket's queue. */
+/* Accepts connections while a slot is free. Otherwise they wait in the sockets' queues. */
 static void watch_listeners(struct control_server *server)
 {
 	for (uint32_t i = 0; i < server->door_count; i++) {
@@ -94,7 +94,7 @@ static void watch_output(struct control_client *client)
 	}
 }
 
-/* The timer may expire too early, but never too late. */
+/* Ensures that the timer expires at when_ns or earlier. */
 static void wake_at(struct control_server *server, uint64_t when_ns)
 {
 	uint64_t now_ns = ring_now_ns(server->ring);
@@ -148,8 +148,8 @@ static struct ring_file control_server_file_of(const struct control_client *clie
 	return (struct ring_file){ .fd = client->fd, .slot = -1, .is_guarded = client->is_guarded };
 }
 
-/* Sends as much as possible. Does not close the connection, because the caller may be called from a
- * handler. */
+/* Sends as much as possible. Does not close the connection, because the function may run inside a
+ * handler that still uses the client. */
 static void control_server_push(struct control_client *client)
 {
 	while (client->output_sent < client->output_count) {
@@ -166,7 +166,8 @@ static void control_server_push(struct control_client *client)
 			break;
 		}
 		if (sent < 0) {
-			client->output_sent = client->output_count; /* the client has gone */
+			/* the client has gone, so the rest is dropped */
+			client->output_sent = client->output_count;
 			break;
 		}
 		client->output_sent += (size_t)sent;
@@ -547,7 +548,8 @@ static void client_open(struct control_server *server, int fd)
 	struct control_client *client = server->clients;
 	struct ucred peer = { 0 };
 
-	/* Two sockets might have accepted at the same time. */
+	/* If two sockets accepted at the same time, only the first connection gets the last
+	 * slot. */
 	if (server->client_count == CONTROL_CLIENTS_MAX ||
 		(!server->protocol->is_public && !ring_socket_credentials(fd, &peer))) {
 		ring_socket_close(server->ring, fd);

@@ -18,7 +18,7 @@
 
 _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 
-#define NATIVE_MAGIC UINT64_C(0x316b636f6c626d67) /* "gmblock1" */
+#define NATIVE_MAGIC UINT64_C(0x316b636f6c626d67) /* the bytes "gmblock1" */
 
 enum {
 	NATIVE_VERSION_MIN = 1,
@@ -219,7 +219,8 @@ struct native_copy_message {
 	struct message_text name; /* name of the source */
 };
 
-/* Checks G1. Returns NULL and the version to speak, or 0 if there is no common one. */
+/* Checks rule G1. Returns NULL or the broken rule. *version_out: the version to speak, 0 if there
+ * is no common one. */
 const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out);
 /* Parses LIST, OPEN, EXPORT, EVENT, REGION and COPY, and checks the rules that the message alone
  * decides: G3, G4, G15, G18, G19. object: a struct native_wire_ type without parts, a clan_cookie,
@@ -227,7 +228,7 @@ const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_
  * are valid. */
 const char *native_parse(enum native_message type, const void *bytes, size_t len, void *object);
 struct message_text native_open_next(const uint8_t **tokens);
-/* Checks G3, G5, G6 and G7, as far as the message alone decides. */
+/* Checks the rules G3, G5, G6 and G7, as far as the message alone decides. */
 const char *native_request_parse(
 	const void *bytes, size_t len, struct native_request_message *message);
 struct native_wire_segment native_segment_at(
@@ -238,7 +239,8 @@ struct native_wire_segment native_segment_at(
 struct native_export {
 	struct native_wire_export head;
 	struct message_text name;
-	struct message_text text; /* the description, or the reason for a status other than 0 */
+	/* the export's description, or the reason for a status other than 0 */
+	struct message_text text;
 };
 
 /* Returns "gmb, version 1" and the like; the version must be supported. Static. */

@@ -294,8 +294,8 @@ int nbd_error_to_errno(uint32_t error);
 /* --- data of handshake options ---------------------------------------------------------------- */
 
 /* Parsers of data from clients, which may be hostile. Results point into the caller's bytes. Return
- * false if lengths and counts do not agree exactly (P22, P37); the option then gets ERR_INVALID
- * with *reason, a static sentence. */
+ * false if lengths and counts do not agree exactly (P22, P37), and then a static sentence in
+ * *reason; the caller replies ERR_INVALID. */
 
 struct option_string {
 	const uint8_t *bytes;

@@ -23,7 +23,7 @@ struct push_ask {
 	uint8_t message[PUSH_MESSAGE_BYTES_MAX];
 };
 
-/* Waits for events once. Returns 0 if the connection is not lost, also without an event. */
+/* Waits for events once. Returns 0 unless the connection is lost, even if there was no event. */
 static int ask_turn(struct push_ask *ask, int timeout_ms, struct error *error)
 {
 	struct clan_event events[EVENTS_MAX];
@@ -159,7 +159,7 @@ void push_ask_peer(const struct push_ask *ask, struct clan_peer *peer)
 	clan_conn_peer(ask->conn, peer);
 }
 
-/* Reports the end of the connection. clan_conn_reason() is valid before LOST is given. */
+/* Reports the end of the connection. clan_conn_reason() is valid even before the event LOST. */
 static int ask_ended(const struct push_ask *ask, int code, struct error *error)
 {
 	const char *reason = clan_conn_reason(ask->conn);
@@ -188,7 +188,7 @@ static int ask_hear(
 		if (timeout_ms == 0) {
 			return 0;
 		}
-		/* Messages from before the end can still be received. */
+		/* Messages that arrived before the end of the connection can still be received. */
 		(void)!ask_turn(ask, timeout_ms, &why);
 	}
 }
@@ -262,8 +262,8 @@ int push_ask_hear(
 	return rule != NULL ? ask_broken(rule, error) : 1;
 }
 
-/* ENOENT is the answer after the last job. The cursor must grow, so a malicious server cannot keep
- * the command in this loop forever. */
+/* ENOENT is the answer after the last job. Each job must have a larger cursor than the one before,
+ * so a malicious server cannot keep the command in this loop forever. */
 int push_ask_job(
 	struct push_ask *ask, uint64_t cursor, struct push_job_message *job, struct error *error)
 {

@@ -99,8 +99,8 @@ static bool push_control_is_onto_itself(
 	       distance < head->length;
 }
 
-/* Fills in the binding of the ticket. Returns false if the peer has neither an address nor
- * credentials to bind it to. */
+/* Copies the ticket's permitted user from GRANT. PUSH_BOUND_ASKER is replaced by the peer's address
+ * or user; returns false if the peer has neither. */
 static bool bind_ticket(const struct push_session *session, const struct push_wire_grant *head,
 	struct push_wire_ticket *ticket)
 {
@@ -233,8 +233,8 @@ static void push_control_take_cancel(struct push_session *session, uint64_t id)
 		session, result, result == 0 ? NULL : "no such job of yours is running here");
 }
 
-/* A message that finds no room stays due, and is sent at READY or at the next tick. Only the latest
- * progress is sent, so one flag is sufficient. */
+/* A JOB message for which the connection has no room stays due, and is sent at READY or at the next
+ * tick. Only the latest progress is sent, so one flag is sufficient. */
 void push_control_note(struct push_session *session, bool again)
 {
 	struct push_job job;
@@ -246,7 +246,7 @@ void push_control_note(struct push_session *session, bool again)
 	}
 	if (open && push_job_of(session->job != 0 ? session->job : session->noted_job, &job) &&
 		send_job(session, &job) == -EAGAIN) {
-		return; /* repeated when there is room */
+		return; /* sent again when there is room */
 	}
 	session->note_due = false;
 	if (session->job == 0 && session->base.state == SESSION_READY) {

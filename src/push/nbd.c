@@ -37,25 +37,25 @@ struct push_nbd_hub {
 	struct ring *ring;
 	struct gmb_queue *queue;
 	struct ring_batch_end batch_end;
-	struct ring_op again;	 /* schedules another batch, which processes the results */
+	struct ring_op again;	 /* schedules another batch after batch_end() has had effects */
 	struct list_node ending; /* struct push_nbd.node */
 };
 
 struct push_nbd {
 	struct push_source *source;
 	struct push_nbd_hub *hub;
-	struct list_node node;	   /* hub.ending */
-	struct gmb_client *client; /* NULL: it has ended */
+	struct list_node node;	   /* in hub.ending */
+	struct gmb_client *client; /* NULL: not open, or it has ended */
 	bool was_ended;
-	bool detach; /* of START; applies when START is answered */
+	bool detach; /* flag of START: continue without the coordinator, once START is answered */
 	uint64_t target_offset;
 	uint8_t *beside; /* COMPARE: existing data, one piece per slot */
 	struct gmb_request pieces[PUSH_SLOTS];
 	struct gmb_request zeroes[PUSH_ZEROES_MAX];
 	struct gmb_request flush;
 	struct push_wire_flush flushed; /* the answer */
-	/* READ_BACK: reads have been started up to read_at; the number of unfinished ones is
-	 * reads. */
+	/* READ_BACK: all bytes before read_at have been read, except for `reads` reads in
+	 * flight. */
 	uint64_t read_at;
 	uint32_t reads;
 };
@@ -87,7 +87,7 @@ static void batch_end(struct ring_batch_end *end)
 		if (client_join(nbd->client)) {
 			nbd->client = NULL;
 			list_remove(node);
-			again = true; /* its session can be joined */
+			again = true; /* the session of the client can be joined now */
 		}
 	}
 	if (again && !hub->again.in_flight) {
@@ -133,7 +133,7 @@ void push_nbd_hub_destroy(struct push_nbd_hub *hub)
 
 /* --- requests -------------------------------------------------------------------------------- */
 
-/* Returns false if the job has ended, or fails it if the request failed. */
+/* Returns true if the job continues. If the request failed, fails the job. */
 static bool goes_on(struct push_nbd *nbd, const struct gmb_request *request, const char *failed)
 {
 	struct push_source *source = nbd->source;
@@ -173,8 +173,8 @@ static uint8_t *beside_of(const struct push_nbd *nbd, const struct push_slot *sl
 	return nbd->beside + (size_t)(slot - nbd->source->slots) * PUSH_PIECE_BYTES;
 }
 
-/* Compares a piece here, because an NBD server cannot. The result is processed as a CHECKED of
- * push. */
+/* Compares a piece here, because an NBD server cannot. The result is processed like the CHECKED
+ * message of a destination with push. */
 static void piece_compared(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
@@ -241,8 +241,8 @@ void push_nbd_zero(struct push_source *source, uint32_t number, const struct pus
 
 static void read_back(struct push_nbd *nbd, struct gmb_request *request);
 
-/* Adds a piece to the digest of the destination. The slot then reads the next piece; the last one
- * ends the flush. */
+/* Adds a piece that was read back to the destination's digest. The slot then reads the next piece;
+ * the last one completes the flush. */
 static void piece_read_back(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
@@ -262,7 +262,8 @@ static void piece_read_back(struct gmb_request *request)
 	}
 }
 
-/* Reads the next piece back into the slot of that request. All slots are free at this time. */
+/* Reads the next piece back into the request's slot. No slot is used for other data at this
+ * time. */
 static void read_back(struct push_nbd *nbd, struct gmb_request *request)
 {
 	struct push_source *source = nbd->source;
@@ -279,8 +280,8 @@ static void read_back(struct push_nbd *nbd, struct gmb_request *request)
 	nbd_submit(nbd, request, piece_read_back);
 }
 
-/* The last FLUSH of a job with PUSH_READ_BACK is followed by reading everything back, with all
- * slots. */
+/* When the last FLUSH of a job with PUSH_READ_BACK is done, starts to read everything back, with
+ * all slots. */
 static void nbd_flush_done(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
@@ -311,7 +312,7 @@ void push_nbd_flush(struct push_source *source, const struct push_wire_flush *fl
 
 /* --- the beginning --------------------------------------------------------------------------- */
 
-/* Returns true if the range that is written on that export overlaps the range that is read. */
+/* Returns true if the range to write on that export overlaps the range that the job reads. */
 static bool meets(const struct push_nbd *nbd, const struct export *target)
 {
 	const struct push_source *source = nbd->source;
@@ -333,8 +334,9 @@ static bool meets(const struct push_nbd *nbd, const struct export *target)
 	return store_places_meet(&from, &to, source->length);
 }
 
-/* If the destination is this server, one of its exports has our own connection. Other servers do
- * not reveal which disk they have. */
+/* Returns true if the job would overwrite the range that it reads. If the destination is this
+ * server, one of its exports has our own connection. Other servers do not reveal which disk they
+ * have. */
 static bool is_onto_itself(const struct push_nbd *nbd)
 {
 	struct engine *engine = nbd->source->session->service->base.engine;
@@ -397,7 +399,7 @@ static int nbd_look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 static int take_memory(struct push_nbd *nbd, void **base_out)
 {
 	struct push_source *source = nbd->source;
-	/* With COMPARE each slot has a second one, for the existing data. */
+	/* With COMPARE each slot has a second buffer, for the existing data. */
 	uint32_t parts = (source->flags & PUSH_COMPARE) != 0 ? 2 : 1;
 	int result = push_source_own_slots(source, parts, parts * PUSH_SLOTS, base_out);
 
@@ -492,7 +494,7 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 		.flags = GMB_OPEN_NO_RECONNECT,
 		.connections = 1,
 		.depth = DEPTH,
-		/* The coordinator waits about as long for the answer. */
+		/* The coordinator waits for about this time for the answer to START. */
 		.connect_timeout_ms = (uint32_t)MIN(timeout_ms / 2 + 1, (uint64_t)UINT32_MAX),
 		.context = nbd,
 		.opened = nbd_opened,

@@ -25,8 +25,8 @@ static const char *add_gap(struct push_pieces *pieces, uint64_t offset, uint64_t
 	return NULL;
 }
 
-/* A run above the top creates a gap below it. A run below the top must lie in one gap, and splits
- * it. */
+/* A run at or above the top leaves a gap between the top and the run. A run below the top must lie
+ * in one gap, and splits it. */
 const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64_t length)
 {
 	uint32_t i = find_gap(pieces, offset, length);

@@ -1,18 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The pieces of a range that have been handled: all below the top, except for the gaps. A source
- * starts pieces in order and has few in flight, so there are few gaps, however long the range is.
+ * The pieces of a range that have been handled: everything below the top, except for the gaps. A
+ * source starts pieces in order and has few in flight, so there are few gaps, however long the
+ * range is.
  *
  *   0 ──────────── gap ──────── gap ───── top ............ length
  *
  * Used by sink.c. Threading: pure functions. Ownership: the caller's object, initialized to zero.
- * Errors: NULL, or the broken rule of docs/protocol/push.md.
+ * Errors: push_pieces_take() returns NULL, or the broken rule of docs/protocol/push.md.
  */
 #pragma once
 
 #include "push/wire.h"
 
-/* Each piece and ZERO in flight that was overtaken leaves at most one gap. */
+/* Each piece or ZERO in flight that a later one has overtaken leaves at most one gap. */
 enum { PUSH_GAPS_MAX = PUSH_SLOTS + PUSH_ZEROES_MAX };
 
 struct push_pieces {
@@ -21,9 +22,9 @@ struct push_pieces {
 	struct push_wire_range gaps[PUSH_GAPS_MAX]; /* unsorted */
 };
 
-/* Marks a run of pieces as handled. Fails if a part of it has been handled before. */
+/* Marks a run of pieces as handled. Returns the broken rule if a part of it was handled before. */
 const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64_t length);
-/* Returns true if no part of the run has been handled. */
+/* Returns true if the complete run is still unhandled. */
 bool push_pieces_lack(const struct push_pieces *pieces, uint64_t offset, uint64_t length);
 /* Returns the offset below which everything has been handled. */
 uint64_t push_pieces_low(const struct push_pieces *pieces);

@@ -63,12 +63,13 @@ struct push_viewer push_viewer_of(const struct push_session *session)
 	};
 }
 
-/* Ends a job whose other end is silent, so that its memory and its entry in the table are
- * released. */
+/* Called when the peer or the other end of the job has been silent for too long. Ends the job, so
+ * that its memory and its entry in the table are released. */
 static void end_silent(struct push_session *session)
 {
 	if (session->job == 0) {
-		/* It does not receive the end of the job, or does not close. */
+		/* The job has ended, but the peer does not read the message about it, or does not
+		 * close. */
 		session_terminate(&session->base, NULL);
 	} else {
 		push_session_job_fail(session, -ETIMEDOUT,
@@ -84,7 +85,8 @@ static void say_alive(struct push_session *session, uint64_t now_ns)
 	if (session->has_begun && link->conn != NULL && !link->is_closing &&
 		now_ns - session->said_ns >= session->silence_ns / PUSH_ALIVE_DIVISOR) {
 		session->said_ns = now_ns;
-		/* Without room there are unread messages, which serve the same purpose. */
+		/* If there is no room, the other end has unread messages, which show as well that
+		 * we are alive. */
 		(void)!clan_send(link->conn, CLAN_BULK, PUSH_ALIVE, NULL, 0);
 	}
 }
@@ -106,8 +108,8 @@ static void tick_done(struct ring_op *op, int result)
 		return;
 	}
 	if (now_ns - session->ticked_ns >= 10 * PUSH_TICK_NS) {
-		/* This process was stalled. The peer's messages from that time are still unread, so
-		 * it gets the time back. */
+		/* This process itself was stalled. Messages that arrived during this time are still
+		 * unread, so the time does not count as silence of the peer. */
 		session->heard_ns = MIN(now_ns, session->heard_ns + (now_ns - session->ticked_ns));
 	}
 	session->ticked_ns = now_ns;
@@ -131,8 +133,8 @@ void push_session_begun(struct push_session *session, uint32_t silence_ms)
 	session->job_state = PUSH_JOB_MOVES;
 }
 
-/* Creates the session's job and starts its timer. The silence limit is the handshake's until the
- * peer has announced its own. */
+/* Creates the session's job and starts its timer. Until the peer has announced how long it can be
+ * silent, the limit is the handshake timeout. */
 int push_session_job(struct push_session *session, struct push_job *job, const char **text)
 {
 	struct ring *ring = session->base.engine->ring;
@@ -150,7 +152,7 @@ int push_session_job(struct push_session *session, struct push_job *job, const c
 	return result;
 }
 
-/* The order matters: the snapshot is deleted first, START is answered before JOB, and the
+/* The order matters: first the snapshot is deleted. START is answered before JOB is sent. The
  * coordinator is informed last, because it might start the next job. */
 void push_session_job_end(struct push_session *session, int status, const char *text)
 {
@@ -159,7 +161,7 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	if (session->job == 0) {
 		return;
 	}
-	/* Before the end is reported, because the requester might start the next job. */
+	/* Before the coordinator is informed, because it might start the next job. */
 	if (session->source != NULL) {
 		push_source_ended(session);
 	}
@@ -177,7 +179,7 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	}
 	session->noted_job = session->job;
 	session->job = 0;
-	/* Starts the time to receive the end of the job. */
+	/* From now on the peer has the silence limit to read the end of the job. */
 	session->heard_ns = ring_now_ns(engine->ring);
 	push_control_note(session, true);
 }
@@ -245,7 +247,7 @@ static void push_service_take_messages(struct push_session *session)
 			session->in.is_closing ||
 			clan_recv(session->in.conn, CLAN_ANY, &message, service->message,
 				sizeof(service->message)) != 0) {
-			return; /* an event reports more messages, or the end */
+			return; /* an event reports more messages, or the end of the connection */
 		}
 		session->base.progress_ns = ring_batch_ns(service->base.engine->ring);
 		session->heard_ns = session->base.progress_ns;
@@ -296,7 +298,8 @@ static void in_event(struct push_session *session, const struct clan_event *even
 	if (event->type == CLAN_EVENT_CONNECT) {
 		push_service_take_hello(session);
 	} else if (event->type == CLAN_EVENT_LOST) {
-		push_service_take_messages(session); /* messages from before the end */
+		/* processes the messages sent before the end of the connection */
+		push_service_take_messages(session);
 		if (session->base.state != SESSION_TERMINATING) {
 			peer_lost(session, event);
 		}
@@ -317,11 +320,11 @@ static void push_service_event(void *context, const struct clan_event *event)
 	struct push_session *session = link->session;
 
 	if (event->type == CLAN_EVENT_CLOSED) {
-		link->conn = NULL; /* session_join() follows */
+		link->conn = NULL; /* session_join() frees the session */
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING || link->is_closing) {
-		return; /* an event of the same batch */
+		return; /* an event of the batch in which the connection began to close */
 	}
 	if (link == &session->out) {
 		push_source_event(session, event);
@@ -332,8 +335,8 @@ static void push_service_event(void *context, const struct clan_event *event)
 
 /* --- the life of a session -------------------------------------------------------------------- */
 
-/* After session_init() the session owns the endpoint. Later errors therefore end the session, and 0
- * is returned. */
+/* After session_init() the session owns the endpoint. Later errors therefore end the session
+ * instead of being returned. */
 static int session_accept(void *context, const struct endpoint *endpoint)
 {
 	struct push_service *service = context;
@@ -363,8 +366,8 @@ static int session_accept(void *context, const struct endpoint *endpoint)
 	return 0;
 }
 
-/* Called when the reason to wait has passed. A message that waited for the store is processed now;
- * otherwise the job continues. */
+/* Called when the session no longer has to wait. A message that waited for the store is processed
+ * now; otherwise the job continues. */
 static void session_resume(struct session *base)
 {
 	struct push_session *session = push_service_of(base);
@@ -410,8 +413,8 @@ static void session_export_changed(struct session *base, enum export_change chan
 	}
 }
 
-/* A push session never blocks others: its slots are separate memory, and no request waits for the
- * peer. A silent peer loses its slots at a tick. */
+/* A push session never keeps others from using memory: its slots are separate memory, and no
+ * request waits for the peer. If the peer is silent, a tick ends the job and frees its slots. */
 static bool session_stalled(struct session *base)
 {
 	GMB_UNUSED(base);

@@ -39,7 +39,7 @@ struct push_session;
 /* A connection. Its address is the context of the connection's events. */
 struct push_link {
 	struct push_session *session;
-	struct clan_conn *conn; /* NULL: none, or closed */
+	struct clan_conn *conn; /* NULL: not connected, or closed */
 	bool is_closing;	/* clan_close() was called */
 };
 
@@ -51,7 +51,7 @@ struct push_session {
 	struct push_service *service;
 	struct push_link in;  /* the peer's connection */
 	struct push_link out; /* source only: the connection to the destination */
-	/* A message that waits for the store (session_choose()): its type, 0 if there is none. */
+	/* A message that waits until the store is open (session_choose()): its type, or 0. */
 	uint32_t held_type;
 	uint32_t held_bytes;
 	uint8_t *held;
@@ -60,7 +60,7 @@ struct push_session {
 	uint32_t rights;	    /* enum engine_rights: the job ends if one of them is revoked */
 	bool detached;		    /* the job continues without its coordinator */
 	bool is_opening;	    /* START has not been answered */
-	/* State of a source and of a destination. */
+	/* The job of a source or destination. */
 	uint64_t job; /* serial number of the job; 0: none, or it has ended */
 	enum push_job_state job_state;
 	struct push_progress progress;
@@ -69,7 +69,7 @@ struct push_session {
 	uint64_t said_ns;    /* last ALIVE sent */
 	uint64_t silence_ns; /* longest permitted time without a message */
 	uint64_t ticked_ns;  /* last tick */
-	bool has_begun;	     /* USED was sent or received: both ends send ALIVE */
+	bool has_begun;	     /* USED was sent or received, so both ends send ALIVE */
 	bool note_due;	     /* a JOB message to the coordinator is due */
 	uint64_t noted_job;
 };
@@ -85,9 +85,10 @@ struct push_service {
 /* --- service.c: connections, and how sessions end ------------------------------------------- */
 
 void push_session_fail(struct push_session *session, const char *rule);
-/* Closes the connection. Its last event comes later. */
+/* Closes the connection. Its event CLOSED comes later. */
 void push_link_close(struct push_link *link);
-/* Starts a job: enters it in the table and makes its session READY. */
+/* Starts a job: enters it in the table and makes its session READY. *text: the reason for a
+ * failure. */
 GMB_MUST_CHECK int push_session_job(
 	struct push_session *session, struct push_job *job, const char **text);
 /* Called when USED was sent or received. */
@@ -96,8 +97,8 @@ void push_session_begun(struct push_session *session, uint32_t silence_ms);
 void push_session_job_end(struct push_session *session, int status, const char *text);
 /* Ends the job with an error, and terminates the session. */
 void push_session_job_fail(struct push_session *session, int status, const char *text);
-/* Reserves staging memory for a job. Returns the number of slots: at most slots_max, and less, down
- * to slots_min, if most of the memory is in use. Returns 0 if there are not slots_min. */
+/* Reserves staging memory for a job. Returns the number of slots: slots_max, or fewer if most of
+ * the memory is in use, or 0 if not even slots_min are available. */
 GMB_MUST_CHECK uint32_t push_staging_take(uint32_t slots_min, uint32_t slots_max);
 void push_staging_give(uint32_t slots);
 struct push_viewer push_viewer_of(const struct push_session *session);
@@ -109,7 +110,7 @@ void push_control_take(
 void push_control_answer(struct push_session *session, int status, const char *text);
 /* Sends an answer; fills in its lengths. */
 void push_control_send(struct push_session *session, struct push_answer *answer, const char *text);
-/* Sends JOB to the coordinator if one is due and there is room. again: one is due now. Terminates
+/* Sends JOB to the coordinator if one is due and there is room. again: makes one due. Terminates
  * the session after it has sent the end of the job. */
 void push_control_note(struct push_session *session, bool again);
 

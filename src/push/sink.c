@@ -30,7 +30,7 @@ enum work_kind { WORK_PIECE, WORK_CHECK, WORK_ZERO, WORK_FLUSH, WORK_READ_BACK }
 
 enum work_state {
 	WORK_IDLE,
-	WORK_COMES, /* the bytes of a piece are being fetched */
+	WORK_COMES, /* the bytes of a piece are being copied by a helper thread */
 	WORK_WAITS,
 	WORK_BUSY,
 	WORK_ANSWERS,
@@ -62,7 +62,7 @@ struct work {
 	uint64_t offset; /* offset in the range */
 	uint64_t length;
 	uint32_t crc;	    /* as sent by the source */
-	uint32_t found_crc; /* CHECK, READ_BACK: of the bytes read so far */
+	uint32_t found_crc; /* CHECK, READ_BACK: CRC of the bytes read so far */
 	struct push_wire_flush flush;
 	struct mem_segment segment;
 	struct path_request path;
@@ -72,11 +72,12 @@ struct push_sink {
 	struct push_session *session;
 	struct push_claim claim;
 	struct store_place source;  /* start of the range that the source reads */
-	struct clan_region *region; /* NULL: not yet */
+	struct clan_region *region; /* NULL: not created yet */
 	uint32_t slot_count;
-	struct mem_region memory; /* the region, or the memory that pieces are fetched to */
-	uint8_t *fetched;	  /* the memory that pieces are fetched to, or NULL */
-	bool is_unix;		  /* the source is connected by a Unix socket */
+	/* memory from which pieces are written: the region, or `fetched` */
+	struct mem_region memory;
+	uint8_t *fetched; /* memory to which helper threads copy pieces; or NULL */
+	bool is_unix;	  /* the source is connected by a Unix socket */
 	struct clan_cookie cookies[PUSH_SLOTS];
 	bool lent[PUSH_SLOTS];
 	bool is_shared;
@@ -130,13 +131,14 @@ void push_sink_failed(struct push_session *session, int status, const char *text
 	};
 
 	if (session->in.conn != NULL && !session->in.is_closing) {
-		/* Without room, the source learns of the failure by the end of the connection. */
+		/* If there is no room, the source learns of the failure from the end of the
+		 * connection. */
 		(void)!clan_sendv(session->in.conn, CLAN_BULK, PUSH_FAILED, parts, 2);
 	}
 }
 
-/* Sends a message. Returns false if there is no room or the connection has ended; an event
- * follows. */
+/* Sends a message. Returns false if the ring is full or the connection has ended; an event reports
+ * room or the end. */
 static bool sink_tell(struct push_sink *sink, uint32_t type, const void *bytes, uint32_t len)
 {
 	return clan_send(sink->session->in.conn, CLAN_BULK, type, bytes, len) == 0;
@@ -226,7 +228,7 @@ static void answer_add(struct work *work)
 
 static void read_back_begin(struct push_sink *sink);
 
-/* Counts that many bytes as identical to the source's. */
+/* Adds bytes to the progress and to the digest: they are now the same as the source's. */
 static void count(struct push_sink *sink, uint64_t length, uint64_t digest)
 {
 	sink->session->progress.done += length;
@@ -242,8 +244,8 @@ static void sink_piece_done(struct work *work)
 	answer_add(work);
 }
 
-/* The piece can arrive while it is being compared. Then it must not be counted twice, so
- * push_pieces_take() decides. */
+/* The source may send the piece although it asked for a check. push_pieces_take() reports that, so
+ * the piece is not counted twice. */
 static void check_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
@@ -350,7 +352,7 @@ static void work_progress(struct path_request *request)
 	struct path_fragment fragment;
 	int error;
 
-	if (sink_is_over(sink)) { /* the request was abandoned */
+	if (sink_is_over(sink)) { /* the session is ending, and the request was abandoned */
 		if (path_is_idle(request)) {
 			path_ended(work);
 		}
@@ -408,7 +410,7 @@ static void work_begin(struct work *work)
 		request->placement_count = 1;
 	}
 	path_start(base->engine->path, request);
-	/* RAM is always a valid source */
+	/* RAM can always be written from */
 	GMB_ASSERT(work->kind != WORK_PIECE || request->placement != NULL);
 }
 
@@ -448,7 +450,8 @@ static void work_add(struct work *work, uint64_t offset, uint64_t length, uint32
 	list_push_back(&work->sink->waiting, &work->node);
 }
 
-/* Returns an idle entry of a range of entries; NULL if the source exceeds the limit. */
+/* Returns an idle entry among `count` entries from `first` on. Returns NULL if there is none,
+ * because the source exceeds the limit. */
 static struct work *work_idle(struct push_sink *sink, uint32_t first, uint32_t count)
 {
 	for (uint32_t i = first; i < first + count; i++) {
@@ -491,7 +494,8 @@ static const char *piece_came(struct push_sink *sink, uint32_t slot)
 	if (rule != NULL) {
 		return rule;
 	}
-	/* If the source maps the slot, it has computed the checksum of these very bytes. */
+	/* If the source's disk writes directly into the slot, the source computed the checksum from
+	 * the same memory, so comparing it is pointless. */
 	if (!sink->is_mapped && crc32c(0, data, head.length) != head.crc) {
 		push_session_job_fail(sink->session, -EIO, "a piece was corrupted in transit");
 		return NULL;
@@ -529,7 +533,7 @@ static void fetched(struct push_sink *sink, struct work *work)
 
 	sink_set_state(work, WORK_IDLE);
 	if (sink->session->job == 0) {
-		return; /* the job has ended in the meantime */
+		return; /* the job ended while the bytes were copied */
 	}
 	rule = piece_came(sink, (uint32_t)(work - sink->works));
 	if (rule != NULL) {
@@ -539,7 +543,8 @@ static void fetched(struct push_sink *sink, struct work *work)
 	}
 }
 
-/* ZERO, CHECK and FLUSH: each returns the broken rule, or NULL after queueing the work. */
+/* The next functions process ZERO, CHECK and FLUSH. Each queues the work and returns NULL, or
+ * returns the broken rule. */
 static const char *take_zero(struct push_sink *sink, const uint8_t *bytes, uint32_t len)
 {
 	struct work *work = work_idle(sink, FIRST_ZERO, PUSH_ZEROES_MAX);
@@ -656,7 +661,8 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 		return;
 	}
 	for (uint32_t i = 0; i < sink->slot_count && !sink_is_over(sink); i++) {
-		answer_add(&sink->works[i]); /* sends its cookie, as after a written piece */
+		/* sends the cookie of the slot, as after a written piece */
+		answer_add(&sink->works[i]);
 	}
 }
 
@@ -700,7 +706,7 @@ static int sink_stage(struct push_sink *sink, const char **text)
 		.bytes = bytes,
 		.rights = sink->fetched != NULL ? MEM_RAM : MEM_RAM & ~MEM_STABLE,
 	};
-	/* An optimization; its failure is ignored. */
+	/* The registration only makes writes faster, so a failure is ignored. */
 	(void)!ring_memory_add(session->base.engine->ring, &sink->memory);
 	return clan_region_share(session->in.conn, sink->region, CLAN_READ | CLAN_WRITE);
 }
@@ -717,8 +723,8 @@ static bool sink_is_onto_itself(struct push_sink *sink)
 	return store_places_meet(&sink->source, &to, ticket->length);
 }
 
-/* Records the source's disk. Device numbers are comparable only on one machine, or within one
- * server process if the machine is unknown. */
+/* Records the source's disk, if it can be compared with ours. Device numbers are comparable only on
+ * one machine, or within one server process if the machine is unknown. */
 static void sink_take_place(struct push_sink *sink, const struct push_wire_use *use)
 {
 	static const uint8_t nowhere[PUSH_MACHINE_BYTES];
@@ -872,7 +878,7 @@ void push_sink_abort(struct push_session *session)
 	for (uint32_t i = 0; i < WORKS; i++) {
 		struct work *work = &sink->works[i];
 
-		if (work->state == WORK_COMES) { /* the connection ends first */
+		if (work->state == WORK_COMES) { /* its copy ends before the connection is closed */
 			sink_set_state(work, WORK_IDLE);
 		} else if (work->state == WORK_WAITS || work->state == WORK_ANSWERS) {
 			list_remove(&work->node);

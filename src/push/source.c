@@ -27,8 +27,9 @@
 
 enum {
 	MESSAGES_MAX = 64,
-	/* Consecutive differing pieces after which no more are compared. An interrupted job can
-	 * leave one gap per slot, in any order. */
+	/* After this many consecutive pieces that differ, pieces are sent without being compared.
+	 * The limit exceeds PUSH_SLOTS, because an interrupted job can leave one gap per slot, in
+	 * any order. */
 	DIFFER_MAX = 8 * PUSH_SLOTS,
 };
 
@@ -36,7 +37,7 @@ enum {
 #define FLUSH_BYTES   ((uint64_t)256 << 20)
 #define FLUSH_NS      NS_PER_S
 #define MAP_BYTES_MAX ((uint64_t)1 << 30)
-/* Credit for unused time, because ticks can be late. */
+/* Unused time of the rate limit that can be caught up, because ticks can be late. */
 #define RATE_BACK_NS (2 * PUSH_TICK_NS)
 
 static const uint32_t slot_edges[SLOT_STATE_COUNT] = {
@@ -73,8 +74,8 @@ bool push_source_is_over(const struct push_source *source)
 	return source->session->base.state == SESSION_TERMINATING || source->session->job == 0;
 }
 
-/* Sends a message. Returns false if there is no room or the connection has ended; an event
- * follows. */
+/* Sends a message. Returns false if the ring is full or the connection has ended; an event reports
+ * room or the end. */
 static bool source_tell(struct push_source *source, uint32_t type, const void *bytes, uint32_t len)
 {
 	return clan_send(source->session->out.conn, CLAN_BULK, type, bytes, len) == 0;
@@ -92,7 +93,7 @@ uint8_t *push_slot_data(const struct push_source *source, const struct push_slot
 
 /* --- pieces ---------------------------------------------------------------------------------- */
 
-/* The destination has the piece. */
+/* Called when the destination has the piece. skipped: it had the same data already. */
 static void source_piece_done(struct push_slot *slot, bool skipped)
 {
 	struct push_progress *progress = &slot->source->session->progress;
@@ -235,7 +236,8 @@ static void source_read_progress(struct path_request *request)
 	struct path_fragment fragment;
 	int error;
 
-	if (session->base.state == SESSION_TERMINATING) { /* the request was abandoned */
+	/* the session is ending, and the request was abandoned */
+	if (session->base.state == SESSION_TERMINATING) {
 		if (path_is_idle(request)) {
 			path_finish(request);
 			engine_request_end(&session->base);
@@ -244,7 +246,7 @@ static void source_read_progress(struct path_request *request)
 		return;
 	}
 	while (path_next_fragment(request, UINT32_MAX, &fragment)) {
-		path_fragment_sent(&fragment); /* it is in place already */
+		path_fragment_sent(&fragment); /* the disk has read directly into the slot */
 	}
 	if (path_status(request) == PATH_PENDING) {
 		return;
@@ -308,7 +310,7 @@ static void read_begin(struct push_slot *slot, uint32_t length)
 	request->placement_count = 1;
 	request->progress = source_read_progress;
 	path_start(base->engine->path, request);
-	GMB_ASSERT(request->placement != NULL); /* RAM is always a valid destination */
+	GMB_ASSERT(request->placement != NULL); /* RAM can always be read into */
 }
 
 /* --- the map of extents ---------------------------------------------------------------------- */
@@ -322,7 +324,7 @@ static void source_map_progress(struct path_request *map)
 	}
 	source->mapping = false;
 	if (map->error != 0) {
-		source->no_map = true; /* reading will report the error */
+		source->no_map = true; /* the error will be reported when the data is read */
 	} else if (!map->abandoned) {
 		source->extent_count = map->extent_count;
 		memcpy(source->extents, map->extents,
@@ -392,7 +394,7 @@ static uint64_t source_mark(const struct push_source *source)
 	return lowest;
 }
 
-/* Sends FLUSH. Without room it is sent at a later tick, because flush_if_due() checks again. */
+/* Sends FLUSH. If there is no room, flush_if_due() sends it at a later tick. */
 static void source_flush(struct push_source *source, bool finish)
 {
 	struct push_session *session = source->session;
@@ -496,7 +498,8 @@ static bool begin_next(struct push_source *source)
 	return true;
 }
 
-/* Processes a cookie: its slot must not be free. Returns false if a rule is broken. */
+/* Processes a cookie, which returns a slot of the destination. Returns false if it breaks a rule,
+ * such as a slot that is free already. */
 static bool take_cookie(struct push_source *source, const struct clan_cookie *cookie)
 {
 	uint64_t number = cookie->offset / PUSH_SLOT_BYTES;
@@ -507,7 +510,7 @@ static bool take_cookie(struct push_source *source, const struct clan_cookie *co
 		return false;
 	}
 	if (number >= source->slot_count) {
-		return true; /* not used, and never returned */
+		return true; /* we use fewer slots than were lent, so this one stays unused */
 	}
 	slot->cookie = *cookie;
 	if (slot->state == SLOT_AWAY) {
@@ -560,9 +563,10 @@ void push_source_tick(struct push_session *session)
 	uint64_t now_ns = ring_batch_ns(session->base.engine->ring);
 
 	if (session->source->rate > 0 || session->source->nbd != NULL) {
-		session->base.progress_ns = now_ns; /* it is waiting, not idle */
+		/* the job waits for its rate limit or destination, and is not idle */
+		session->base.progress_ns = now_ns;
 	}
-	/* Not connected yet, or libgmblock detects silence itself. */
+	/* While not connected there is no peer; libgmblock detects silence itself. */
 	if (session->source->uri != NULL || session->source->nbd != NULL) {
 		session->heard_ns = now_ns;
 	}
@@ -590,7 +594,7 @@ const char *push_memory_text(int result)
 		       : strerror(-result);
 }
 
-/* Allocates one slot for each lent one, or fewer. */
+/* Allocates memory for one slot of our own for each lent slot, or for fewer. */
 static int own_slots(struct push_source *source, void **base_out)
 {
 	int result = push_source_own_slots(source, 1, source->slot_count, base_out);
@@ -609,7 +613,7 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 		/* The destination can change the slots that it has lent. */
 		.rights = source->maps ? MEM_RAM & ~MEM_STABLE : MEM_RAM,
 	};
-	/* An optimization; its failure is ignored. */
+	/* The registration only makes reads faster, so a failure is ignored. */
 	(void)!ring_memory_add(session->base.engine->ring, &source->memory);
 	source->flush_ns = ring_now_ns(session->base.engine->ring);
 	source->rate_ns = source->flush_ns;
@@ -620,8 +624,8 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 	push_source_advance(session);
 }
 
-/* USED: the destination lends its slots. If they cannot be mapped, as over a network, pieces are
- * read to own memory and put. */
+/* Processes USED: the destination lends its slots. If they cannot be mapped, as over a network,
+ * pieces are read into our own memory and then put. */
 static void take_used(struct push_source *source, const struct push_wire_used *used)
 {
 	struct push_session *session = source->session;
@@ -807,7 +811,8 @@ void push_source_event(struct push_session *session, const struct clan_event *ev
 		source_take_messages(source);
 		push_source_advance(session);
 	} else if (event->type == CLAN_EVENT_LOST) {
-		source_take_messages(source); /* messages from before the end */
+		/* processes the messages sent before the end of the connection */
+		source_take_messages(source);
 		if (!push_source_is_over(source)) {
 			push_source_fail(source, event->status,
 				"the connection to the destination was lost: %s",

@@ -27,8 +27,8 @@ enum push_slot_state {
 struct push_slot {
 	struct push_source *source;
 	enum push_slot_state state;
-	bool asks;	 /* READ: send CHECK, not the piece */
-	bool is_back;	 /* PUTTING: its cookie has been returned already */
+	bool asks;	 /* READ: CHECK is sent instead of the piece */
+	bool is_back;	 /* PUTTING: the destination has already returned the slot's cookie */
 	uint64_t offset; /* offset of the piece in the range */
 	uint32_t length;
 	uint32_t crc;
@@ -50,12 +50,12 @@ struct push_source {
 	uint32_t flags;
 	uint32_t target_uid; /* user of the destination, as in START */
 	uint32_t start_flags;
-	char *uri; /* URI of the destination; NULL after the source has started to connect */
+	char *uri;		/* URI of the destination; NULL once the connection was started */
 	struct tls_client *tls; /* the server's credentials for the destination; NULL: no TLS */
 	struct engine_snapshot snapshot;
 
 	/* Slots: the destination's memory if it is mapped, else our own. */
-	uint32_t slot_count; /* slots in use; 0: none lent yet */
+	uint32_t slot_count; /* slots in use; 0: the destination has lent none yet */
 	uint32_t lent_count;
 	bool maps;
 	uint16_t region_number;
@@ -64,11 +64,13 @@ struct push_source {
 	struct mem_region memory; /* base is NULL: none */
 	struct push_slot slots[PUSH_SLOTS];
 
-	bool no_zeroes;					/* zeroes are written as data */
-	uint64_t at;					/* all pieces below have been started */
-	struct push_wire_range zeroes[PUSH_ZEROES_MAX]; /* in flight; length 0: unused */
-	uint32_t differ_count;				/* consecutive pieces that differed */
-	uint64_t rate_ns; /* the rate limit permits the next piece at this time */
+	bool no_zeroes; /* zeroes are written as data */
+	/* pieces before this offset have been started */
+	uint64_t at;
+	/* ranges of ZEROs in flight; length 0: unused entry */
+	struct push_wire_range zeroes[PUSH_ZEROES_MAX];
+	uint32_t differ_count; /* consecutive pieces that differed */
+	uint64_t rate_ns;      /* time from which the rate limit permits the next piece */
 
 	bool flushing;
 	bool finishing;
@@ -87,7 +89,7 @@ struct push_source {
 
 /* --- source.c, for nbd.c ---------------------------------------------------------------------- */
 
-/* Fails the job. format contains one %s, for what. */
+/* Fails the job. The text is format, which contains one %s, with what. */
 void push_source_fail(struct push_source *source, int status, const char *format, const char *what);
 bool push_source_is_over(const struct push_source *source);
 uint8_t *push_slot_data(const struct push_source *source, const struct push_slot *slot);
@@ -108,7 +110,7 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
 /* --- nbd.c ------------------------------------------------------------------------------------ */
 
 /* Connects to the destination. START is answered when the destination is open and suitable. uri: as
- * in START, already checked. */
+ * in START, already checked. Returns 0, or a negative errno with *text. */
 GMB_MUST_CHECK int push_nbd_begin(
 	struct push_source *source, const char *uri, bool detach, const char **text);
 /* Compares a piece that was read, or writes it. */

@@ -10,8 +10,7 @@
 #include "base/bytes.h"
 #include "push/source.h"
 
-/* Returns the first destination with that address which the operator permits for all clients, NULL
- * if there is none. */
+/* Returns the first --push-to destination with that address, or NULL if there is none. */
 static const struct place *find_place(
 	const struct push_session *session, const struct export_uri *uri)
 {
@@ -26,7 +25,7 @@ static const struct place *find_place(
 }
 
 /* Checks a destination over TLS, and returns the operator's credentials for it. The URI comes from
- * the coordinator, who must not select files, keys or authorities of the server. */
+ * the coordinator, which must not select files, keys or authorities of the server. */
 static const char *may_push_tls(const struct push_session *session, const struct export_uri *uri,
 	struct tls_client **tls_out)
 {
@@ -46,8 +45,8 @@ static const char *may_push_tls(const struct push_session *session, const struct
 	return NULL;
 }
 
-/* Checks a destination without push. It does not authenticate the coordinator and issues no ticket,
- * so the coordinator makes use of the source's rights there. The operator must therefore have
+/* Checks a destination without push. Such a destination neither authenticates the coordinator nor
+ * issues a ticket, so the job uses the source's own rights there. Therefore the operator must have
  * listed it. */
 static const char *may_push_nbd(const struct push_session *session, const struct export_uri *uri,
 	struct tls_client **tls_out)
@@ -129,7 +128,8 @@ static int dial_push(struct push_session *session, const struct export_uri *uri,
 	return 0;
 }
 
-/* Checks that the source can connect to its destination. peer: returns the destination's name. */
+/* Parses the destination's URI and checks that the source may connect there. peer: returns the
+ * destination's name. */
 static int start_look_up(const struct push_session *session, struct push_source *source,
 	char peer[PUSH_PEER_BYTES_MAX], const char **text)
 {
@@ -147,8 +147,8 @@ static int start_look_up(const struct push_session *session, struct push_source 
 	return *text == NULL ? 0 : -EACCES;
 }
 
-/* Connects to the destination, after the snapshot has been created. The job fails if that is not
- * possible. */
+/* Connects to the destination, after the snapshot has been created. If that fails, the job
+ * fails. */
 static void start_dial(struct push_session *session)
 {
 	struct push_source *source = session->source;
@@ -213,8 +213,8 @@ static int start_admit(
 	return 0;
 }
 
-/* Identifies the disk, so that the destination can detect that it has the same disk under another
- * name. */
+/* Stores the identity of the disk, from which the destination detects that it has the same disk,
+ * even under another name. */
 static void tell_place(struct push_source *source, struct store *store, uint64_t offset)
 {
 	struct push_wire_use *use = &source->use;
@@ -297,8 +297,8 @@ static void start_hold(struct push_session *session, const uint8_t *bytes, uint3
 	session->held_bytes = len;
 }
 
-/* START: chooses the export, checks rights and range, and creates the job. While the store is being
- * opened, the message is kept and processed again. */
+/* Processes START: chooses the export, checks rights and range, and creates the job. While the
+ * store is being opened, the message is kept and processed again afterwards. */
 void push_source_begin(struct push_session *session, const uint8_t *bytes, uint32_t len)
 {
 	struct engine_export *entry;

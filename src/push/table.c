@@ -112,7 +112,8 @@ static struct push_claim **find_room(
 	return room;
 }
 
-/* Creates a ticket. It is recorded before it is sent, so it can be used only once. */
+/* Creates a ticket. The claim is recorded before the ticket is sent; using the ticket removes the
+ * record, so that works only once. */
 int push_ticket_make(struct push_claim *claim, uint64_t now_ns, const char **text)
 {
 	struct push_claim *kept = malloc(sizeof(*kept));
@@ -151,8 +152,8 @@ static struct push_claim **find_claim(const struct push_wire_ticket *ticket)
 	return NULL;
 }
 
-/* The record is removed under the lock, so of two connections that present a ticket at the same
- * time only one succeeds. */
+/* The record is removed under the lock, so only one of two connections that present the same ticket
+ * succeeds. */
 const char *push_ticket_use(const struct push_wire_ticket *ticket, const struct push_shower *shower,
 	uint64_t now_ns, struct push_claim *claim_out)
 {
@@ -233,7 +234,8 @@ static struct push_job **table_find_entry(
 		*text = "the server has reached its limit of jobs";
 		return NULL;
 	}
-	return room != NULL ? room : oldest; /* not NULL: more entries exist than jobs can run */
+	/* one is not NULL, because there are more entries than jobs can run */
+	return room != NULL ? room : oldest;
 }
 
 int push_job_add(struct push_job *job, uint64_t now_ns, const char **text)

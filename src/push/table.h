@@ -21,7 +21,7 @@
 
 enum {
 	PUSH_TICKETS_MAX = 1024,
-	PUSH_TICKETS_OF_ONE_MAX = 64, /* limit for one user or host */
+	PUSH_TICKETS_OF_ONE_MAX = 64, /* limit on unused tickets for one user or host */
 	PUSH_JOBS_MAX = 64,	      /* limit on running jobs */
 	PUSH_JOBS_KEPT_MAX = 128, /* limit including ended jobs, the oldest of which are replaced */
 	PUSH_TICKET_LIFE_S = 600,
@@ -40,7 +40,7 @@ struct push_progress {
 };
 
 struct push_job {
-	uint64_t serial; /* 0: the entry is free */
+	uint64_t serial; /* number of the job; 0: the entry is free */
 	uint64_t id;
 	enum push_role role;
 	enum push_job_state state;
@@ -64,17 +64,18 @@ struct push_viewer {
 	bool all;
 };
 
-/* Destinations that sources of this process can connect to. */
+/* Destinations to which sources of this process can connect, each including those before. */
 enum push_scope {
 	PUSH_SCOPE_LOCAL,    /* Unix sockets */
-	PUSH_SCOPE_LOOPBACK, /* and loopback addresses */
-	PUSH_SCOPE_NETWORK,  /* and all addresses, unencrypted */
+	PUSH_SCOPE_LOOPBACK, /* loopback addresses */
+	PUSH_SCOPE_NETWORK,  /* all addresses, even without encryption */
 };
 
 /* The record of a ticket. */
 struct push_claim {
 	struct push_wire_ticket ticket;
-	/* Requester; its identity is not authenticated, because push has no authentication. */
+	/* The requester. Its identity is not proven to the destination, because push has no
+	 * authentication. */
 	struct peer asker;
 	char name[PUSH_NAME_BYTES_MAX];
 	uint32_t name_bytes;

@@ -156,8 +156,8 @@ static const char *check_failed(void *object)
 								: "H3: FAILED without a status";
 }
 
-/* Returns true for a run of whole pieces in the range; only the last piece of the range can be
- * shorter. */
+/* Returns true if the bytes are whole pieces of a range of total bytes, and at most max. Only the
+ * last piece of the range can be shorter. */
 static bool are_pieces(uint64_t offset, uint64_t length, uint64_t total, uint64_t max)
 {
 	return length > 0 && length <= max && is_aligned(offset, PUSH_PIECE_BYTES) &&
@@ -254,7 +254,8 @@ int push_ticket_seal(struct push_wire_ticket *ticket, const uint8_t key[PUSH_KEY
 		key, PUSH_KEY_BYTES, ticket, offsetof(struct push_wire_ticket, mac), ticket->mac);
 }
 
-/* The checks after the MAC can return early, because their results do not depend on the key. */
+/* After the check of the MAC, the others can return early, because their results do not depend on
+ * the key. */
 const char *push_ticket_check(const struct push_wire_ticket *ticket,
 	const uint8_t key[PUSH_KEY_BYTES], uint64_t now_s, const struct push_shower *shower)
 {
@@ -292,7 +293,7 @@ uint64_t push_digest(uint64_t offset, uint32_t length, uint32_t crc)
 	return x ^ (x >> 31);
 }
 
-/* Computes the sum over all pieces of a run, whose CRC-32C is that of zeroes. */
+/* All whole pieces have the same CRC-32C, because they are zero. */
 uint64_t push_digest_zeroes(uint64_t offset, uint64_t length)
 {
 	static const uint8_t zeroes[4096];

@@ -16,7 +16,7 @@
 
 _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 
-#define PUSH_MAGIC	  UINT64_C(0x3168737570626d67) /* "gmbpush1" */
+#define PUSH_MAGIC	  UINT64_C(0x3168737570626d67) /* the bytes "gmbpush1" */
 #define PUSH_TICKET_MAGIC UINT32_C(0x314b5450)	       /* "PTK1" */
 #define PUSH_PIECE_MAGIC  UINT32_C(0x31435050)	       /* "PPC1" */
 
@@ -38,7 +38,7 @@ enum {
 	 * offset. */
 	PUSH_SLOT_HEAD_BYTES = 4096,
 	PUSH_SLOT_BYTES = PUSH_SLOT_HEAD_BYTES + PUSH_PIECE_BYTES,
-	PUSH_SLOTS = 8,		/* limit per job */
+	PUSH_SLOTS = 8,		/* limit on slots of a job */
 	PUSH_ZEROES_MAX = 4,	/* limit on unanswered ZEROs */
 	PUSH_NOTIFY_PIECE = 1,	/* type of a notification; the lower bits are the slot */
 	PUSH_NOTIFY_SHIFT = 12, /* position of the type */
@@ -53,22 +53,22 @@ enum {
 #define PUSH_ZERO_BYTES_MAX (UINT64_C(64) << 20)
 
 enum push_message {
-	/* Coordinator to server. */
+	/* Messages from coordinator to server. */
 	PUSH_LOOK = 0x01,
 	PUSH_GRANT,
 	PUSH_START,
 	PUSH_JOBS,
 	PUSH_CANCEL,
-	/* Server to coordinator. */
+	/* Messages from server to coordinator. */
 	PUSH_ANSWER = 0x08,
 	PUSH_JOB,
-	/* Source to destination. */
+	/* Messages from source to destination. */
 	PUSH_USE = 0x10,
 	PUSH_ZERO,
 	PUSH_CHECK,
 	PUSH_FLUSH,
-	PUSH_ALIVE, /* also destination to source */
-	/* Destination to source. */
+	PUSH_ALIVE, /* sent by both */
+	/* Messages from destination to source. */
 	PUSH_USED = 0x18,
 	PUSH_ZEROED,
 	PUSH_CHECKED,
@@ -86,7 +86,7 @@ enum push_flag {
 	PUSH_FLAGS = PUSH_DETACH | PUSH_COMPARE | PUSH_READ_BACK | PUSH_NBD | PUSH_LIVE,
 };
 
-/* The binding of a ticket: its permitted user. */
+/* To whom a ticket is bound, because only that user may present it. */
 enum push_binding {
 	PUSH_BOUND_UID = 1,	/* a process of that user, over a Unix socket */
 	PUSH_BOUND_ADDRESS = 2, /* a machine with that address */
@@ -98,7 +98,7 @@ enum push_flush_flag { PUSH_FLUSH_FINISH = 1 };
 enum push_role { PUSH_SOURCE = 1, PUSH_SINK = 2 };
 
 enum push_job_state {
-	PUSH_JOB_BEGINS = 1, /* the other side has not answered */
+	PUSH_JOB_BEGINS = 1, /* the other end has not answered */
 	PUSH_JOB_MOVES,
 	PUSH_JOB_FINISHES, /* all data is written; flushing, perhaps reading back */
 	PUSH_JOB_DONE,
@@ -126,7 +126,7 @@ struct push_wire_look {
 	uint32_t zero_2;
 };
 
-/* JOBS: 0, or the cursor of the last one. CANCEL: the job. */
+/* JOBS: the cursor of the previous job, or 0 for the first. CANCEL: the number of the job. */
 struct push_wire_job_number {
 	uint64_t job;
 };
@@ -154,7 +154,8 @@ struct push_wire_start {
 	uint32_t flags;
 	uint16_t name_bytes;
 	uint16_t uri_bytes;
-	uint32_t uid; /* user of the destination, as seen by the coordinator; PUSH_UID_UNKNOWN */
+	/* user of the destination's process, as seen by the coordinator; or PUSH_UID_UNKNOWN */
+	uint32_t uid;
 	uint32_t zero;
 };
 
@@ -171,8 +172,8 @@ struct push_wire_answer {
 /* JOB: followed by the name of the export, a text about the other side, and the error text. */
 struct push_wire_job {
 	uint64_t job;
-	uint64_t cursor; /* for JOBS */
-	uint64_t offset; /* on that export */
+	uint64_t cursor; /* number for the next JOBS */
+	uint64_t offset; /* start of the range on that export */
 	uint64_t length;
 	uint64_t done;	  /* handled bytes: written, zeroed, or already there */
 	uint64_t zeroes;  /* part of done: zeroes */
@@ -207,8 +208,8 @@ struct push_wire_ticket {
 struct push_wire_use {
 	uint8_t instance[PUSH_INSTANCE_BYTES]; /* of the source */
 	struct push_wire_ticket ticket;
-	/* The start of the range that is read: see struct store_place. disk is 0 if no other export
-	 * can have the same bytes. */
+	/* Disk position of the range that is read, as in struct store_place. disk is 0 if no other
+	 * export can have the same bytes. */
 	uint8_t machine[PUSH_MACHINE_BYTES];
 	uint64_t disk[2];
 	uint64_t at;
@@ -221,7 +222,7 @@ struct push_wire_used {
 	uint32_t generation; /* of the region */
 	uint16_t region;
 	uint16_t zero;
-	uint32_t silence_ms; /* an end that receives no message for this time ends the job */
+	uint32_t silence_ms; /* the sender ends the job if it receives no message for this time */
 };
 
 /* ZERO and ZEROED. Offsets are relative to the range. */
@@ -288,7 +289,7 @@ struct push_look {
 
 struct push_failed {
 	struct push_wire_failed head;
-	struct message_text text; /* not checked */
+	struct message_text text; /* may contain any bytes */
 };
 
 struct push_grant {
@@ -304,20 +305,20 @@ struct push_start {
 
 struct push_answer {
 	struct push_wire_answer head;
-	struct message_text text, rest; /* not checked */
+	struct message_text text, rest; /* may contain any bytes */
 	bool has_ticket;
 	struct push_wire_ticket ticket;
 };
 
 struct push_job_message {
 	struct push_wire_job head;
-	struct message_text name, peer, text; /* not checked */
+	struct message_text name, peer, text; /* may contain any bytes */
 };
 
 /* Parses a message. object points to a struct push_wire_... (messages without variable parts) or to
  * one of the structs above. */
 const char *push_parse(enum push_message type, const void *bytes, size_t len, void *object);
-/* *known_out: whether the peer's range of versions includes ours. */
+/* Checks the peer's hello. *known_out: whether its range of versions includes ours. */
 const char *push_hello_parse(const void *bytes, size_t len, bool *known_out);
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome);
 const char *push_alive_parse(size_t len);
@@ -325,7 +326,7 @@ const char *push_alive_parse(size_t len);
  * piece. */
 const char *push_zero_check(const struct push_wire_range *zero, uint64_t total);
 const char *push_check_check(const struct push_wire_check *check, uint64_t total);
-/* Checks the head of a piece, a private copy from the slot. */
+/* Checks the head of a piece. It must be a private copy, because the peer can change the slot. */
 const char *push_piece_check(const struct push_wire_piece *piece, uint64_t total);
 
 /* --- tickets --------------------------------------------------------------------------------- */

@@ -11,21 +11,23 @@
 
 #include "sandbox/layers.h"
 
-/* Rights, with the interface version that introduced them. */
+/* Rights that older headers lack. The number after each is the version of the interface that
+ * introduced it. */
 #define FILE_RIGHTS_1 ((LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1)
 #define RIGHT_REFER   (UINT64_C(1) << 13) /* 2 */
 #define RIGHT_RESIZE  (UINT64_C(1) << 14) /* 3 */
 #define RIGHT_IOCTL   (UINT64_C(1) << 15) /* 5 */
 #define NET_CONNECT   (UINT64_C(1) << 1)  /* 4 */
 #define RULE_PORT     2			  /* 4 */
-#define SCOPE_SOCKETS (UINT64_C(1) << 0)  /* 6: abstract Unix sockets of others */
-#define SCOPE_SIGNALS (UINT64_C(1) << 1)  /* 6 */
+/* 6: to connect to abstract Unix sockets of other processes */
+#define SCOPE_SOCKETS (UINT64_C(1) << 0)
+#define SCOPE_SIGNALS (UINT64_C(1) << 1) /* 6: to send signals to other processes */
 
 /* Rights that a rule about a file, as opposed to a folder, can contain. */
 #define RIGHTS_OF_FILE                                                                             \
 	(LANDLOCK_ACCESS_FS_READ_FILE | LANDLOCK_ACCESS_FS_WRITE_FILE | RIGHT_RESIZE | RIGHT_IOCTL)
 
-/* struct landlock_ruleset_attr of version 6; an older kernel gets the part that it knows. */
+/* struct landlock_ruleset_attr of version 6. An older kernel gets only the members that it has. */
 struct ruleset_attributes {
 	uint64_t files;
 	uint64_t net;
@@ -53,7 +55,8 @@ uint32_t landlock_version(void)
 	return version > 0 ? (uint32_t)version : 0;
 }
 
-/* Returns all rights that this kernel can deny, except those that are needed everywhere. */
+/* Returns the rights to restrict: all that this kernel can restrict, except those that are needed
+ * everywhere. */
 static struct ruleset_attributes handled(const struct sandbox *sandbox, uint32_t version)
 {
 	struct ruleset_attributes out = { .files = FILE_RIGHTS_1 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The layers of a sandbox, as the kernel provides them. Each function returns 0 or a negative
- * errno, and applies to the calling thread and the threads it starts later. no_new_privs is set
- * before. */
+/* The layers of a sandbox, one for each mechanism of the kernel. Each function returns 0 or a
+ * negative errno, and applies to the calling thread and the threads it starts later. The caller has
+ * set no_new_privs. */
 #pragma once
 
 #include "sandbox/sandbox.h"

@@ -130,7 +130,7 @@ bool sandbox_is_user(const char *text)
 }
 
 /* Raises the limit on locked memory before root is given up. Memory registered with the kernel
- * counts as locked, and root may lock any amount. */
+ * counts as locked, for which only root has no limit. */
 static void keep_memory_limit(void)
 {
 	const struct rlimit none = { RLIM_INFINITY, RLIM_INFINITY };
@@ -148,7 +148,8 @@ static int privileges_become(const struct sandbox_user *who)
 		setresuid(who->uid, who->uid, who->uid) < 0) {
 		return -errno;
 	}
-	/* This should be impossible, but no later code would detect it. */
+	/* Checks that root cannot be regained. This cannot happen, but no later code would detect
+	 * it. */
 	return setuid(0) == 0 ? -EPERM : 0;
 }
 
@@ -175,8 +176,8 @@ int sandbox_become(const struct sandbox_user *user, struct error *error)
 	return 0;
 }
 
-/* Capabilities that serving as root can need: disks of other users, and memory beyond the
- * limit. */
+/* Capabilities that a server may need that runs as root: to open disks of other users, and to lock
+ * memory beyond the limit. */
 static const uint32_t kept_capabilities[] = { CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK };
 
 static void privileges_keep(struct __user_cap_data_struct *kept,

@@ -17,7 +17,7 @@
 #include "base/log.h"
 #include "sandbox/layers.h"
 
-/* Set by sandbox_enter(). */
+/* Set by sandbox_enter() when access to files is restricted. */
 static bool files_are_restricted;
 /* Work left for sandbox_seal(). */
 static struct {
@@ -35,7 +35,7 @@ void sandbox_fini(struct sandbox *sandbox)
 	*sandbox = (struct sandbox){ 0 };
 }
 
-/* Takes the path. */
+/* Adds a rule. Takes the path. */
 static int sandbox_add_rule(struct sandbox *sandbox, char *path, uint32_t access,
 	const char *alone_of, struct error *error)
 {
@@ -60,7 +60,7 @@ static int sandbox_add_rule(struct sandbox *sandbox, char *path, uint32_t access
 	return 0;
 }
 
-/* Returns 0 and NULL if there is no such file. */
+/* Resolves a path. Returns 0 and *real_out NULL if there is no such file. */
 static int sandbox_resolve(const char *path, char **real_out, struct error *error)
 {
 	*real_out = realpath(path, NULL);
@@ -89,7 +89,7 @@ void sandbox_allow_port(struct sandbox *sandbox, uint16_t port)
 	}
 }
 
-/* From the Filesystem Hierarchy Standard 3.0, and where distributions keep keys. */
+/* Folders of the Filesystem Hierarchy Standard 3.0, and those where distributions store keys. */
 static const char *const system_folders[] = {
 	"/",
 	"/bin",
@@ -139,7 +139,7 @@ static bool is_of_user(const char *folder)
 	return strncmp(folder, above, bytes) == 0 && strchr(folder + bytes, '/') == NULL;
 }
 
-/* folder: in the form of realpath(). */
+/* Returns whether a folder is broad; see sandbox_is_broad(). folder: as returned by realpath(). */
 static bool is_broad(const char *folder)
 {
 	const struct passwd *owner;
@@ -199,7 +199,7 @@ static size_t folder_bytes(const char *path)
 	return (size_t)(strrchr(path, '/') - path);
 }
 
-/* Warns once per folder. */
+/* Logs a warning for each folder that was not allowed because it is broad. */
 static void warn_of_files_alone(const struct sandbox *sandbox)
 {
 	const char *before = NULL;
@@ -231,8 +231,8 @@ void sandbox_probe(struct sandbox_support *support)
 	};
 }
 
-/* A layer is missing or failed with rc < 0: returns an error if the mode requires it, otherwise
- * logs it. rc 0: the layer is active. */
+/* Reports the result of a layer: rc 0: it is active; rc < 0: it is missing or has failed, which is
+ * an error if the mode requires it, and otherwise logged. */
 static int sandbox_judge(enum sandbox_mode mode, const char *what, int rc, struct error *error)
 {
 	if (rc == 0) {
@@ -297,7 +297,8 @@ int sandbox_seal(enum sandbox_mode mode, struct error *error)
 		seccomp_seal(to_seal.connects, to_seal.loads_code), error);
 }
 
-/* path: a file that does not exist. */
+/* Returns whether a file at path, which does not exist, could be created according to the mode of
+ * its folder. */
 static bool is_in_writable_folder(const char *path)
 {
 	char folder[PATH_MAX];
@@ -317,8 +318,8 @@ static int try_open(const char *path, int flags)
 	return 0;
 }
 
-/* Copies "cannot open 'path': reason; remedy" without the remedy, which applies to other reasons
- * than the sandbox. */
+/* Copies "cannot open 'path': reason; remedy" without the remedy, which would not help against the
+ * sandbox. */
 static void copy_without_remedy(char text[ERROR_TEXT_BYTES], const char *sentence)
 {
 	char *remedy;
@@ -345,7 +346,8 @@ bool sandbox_explain(const char *path, bool writes, const char *remedy, struct e
 		rc = try_open(path, O_RDWR);
 	}
 	copy_without_remedy(text, error->text);
-	/* access() is not subject to Landlock: it only checks the file's mode. */
+	/* access() shows whether the sandbox is the reason, because Landlock does not affect it: it
+	 * only checks the file's mode. */
 	if (rc == -ENOENT && writes && is_in_writable_folder(path)) {
 		error_set(error, error->code,
 			"%s (the sandbox does not allow creating files after the start: create the "

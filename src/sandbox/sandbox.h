@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Privileges that a process gives up before it reads a byte from the network: the root user,
- * capabilities, files outside named folders (Landlock), and unneeded system calls (seccomp).
+ * capabilities, access to files outside of named folders (Landlock), and unneeded system calls
+ * (seccomp).
  *
  *   sandbox_become() ─▶ open the disks ─▶ sandbox_allow(folder) ... ─▶ sandbox_enter()
- *     ─▶ start threads, make rings, listen ─▶ sandbox_seal() ─▶ accept
+ *     ─▶ start threads, create rings, listen ─▶ sandbox_seal() ─▶ accept
  *
- * Threads started later inherit all of it, and it cannot be undone. Operations of io_uring bypass
- * the system call filter but not Landlock, because the kernel's workers have the credentials of
- * the submitter. So rings are restricted separately (ring_options.is_restricted), and no ring can
- * be created after sandbox_seal().
+ * Threads started later inherit the restrictions, which cannot be undone. Operations of io_uring
+ * bypass the system call filter but not Landlock, because the kernel's workers have the credentials
+ * of the submitter. So rings are restricted separately (ring_options.is_restricted), and no ring
+ * can be created after sandbox_seal().
  *
  * Threading: before other threads start; sandbox_seal() and sandbox_explain() on any thread.
  */
@@ -37,31 +38,32 @@ enum sandbox_access {
 struct sandbox_rule {
 	char *path; /* resolved by realpath() */
 	uint32_t access;
-	/* Set for a single file whose folder is not allowed because it is broad, so that a
-	 * replacement of the file cannot be read: the option that names the file, borrowed.
-	 * Otherwise NULL. */
+	/* NULL, unless only a single file is allowed because its folder is broad, so that a file
+	 * that replaces it later cannot be read. Then: the option that names the file, for a
+	 * warning. Borrowed. */
 	const char *alone_of;
 };
 
 enum { SANDBOX_PORTS_MAX = 16 };
 
-/* Zeroed: nothing is allowed. */
+/* The remaining rights. All zero: none. */
 struct sandbox {
 	struct sandbox_rule *rules;
 	uint32_t rule_count;
-	/* A network library is loaded later: it maps code, connects and listens. */
+	/* A network library is loaded later, which maps code, connects and listens. */
 	bool loads_code;
 	/* The server connects to Unix sockets and TCP ports. */
 	bool connects;
-	/* A port below 1024 has yet to be opened. */
+	/* A port below 1024 will be opened after sandbox_enter(). */
 	bool binds_low_port;
-	/* TCP ports that can be connected to, at any address. */
+	/* TCP ports to which connections are allowed, at any address. */
 	uint16_t ports[SANDBOX_PORTS_MAX];
 	uint32_t port_count;
 	bool any_port;
 };
 
-/* Allows connections to this TCP port; 0, or more than SANDBOX_PORTS_MAX ports: to all. */
+/* Allows connections to this TCP port. With port 0, or with more than SANDBOX_PORTS_MAX ports,
+ * connections to all ports are allowed. */
 void sandbox_allow_port(struct sandbox *sandbox, uint16_t port);
 
 struct sandbox_support {
@@ -82,8 +84,8 @@ struct sandbox_user {
 	bool is_own_group; /* gid is the group that the user has by default */
 };
 
-/* Finds "USER" or "USER:GROUP", names or numbers. -ENOENT: unknown; -EINVAL: root, or the group is
- * missing. */
+/* Looks up "USER" or "USER:GROUP", names or numbers. -ENOENT: unknown; -EINVAL: the user is root,
+ * or its group is not known. */
 GMB_MUST_CHECK int sandbox_find_user(
 	const char *text, struct sandbox_user *user_out, struct error *error);
 /* Whether the text names the user and group of the last sandbox_become(), by names or numbers as
@@ -102,9 +104,9 @@ GMB_MUST_CHECK int sandbox_allow(
  * such as /tmp. Also true if the folder does not exist. */
 bool sandbox_is_broad(const char *folder);
 /*
- * As sandbox_allow(), for the folder of a file, so that the file can be replaced or get a
- * neighbour. If the file is a device, or its folder is broad, allows only the file. For a broad
- * folder, sandbox_enter() then logs a warning that names option, which is borrowed; NULL: no
+ * Like sandbox_allow(), for the folder of a file, so that the file can be replaced, or other files
+ * be created there. If the file is a device, or its folder is broad, allows only the file. For a
+ * broad folder, sandbox_enter() then logs a warning that names option, which is borrowed; NULL: no
  * warning.
  */
 GMB_MUST_CHECK int sandbox_allow_beside(struct sandbox *sandbox, const char *path, uint32_t access,
@@ -122,7 +124,7 @@ GMB_MUST_CHECK int sandbox_enter(
  * and connecting sockets. */
 GMB_MUST_CHECK int sandbox_seal(enum sandbox_mode mode, struct error *error);
 
-/* If the sandbox is the reason why a file could not be opened or created, completes the sentence
+/* If the sandbox is the reason why a file could not be opened or created, adds that to the sentence
  * in *error and returns true. writes: the file was opened for writing. remedy: the action to take
  * for an existing file, such as "restart the server". */
 bool sandbox_explain(const char *path, bool writes, const char *remedy, struct error *error);

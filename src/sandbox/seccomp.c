@@ -34,7 +34,7 @@
 #define HAVE_SANITIZER 0
 #endif
 
-/* Newer than some headers; the numbers are the same on all architectures. */
+/* Calls that some headers lack; their numbers are the same on all architectures. */
 #ifndef __NR_futex_wake
 #define __NR_futex_wake	   454
 #define __NR_futex_wait	   455
@@ -44,12 +44,13 @@
 #define PR_SET_VMA 0x53564d41
 #endif
 
-/* The answer of an old kernel, which libraries know how to handle. */
+/* The result of a call that an old kernel does not have. Libraries can handle that. */
 #define UNKNOWN SCMP_ACT_ERRNO(ENOSYS)
 
-/* Calls that the server, the C library, GnuTLS and libfabric use while serving, with any
- * arguments. Not included: starting programs, tracing, other users, changes of modes, owners and
- * attributes of files, other processes, mounts, clocks, modules, keys, and all newer calls. */
+/* Calls that the server, the C library, GnuTLS and libfabric use while serving, allowed with any
+ * arguments. Among the calls that are not allowed are those that start programs, trace or signal
+ * other processes, change users, change modes, owners or attributes of files, mount, set clocks,
+ * load modules or use keys. */
 static const int allowed_calls[] = {
 	/* memory */
 	SCMP_SYS(brk),
@@ -183,7 +184,7 @@ static const int allowed_calls[] = {
 	SCMP_SYS(recvmsg),
 	SCMP_SYS(setsockopt),
 	SCMP_SYS(shutdown),
-	/* of older architectures; SCMP_SYS() is negative where a call does not exist */
+	/* calls of older architectures only; SCMP_SYS() is negative where a call does not exist */
 	SCMP_SYS(access),
 	SCMP_SYS(arch_prctl),
 	SCMP_SYS(dup2),
@@ -204,8 +205,8 @@ static const int allowed_calls[] = {
 	SCMP_SYS(unlink),
 };
 
-/* Allows a call if the argument has this value under the mask. Several entries of a call are
- * alternatives. */
+/* Allows a call if the argument, ANDed with the mask, has this value. If a call has several
+ * entries, one match is sufficient. */
 struct choice {
 	int call;
 	uint32_t argument_idx;
@@ -214,8 +215,8 @@ struct choice {
 };
 
 #define ALL UINT64_MAX
-/* Second argument of fcntl(): signal owners, leases and notifications about other files are not
- * allowed. */
+/* Commands of fcntl(), its second argument. Those for signal owners, leases and notifications are
+ * not allowed. */
 #define FCNTL(command)                                                                             \
 	{                                                                                          \
 		SCMP_SYS(fcntl), 1, ALL, command                                                   \
@@ -259,8 +260,8 @@ static const struct choice choices[] = {
 	{ SCMP_SYS(prctl), 0, ALL, PR_GET_NAME },
 	{ SCMP_SYS(prctl), 0, ALL, PR_SET_NAME },
 	{ SCMP_SYS(prctl), 0, ALL, PR_SET_VMA },
-	/* Addresses are in memory, where a filter cannot check them. With MSG_FASTOPEN, sendmsg()
-	 * would connect to one. */
+	/* sendmsg() with MSG_FASTOPEN would connect to an address in memory, which a filter cannot
+	 * check. */
 	{ SCMP_SYS(sendmsg), 2, MSG_FASTOPEN, 0 },
 };
 
@@ -311,7 +312,7 @@ static void allow_choices(struct filter *filter, const struct choice *list, size
 	}
 }
 
-/* type: without its flags. protocol: 0 is the default of the type. */
+/* Allows sockets of a type, with any flags. protocol: 0 is the type's default. */
 static void allow_socket(struct filter *filter, int call, int family, int type, int protocol)
 {
 	const struct scmp_arg_cmp is_it[] = {
@@ -330,8 +331,8 @@ static void allow_sockets(struct filter *filter, bool loads_code)
 
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_STREAM, 0);
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_SEQPACKET, 0);
-	/* For upgrades. Unlike a pair of datagram sockets, it cannot be connected to another
-	 * peer. */
+	/* For upgrades. One end of such a pair cannot be connected to another socket, unlike a
+	 * datagram socket. */
 	allow_socket(filter, SCMP_SYS(socketpair), AF_UNIX, SOCK_SEQPACKET, 0);
 	for (size_t i = 0; i < ARRAY_COUNT(families); i++) {
 		allow_socket(filter, SCMP_SYS(socket), families[i], SOCK_STREAM, 0);
@@ -372,7 +373,8 @@ static void allow_processes(struct filter *filter)
 		filter, SCMP_ACT_ALLOW, SCMP_SYS(setpriority), ARRAY_COUNT(is_thread), is_thread);
 }
 
-/* The leak check of a sanitizer runs, at exit, as a process that stops and reads this one. */
+/* The leak check of a sanitizer, at exit, runs as a separate process that stops and reads this
+ * one. */
 static void allow_threads(struct filter *filter)
 {
 	const scmp_datum_t namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS |
@@ -426,8 +428,8 @@ static void write_list(struct filter *filter, bool loads_code)
 	}
 }
 
-/* listen() stays allowed: after a failed upgrade, it makes the sockets report this process as
- * their owner again. */
+/* Writes the second filter. listen() remains allowed, because after a failed upgrade it makes the
+ * sockets report this process as their owner again. */
 static void write_seal(struct filter *filter, bool connects, bool loads_code)
 {
 	const uint32_t refused = SCMP_ACT_ERRNO(EPERM);
@@ -451,7 +453,7 @@ static void seccomp_set(struct filter *filter, enum scmp_filter_attr attribute, 
 	}
 }
 
-/* rest: action for calls without a rule. */
+/* Creates a filter. rest: action for calls without a rule. */
 static int filter_begin(struct filter *filter, uint32_t rest)
 {
 	*filter = (struct filter){ .context = seccomp_init(rest) };
@@ -460,7 +462,7 @@ static int filter_begin(struct filter *filter, uint32_t rest)
 	}
 	seccomp_set(filter, SCMP_FLTATR_ACT_BADARCH, SCMP_ACT_KILL_PROCESS);
 	seccomp_set(filter, SCMP_FLTATR_API_SYSRAWRC, 1);
-	/* already set, and prctl() is no longer allowed */
+	/* no_new_privs is already set, and prctl() is no longer allowed */
 	seccomp_set(filter, SCMP_FLTATR_CTL_NNP, 0);
 	seccomp_set(filter, SCMP_FLTATR_CTL_OPTIMIZE, 2); /* a binary search instead of a list */
 	return filter->code;

@@ -56,7 +56,8 @@ static int own_folder(char *out, size_t out_bytes)
 	return len > 0 && (size_t)len < out_bytes ? 0 : -ENOENT;
 }
 
-/* A folder that another user controls must not be a symbolic link or lie below one. */
+/* Returns whether neither the folder nor a folder above it is a symbolic link. Required for a
+ * folder that another user controls. */
 static bool is_itself(const char *folder)
 {
 	char *real = realpath(folder, NULL);
@@ -133,8 +134,8 @@ static int server_control_listen_at(
 	return rc;
 }
 
-/* Removes a socket if no process listens on it. The socket of a live server stays, including one in
- * another container that shares the folder. */
+/* Removes a socket on which no process listens. The socket of a live server stays, even if that
+ * server is in another container that shares the folder. */
 static void remove_if_stale(const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
@@ -143,7 +144,7 @@ static void remove_if_stale(const char *path)
 	if (fd < 0) {
 		return;
 	}
-	/* A path that does not fit has no listener either. */
+	/* A socket cannot listen at a path that does not fit into an address. */
 	memcpy(address.sun_path, path, MIN(strlen(path), sizeof(address.sun_path) - 1));
 	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 &&
 		errno == ECONNREFUSED) {
@@ -152,16 +153,15 @@ static void remove_if_stale(const char *path)
 	close(fd);
 }
 
-/* Between bind and listen, a new server's socket looks abandoned. The process ID in its name shows
- * that its server lives, unless that server is in another container that shares the folder. So a
- * new socket is left alone. */
+/* Returns whether the socket is so new that its server may not listen yet, and must stay. The
+ * process ID in its name does not help if that server is in another container. */
 static bool is_new(const char *path)
 {
 	struct timespec now;
 	struct stat socket;
 
 	if (lstat(path, &socket) < 0) {
-		return true; /* its server has just removed it */
+		return true; /* its server has removed it just now */
 	}
 	clock_gettime(CLOCK_REALTIME, &now);
 	/* A time in the future means that the clock was set; the age is then unknown. */
@@ -179,8 +179,8 @@ static bool owner_lives(const char *socket_name)
 	return pid > 0 && pid != (long)getpid() && (access(path, F_OK) == 0 || errno != ENOENT);
 }
 
-/* Removes the record of a server that has ended. If there is a socket with the same PID, its server
- * may be in another container, and the record stays. */
+/* Removes the record of a server that has ended. It stays if there is a socket with the same PID,
+ * because that server may be in another container. */
 static void remove_record(const char *path, size_t name_bytes)
 {
 	char socket_path[2 * PATH_BYTES];
@@ -209,7 +209,8 @@ static void sweep_entry(const char *folder, const char *name)
 }
 
 /* Removes the sockets and records of killed servers, without a log line. Called as late as
- * possible, because the kernel holds a killed server's socket for a moment. */
+ * possible, because the kernel keeps a killed server's socket open for a moment, so it does not
+ * look abandoned at first. */
 static void sweep(void)
 {
 	char folder[PATH_BYTES];
@@ -335,7 +336,7 @@ static void server_control_tell_identities(struct engine *engine, void *context)
 	engine_identity_limits_changed(engine);
 }
 
-/* All reactors are notified, even if one of them does not answer. */
+/* Notifies all reactors, even if one does not answer. Returns the last error. */
 static int server_control_tell_all(const struct server_view *view)
 {
 	int rc = 0;
@@ -470,7 +471,8 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
 	if (rc < 0) {
-		if (control->listener.was_inherited) { /* the other process continues to use it */
+		/* the other process may continue to use the socket */
+		if (control->listener.was_inherited) {
 			listener_forget_path(&control->listener);
 		}
 		server_control_close(control);

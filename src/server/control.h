@@ -23,8 +23,8 @@ struct upgrade;
 struct upgrade_take;
 struct server_control;
 
-/* The data that the commands work on. Borrowed, and valid until server_control_close() or until
- * server_control_look() replaces it. */
+/* The data that the commands show and change. Borrowed, and valid until server_control_close() or
+ * until server_control_look() replaces it. */
 struct server_view {
 	struct export *const *exports;
 	const char *const *paths; /* paths of the exports, as the user wrote them */
@@ -40,9 +40,9 @@ struct server_view {
 	uint64_t start_ns;	       /* CLOCK_MONOTONIC */
 };
 
-/* Opens the listening socket, before the server drops its privileges. path: of the socket; NULL:
- * the usual path; "none": no socket. take: may already have the socket, or NULL. The listener is
- * left without a socket for "none", and when the usual path cannot be used. */
+/* Opens the listening socket, before the server drops its privileges. path: where to listen; NULL:
+ * at the usual path; "none": nowhere. take: process that may already have the socket, or NULL. The
+ * listener has no socket for "none", and if the usual path cannot be used. */
 GMB_MUST_CHECK int server_control_listen(const char *path, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
 /* Takes the listener, also on failure. *control_out is NULL when it has no socket. */
@@ -52,32 +52,32 @@ GMB_MUST_CHECK int server_control_open(struct listener *listener, const struct s
 void server_control_begin(struct server_control *control);
 /* Replaces the view after the set of exports has changed. NULL is a no-op. */
 void server_control_look(struct server_control *control, const struct server_view *view);
-/* The server stops: commands in progress are answered with the data available, new clients are not
- * accepted, and the socket's path is removed. Does not call a reactor and does not wait. NULL is a
- * no-op. */
+/* Called when the server stops: commands in progress are answered with the data available, new
+ * clients are not accepted, and the socket's path is removed. Does not call a reactor and does not
+ * wait. NULL is a no-op. */
 void server_control_stop(struct server_control *control);
 /* Stops, and waits a moment for clients that have not read all of their answer. Called after the
  * reactors are destroyed. NULL is a no-op. */
 void server_control_close(struct server_control *control);
 
-/* Returns NULL for NULL. */
+/* Returns the listener; NULL for NULL. */
 struct listener *server_control_listener(struct server_control *control);
-/* Another process answers new clients from now on, so the path is not removed. NULL is a no-op. */
+/* Called when another process answers new clients, so the path is not removed at the end. NULL is a
+ * no-op. */
 void server_control_let_go(struct server_control *control);
 /* The descriptor to poll for input; -1 for NULL. */
 int server_control_fd(const struct server_control *control);
 /* Handles pending events. The work is bounded and does not wait for a client. */
 void server_control_run(struct server_control *control);
 
-/* Writes the idx-th usual folder of control sockets, without a final slash. The first one has the
- * servers of this user; for root, the others have the servers of the service and of other users.
- * -ENOENT: idx is past the last folder. */
+/* Writes the idx-th of the usual folders of control sockets, without a final slash. Folder 0 is for
+ * this user's own servers. For root, the others are for the systemd service and for other users.
+ * -ENOENT: idx is too large. */
 GMB_MUST_CHECK int server_control_folder(uint32_t idx, char *out, size_t out_bytes);
 /* Creates the first folder of server_control_folder(). */
 GMB_MUST_CHECK int server_control_make_folder(void);
-/* Suffix of the files there that are not sockets: they record how a server was started
- * (record.h). */
+/* Suffix of files in these folders that record how a server was started (record.h). */
 #define SERVER_RECORD_SUFFIX ".start"
 
-/* The sentence for a reactor call that failed with code. */
+/* Returns the sentence for a reactor_call() that failed with code. */
 const char *server_call_error(int code);

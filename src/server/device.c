@@ -13,7 +13,7 @@ enum { SHOWN_BYTES = 128, PROBE_BYTES = 4096 };
 
 struct device {
 	struct p2pmem memory;
-	uint64_t bytes; /* total of all reactors */
+	uint64_t bytes; /* device memory of all reactors together */
 	uint32_t reactor_count;
 };
 

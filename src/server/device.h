@@ -3,8 +3,8 @@
  * The device memory of the server (--arena). It is opened while the process may still be root,
  * tested with the disks of the exports that request it, and divided among the reactors.
  *
- * Threading: the main thread, at the start and at the end. Ownership: gives; reactors borrow it.
- * Errors: negative errno and a sentence.
+ * Threading: the main thread, at the start and at the end. Ownership: the caller of device_open()
+ * owns it; reactors borrow it. Errors: negative errno and a sentence.
  */
 #pragma once
 
@@ -14,7 +14,7 @@
 
 struct device;
 
-/* *device_out is NULL when the configuration requests no device memory. */
+/* Opens the device memory. *device_out is NULL when the configuration requests none. */
 GMB_MUST_CHECK int device_open(
 	const struct server_config *config, struct device **device_out, struct error *error);
 /* Called when no reactor is left. NULL is a no-op. */

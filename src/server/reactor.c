@@ -20,7 +20,8 @@ struct reactor {
 	struct ring_message drain_message;
 	struct ring_message resume_message;
 
-	struct engine_review review; /* set before the first one is posted, except for the number */
+	/* set before the first review is posted; later only its number changes */
+	struct engine_review review;
 	_Atomic uint64_t review_number;
 	atomic_bool review_posted;
 	struct ring_message review_message;
@@ -37,11 +38,11 @@ static void endpoint_closed(void *context, const struct peer *peer)
 {
 	struct reactor *reactor = context;
 
-	/* Relaxed, because the counters only steer placement and the limit; they publish no other
-	 * data. */
+	/* Relaxed, because the counters are used only to place and limit connections; they publish
+	 * no other data. */
 	atomic_fetch_sub_explicit(&reactor->session_count, 1, memory_order_relaxed);
 	atomic_fetch_sub_explicit(reactor->options.connection_total, 1, memory_order_relaxed);
-	/* Release, because a thread that reads 0 frees the count. */
+	/* Release, because the thread that reads 0 frees the entry that contains the count. */
 	atomic_fetch_sub_explicit(peer->connections, 1, memory_order_release);
 }
 
@@ -88,7 +89,7 @@ static int create_device(struct reactor *reactor, struct error *error)
 		reactor->ring, &source, options->device_bytes, &reactor->device, error);
 }
 
-/* Called on the reactor's thread. */
+/* Sets up the ring and the engine. Called on the reactor's thread. */
 static int reactor_begin(void *context, struct ring **ring_out, struct error *error)
 {
 	const struct ring_options ring_options = { .is_restricted = true };
@@ -259,8 +260,8 @@ static void deliver_review(struct ring *ring, struct ring_message *message)
 	struct engine_review review = reactor->review;
 
 	GMB_UNUSED(ring);
-	/* Acquire and release: a reviewer that finds the flag still set has already changed the
-	 * state that is read below. */
+	/* Acquire and release: a thread that still finds the flag set has changed its state before,
+	 * so the review below sees that. */
 	atomic_exchange_explicit(&reactor->review_posted, false, memory_order_acq_rel);
 	review.number = atomic_load_explicit(&reactor->review_number, memory_order_relaxed);
 	engine_review(reactor->engine, &review);

@@ -31,10 +31,11 @@ struct reactor_options {
 	const struct place *places;    /* as in struct engine_options */
 	uint32_t place_count;
 	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* as in struct engine_options */
-	_Atomic uint32_t *connection_total;	 /* decremented when a connection is closed */
-	struct p2pmem *device;			 /* borrowed; with device_bytes > 0 */
-	uint64_t device_bytes;			 /* share of this reactor */
-	bool device_waits;			 /* see engine_options */
+	/* connections of the server; decremented when one is closed */
+	_Atomic uint32_t *connection_total;
+	struct p2pmem *device; /* borrowed; with device_bytes > 0 */
+	uint64_t device_bytes; /* share of this reactor */
+	bool device_waits;     /* see engine_options */
 	/* Called once on the reactor's thread after reactor_drain(), when no session is left. */
 	void (*drained)(void *context);
 	void *context;
@@ -43,20 +44,19 @@ struct reactor_options {
 /* Starts the thread and returns when its ring and engine are ready, or have failed. */
 GMB_MUST_CHECK int reactor_create(
 	const struct reactor_options *options, struct reactor **reactor_out, struct error *error);
-/* Stops the thread and waits for it. The reactor has drained, or has never received a connection.
- * NULL is a no-op. */
+/* Stops the thread and waits for it. All sessions must have ended. NULL is a no-op. */
 void reactor_destroy(struct reactor *reactor);
 
 struct ring *reactor_ring(struct reactor *reactor);
 
-/* Connections handed over and not yet closed. */
+/* Returns the number of connections handed over and not yet closed. */
 uint32_t reactor_session_count(const struct reactor *reactor);
 
 /* Takes the endpoint. *connection_total already includes it. */
 void reactor_dispatch(struct reactor *reactor, const struct endpoint *endpoint);
 
-/* Like reactor_dispatch(), for a connection that its kind has accepted on this reactor's thread,
- * where it stays. */
+/* Like reactor_dispatch(), but called on this reactor's thread, for a connection that its session
+ * kind has accepted there. */
 void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint);
 
 /* Calls engine_adopt() on the reactor's thread. Takes the endpoint; *connection_total already
@@ -67,8 +67,8 @@ void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
  * next engine_pause(). */
 void reactor_resume(struct reactor *reactor);
 
-/* Completes the requests in flight and ends all sessions, after deadline_ns by force. Called
- * once. */
+/* Completes the requests in flight and ends all sessions; after deadline_ns, ends them by force.
+ * Called once. */
 void reactor_drain(struct reactor *reactor, uint64_t deadline_ns);
 
 /* Calls engine_review() on the reactor's thread in its next turn; a reactor that hangs does it when
@@ -80,18 +80,18 @@ void reactor_review(struct reactor *reactor, const struct engine_review *review)
  * the task after run has started, so run may free it. Tasks and reactor_review() are delivered in
  * order. */
 struct reactor_task {
-	/* Set by the caller. */
+	/* The caller sets these members. */
 	void (*run)(struct engine *engine, void *context);
 	void *context;
 
-	/* Private. */
+	/* Private members. */
 	struct reactor *reactor;
 	struct ring_message message;
 };
 void reactor_post(struct reactor *reactor, struct reactor_task *task);
 
-/* Calls call on the reactor's thread, between two of its turns, and waits for it. -ETIMEDOUT: the
- * current turn takes very long (a disk hangs), and call was not and will not be called. -ENOMEM: no
- * memory for the message. */
+/* Calls call(engine, context) on the reactor's thread, between two of its turns, and waits for it.
+ * -ETIMEDOUT: the current turn takes too long, because a disk hangs; the call was not and will not
+ * be made. -ENOMEM: no memory for the message. */
 GMB_MUST_CHECK int reactor_call(
 	struct reactor *reactor, void (*call)(struct engine *engine, void *context), void *context);

@@ -12,8 +12,8 @@
 
 #include "base/log.h"
 
-/* Variables that the server sets, or that are meant for the server alone. A child must not talk to
- * the service manager. */
+/* Variables that a child does not inherit: the server sets new values for some. Others are for the
+ * server alone, because a child must not talk to the service manager. */
 static const char *const replaced_variables[] = { "uri", "unixsocket", "NOTIFY_SOCKET",
 	"WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES" };
 
@@ -54,8 +54,8 @@ static bool server_run_is_replaced(const char *entry)
 	return false;
 }
 
-/* Builds the child's environment. *uri and *socket are the only strings that environ does not
- * own. */
+/* Builds the child's environment. The caller frees the array, *uri and *socket; all other strings
+ * belong to environ. */
 static int build_environment(
 	const struct runner_options *options, char ***environment, char **uri, char **socket)
 {
@@ -109,8 +109,8 @@ static int spawn_shell(struct runner *runner, const char *command, char **enviro
 {
 	static const char limiting[] = "ulimit -S -n \"$1\"; exec /bin/sh -c \"$2\" sh";
 	const char *limit = runner->options.file_limit;
-	/* The argument type of posix_spawn lacks const, but it does not write to the strings. It
-	 * cannot set limits, so a shell does. */
+	/* posix_spawn() declares the arguments as non-const, but does not change them. It cannot
+	 * set limits, so the shell does. */
 	char *const arguments[] = { (char *)(uintptr_t) "sh", (char *)(uintptr_t) "-c",
 		(char *)(uintptr_t)(limit != NULL ? limiting : command),
 		(char *)(uintptr_t)(limit != NULL ? "sh" : NULL), (char *)(uintptr_t)limit,

@@ -25,15 +25,15 @@ struct runner_options {
 	uint32_t command_count; /* > 0 */
 	const char *uri;
 	const char *socket_path;    /* or NULL */
-	const sigset_t *child_mask; /* the signal mask before the server changed it */
+	const sigset_t *child_mask; /* signal mask before the server changed it */
 	const char *file_limit;	    /* as ulimit -n takes it; NULL: the server has not raised it */
 };
 
 struct runner {
 	struct runner_options options;
 	uint32_t next;
-	pid_t pid;	 /* of the running command, or 0 */
-	int exit_status; /* of the last command that ended */
+	pid_t pid;	 /* process of the running command, or 0 */
+	int exit_status; /* status of the last command that ended */
 };
 
 void runner_init(struct runner *runner, const struct runner_options *options);
@@ -41,8 +41,8 @@ void runner_init(struct runner *runner, const struct runner_options *options);
 /* Starts the next command. */
 GMB_MUST_CHECK int runner_start(struct runner *runner, struct error *error);
 
-/* Checks whether the command has ended; to be called on SIGCHLD. Returns true if so: then
- * exit_status is set, and runner_has_next() returns whether another command is to be started. */
+/* To be called on SIGCHLD. Returns true if the command has ended; exit_status is then set, and
+ * runner_has_next() returns whether there is another one to start. */
 bool runner_reap(struct runner *runner);
 bool runner_has_next(const struct runner *runner);
 

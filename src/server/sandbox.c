@@ -30,7 +30,8 @@ static int give_socket(
 	return 0;
 }
 
-/* Calls listen() again, because the kernel reports to clients the user that called it last. */
+/* Calls listen() again as the new user, because the kernel reports the user of the last call to
+ * clients. */
 static void show_user(const struct listener *listener)
 {
 	for (uint32_t i = 0; listener->uri.is_unix && i < listener->fd_count; i++) {
@@ -51,7 +52,7 @@ int server_sandbox_become(const struct server_config *config, const struct liste
 		return 0;
 	}
 	rc = sandbox_find_user(config->user, &user, error);
-	if (geteuid() == 0) { /* otherwise the process cannot give the sockets away */
+	if (geteuid() == 0) { /* only root can change the owner of the sockets */
 		for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
 			rc = give_socket(&listeners[i], &user, error);
 		}
@@ -71,7 +72,7 @@ int server_sandbox_become(const struct server_config *config, const struct liste
 
 /* --- files and system calls ------------------------------------------------------------------ */
 
-/* Files that the C library and the statistics read, independent of what is served. */
+/* Files that the C library and the statistics read in every server. */
 static const char *const system_files[] = {
 	"/proc",
 	"/sys",
@@ -102,7 +103,7 @@ static int allow_system(struct sandbox *sandbox, struct error *error)
 	return rc;
 }
 
-/* Permits the folder of a memory file, because the file is removed at the end. */
+/* Permits the folder of a memory file, because the server removes the file when it ends. */
 static int server_sandbox_allow_memory(
 	struct sandbox *sandbox, const struct server_export *entry, struct error *error)
 {
@@ -114,8 +115,9 @@ static int server_sandbox_allow_memory(
 	return folder == NULL ? 0 : sandbox_allow(sandbox, folder, SANDBOX_SHARED_MEMORY, error);
 }
 
-/* Permits the disks, because each thread opens its disk again. Skips exports that commands added to
- * the previous process: they must lie where that process could open them. */
+/* Permits the disks, because each thread opens its disk again. Exports that commands added to the
+ * previous process are skipped: this process may open them only if the sandbox permits their
+ * folders anyway. */
 static int allow_exports(
 	struct sandbox *sandbox, const struct server_config *config, struct error *error)
 {
@@ -157,8 +159,8 @@ static int allow_folders(
 	return rc;
 }
 
-/* A kind with its own listeners opens them later, possibly with the drivers of a network
- * library. */
+/* A session kind with its own listeners opens them later, inside the sandbox. A network library may
+ * need drivers for that. */
 static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, struct error *error)
 {
 	int rc;
@@ -194,14 +196,14 @@ static int allow_folder(
 	return rc;
 }
 
-/* Permits the folder of the socket, because the socket is removed at the end. */
+/* Permits the folder of the socket, because the server removes the socket when it ends. */
 static int allow_listener(
 	struct sandbox *sandbox, const struct listener *listener, struct error *error)
 {
 	int rc = 0;
 
 	if (listener->kind != NULL && strcmp(listener->uri.protocol, "push") == 0) {
-		sandbox->connects = true; /* trusted clients may push from here */
+		sandbox->connects = true; /* trusted clients may let this server push */
 	}
 	if (listener->unlink_path != NULL) {
 		rc = allow_folder(sandbox, listener->unlink_path, SANDBOX_SOCKETS, error);
@@ -235,7 +237,7 @@ int server_sandbox_enter(const struct server_config *config, const struct creden
 	if (rc == 0) {
 		rc = credentials_allow(credentials, &sandbox, error);
 	}
-	if (rc == 0 && config->file_path != NULL) { /* access rules are re-read */
+	if (rc == 0 && config->file_path != NULL) { /* the file is re-read */
 		rc = sandbox_allow_beside(
 			&sandbox, config->file_path, SANDBOX_READ, "--config", error);
 	}
@@ -245,8 +247,8 @@ int server_sandbox_enter(const struct server_config *config, const struct creden
 	for (uint32_t i = 0; i < config->push_place_count; i++) {
 		const struct place *place = &config->push_places[i];
 
-		/* The push protocol connects only if it also listens on the network
-		 * (allow_network()). */
+		/* An NBD destination needs its port; push destinations get all ports if this server
+		 * also listens for push on the network (allow_network()). */
 		if (place->path == NULL && strcmp(place->protocol, "nbd") == 0) {
 			sandbox_allow_port(&sandbox, place->port);
 		}
@@ -261,7 +263,8 @@ int server_sandbox_enter(const struct server_config *config, const struct creden
 		rc = allow_folder(&sandbox, record, SANDBOX_SOCKETS, error);
 	}
 	if (rc == 0 && sandbox.connects) {
-		(void)tls_kernel_features(); /* probed now, while this is possible */
+		/* probes the kernel now, because the sandbox would prevent it */
+		(void)tls_kernel_features();
 	}
 	if (rc == 0) {
 		rc = sandbox_enter(&sandbox, config->sandbox, error);

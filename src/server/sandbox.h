@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Drops the server's privileges while it starts: first root (--user), then everything that serving
- * does not need (--sandbox). The sandbox is off when there are --run commands, because these
- * programs of the operator are started later by the server and would inherit the restrictions.
+ * does not need (--sandbox). The sandbox is off when there are --run commands, because the server
+ * starts them later and they would inherit the restrictions.
  *
  * Threading: the main thread; server_sandbox_become() and server_sandbox_enter() run before other
  * threads exist. Errors: a sentence for the user.
@@ -18,13 +18,13 @@ GMB_MUST_CHECK int server_sandbox_become(const struct server_config *config,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
 	const struct listener *metrics, struct error *error);
 
-/* Enters the sandbox, which keeps access to what the configuration names and what the start needs.
- * The exports are open and the credentials loaded. record: the file that says how the server was
- * started, or "". The sandbox permits removing that file, not changing it. */
+/* Enters the sandbox, which keeps access to what the configuration names and what the rest of the
+ * start needs. The exports are open and the credentials loaded. record: file that records how the
+ * server was started, or "". It can be removed but not changed inside the sandbox. */
 GMB_MUST_CHECK int server_sandbox_enter(const struct server_config *config,
 	const struct credentials *credentials, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
 	const char *record, struct error *error);
-/* Drops the rights that only the start needed. At this point all sockets listen, all rings exist,
- * and no connection has been accepted. */
+/* Drops the rights that only the start needed. Called when all sockets listen and all rings exist,
+ * before a connection is accepted. */
 GMB_MUST_CHECK int server_sandbox_seal(const struct server_config *config, struct error *error);

@@ -25,12 +25,12 @@
 #include "server/upgrade/take.h"
 #include "server/upgrade/upgrade.h"
 
-/* Upper bound of a stop, as the manual states. A request that hangs inside the kernel cannot be
- * cancelled, so when the time is over the process exits without its reactors. */
+/* Time limit of a stop, as the manual states. A request that hangs inside the kernel cannot be
+ * cancelled, so after this time the process exits without waiting for its reactors. */
 #define STOP_NS UINT64_C(10000000000)
-/* The last part of that time, in which the reactors end requests by force. */
+/* The last part of STOP_NS, in which the reactors end requests by force. */
 #define STOP_GRACE_NS UINT64_C(500000000)
-/* Time to wait for a command after SIGKILL, if it did not end on the first signal. */
+/* Time to wait for a command after SIGKILL, if it did not end after the first signal. */
 #define REAP_NS UINT64_C(5000000000)
 
 void server_wake(struct server *server)
@@ -76,7 +76,7 @@ static void print_uris(const struct server *server)
 	}
 }
 
-/* The export passed to --run commands: the default export, else the first. */
+/* Returns the export whose URI --run commands get: the default export, otherwise the first one. */
 static const struct export *run_export(const struct server *server)
 {
 	for (uint32_t i = 0; i < server->exports.count; i++) {
@@ -89,7 +89,7 @@ static const struct export *run_export(const struct server *server)
 
 static void begin_stop(struct server *server);
 
-/* Starts the next --run command. Begins to stop when there is none or it cannot be started. */
+/* Starts the next --run command. Begins to stop after the last one, or if it cannot be started. */
 static void run_next(struct server *server)
 {
 	struct error error;
@@ -117,12 +117,13 @@ static void set_stop_limit(struct server *server)
 	server->stop_limit_ns = server->stop_begin_ns + STOP_NS;
 }
 
-/* The acceptor has stopped or is about to stop. */
+/* Begins the stop. The acceptor must have stopped, or have the order to stop. */
 static void begin_close(struct server *server)
 {
 	set_stop_limit(server);
 	server->phase = SERVER_CLOSING;
-	server_control_stop(server->control); /* a reactor might no longer answer */
+	/* does not call a reactor, because it might no longer answer */
+	server_control_stop(server->control);
 	scrape_stop(server->scrape);
 	upgrade_goodbye(server->upgrade);
 	server_wake(server);
@@ -232,7 +233,7 @@ int server_stop_timeout_ms(const struct server *server)
 
 bool server_handle_next(struct server *server, int timeout_ms)
 {
-	/* Otherwise the control socket has stopped. */
+	/* The control socket is handled only until the stop begins. */
 	bool answers = server->phase <= SERVER_SERVING;
 	struct pollfd fds[] = {
 		{ .fd = server->signal_fd, .events = POLLIN },
@@ -258,8 +259,8 @@ bool server_handle_next(struct server *server, int timeout_ms)
 	if (server->phase <= SERVER_SERVING) {
 		reload_finish(server->reload);
 	}
-	/* Before the control socket, because the end of one upgrade must be handled before the
-	 * request for the next. */
+	/* Before the control socket, because the end of one upgrade must be handled before a
+	 * command for the next. */
 	if (server->phase == SERVER_SERVING && upgrade_run(server->upgrade)) {
 		begin_close(server);
 	}
@@ -281,8 +282,8 @@ static void wait_for_stop(struct server *server)
 	}
 }
 
-/* Waits for a command that outlives the rest of the server, because its status becomes the
- * server's. */
+/* Waits for a command that is still running when the rest of the server has ended, because its
+ * status becomes the server's. */
 static void wait_for_command(struct server *server)
 {
 	struct pollfd fd = { .fd = server->signal_fd, .events = POLLIN };
@@ -343,7 +344,8 @@ static void server_serve(struct server *server)
 		wait_for_stop(server);
 		return;
 	}
-	/* The URIs are not printed, because standard output belongs to the commands. */
+	/* URIs are printed only without commands, because standard output belongs to the
+	 * commands. */
 	format_uri(&server->listeners[0], run_export(server), uri);
 	if (server->listeners[0].uri.is_unix && server->listeners[0].uri.socket_path[0] != '\0') {
 		snprintf(socket_path, sizeof(socket_path), "%s",
@@ -363,11 +365,11 @@ static void nothing(struct engine *engine, void *context)
 	GMB_UNUSED(context);
 }
 
-/* Ensures that no other thread is inside ring_post() to a reactor that is about to be destroyed. A
- * reactor that owns a store may still be there: the reactor it posts to has already received the
- * message, has drained, and is about to go. After a call, the poster has left ring_post(). If it
- * hangs, reactor_destroy() waits for it. TLS handshake threads may also be inside ring_post(), so
- * they are stopped first. */
+/* Ensures that no other thread is still inside ring_post() to a reactor that is about to be
+ * destroyed. A reactor that owns a store may be: it has posted a message, which the receiver has
+ * already processed, and has not returned from ring_post(). After reactor_call() to that reactor it
+ * has. If the reactor hangs, reactor_destroy() waits for it. TLS handshake threads may also be
+ * inside ring_post(), so they are stopped first. */
 static void synchronize_reactors(struct server *server)
 {
 	credentials_synchronize(server->credentials);
@@ -384,7 +386,8 @@ static void server_release(struct server *server)
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);
 	}
-	server_control_close(server->control); /* also frees a recorder that was not disarmed */
+	/* also frees recorders that a reactor still used when the recording was stopped */
+	server_control_close(server->control);
 	listener_close(&server->control_listener);
 	server_record_remove(server->record);
 	scrape_close(server->scrape);
@@ -410,8 +413,8 @@ static void server_release(struct server *server)
 	if (server->event_fd >= 0) {
 		close(server->event_fd);
 	}
-	/* The signals stay blocked, so that a signal that arrives now does not turn a clean stop
-	 * into a kill. */
+	/* The signals stay blocked: with the default action, one that arrives now would kill a
+	 * process that has stopped cleanly. */
 }
 
 int server_run(struct server_config *config, const struct session_kind *const *kinds,
@@ -427,7 +430,8 @@ int server_run(struct server_config *config, const struct session_kind *const *k
 	int rc = server_start(&server, config, error);
 
 	if (server.take != NULL) {
-		/* A signal came first; the other process keeps its sockets and disks. */
+		/* The start ended because of a signal. The other process keeps its sockets and
+		 * disks. */
 		if (rc == 0) {
 			error_set(error, -ECANCELED, "the new process received a signal to stop");
 		}

@@ -25,7 +25,7 @@
 
 enum {
 	START_REPORT_MS = 1000, /* interval of the progress reports of starting stores */
-	/* Time for which each report asks the service manager to extend its start timeout. */
+	/* Each progress report extends the service manager's start timeout by this time. */
 	START_PATIENCE_US = 30 * 1000000,
 };
 
@@ -35,8 +35,8 @@ static void acceptor_has_stopped(void *context)
 {
 	struct server *server = context;
 
-	/* Release, pairs with the acquire of the main thread: no connection is handed over after
-	 * this. */
+	/* Release pairs with the acquire of the main thread: when it sees the flag, all accepted
+	 * connections were handed over. */
 	atomic_store_explicit(&server->acceptor_stopped, true, memory_order_release);
 	server_wake(server);
 }
@@ -54,8 +54,8 @@ static uint32_t share_of(uint32_t total, uint32_t count)
 	return (total + count - 1) / count;
 }
 
-/* Computes one reactor's share of the server's limits. Connections are not divided, because the
- * acceptor counts them and their placement need not be even. */
+/* Computes one reactor's share of the server's limits. The connection limit is not divided: the
+ * acceptor enforces it, and reactors can have different numbers of connections. */
 static struct engine_limits reactor_limits(const struct server_limits *limits)
 {
 	struct engine_limits out;
@@ -92,7 +92,8 @@ static int start_reactors(struct server *server, struct error *error)
 		.context = server,
 	};
 
-	/* If this fails, the instance stays unknown, and clients do not copy within this server. */
+	/* If this fails, the instance stays unknown, and clients do not use copies inside this
+	 * server. */
 	(void)!getrandom(server->instance, sizeof(server->instance), 0);
 	memcpy(options.instance, server->instance, sizeof(options.instance));
 	server->reactors = calloc(limits->threads, sizeof(struct reactor *));
@@ -132,7 +133,7 @@ static int start_accepting(struct server *server, struct error *error)
 	};
 	int rc = acceptor_create(&options, &server->acceptor, error);
 
-	if (rc == 0) { /* it listens, and has not accepted a connection */
+	if (rc == 0) { /* from now on it listens, but has not accepted a connection */
 		rc = server_sandbox_seal(server->config, error);
 	}
 	if (rc == 0 && server->take != NULL) {
@@ -228,9 +229,9 @@ static void begin_control(struct server *server)
 	scrape_begin(server->scrape);
 }
 
-/* Creates the rings before the sandbox is sealed. During an upgrade the sockets belong to the other
- * process until this one serves, because if both waited on a socket, a client might wake the
- * process that leaves. */
+/* Creates the rings for control and metrics before the sandbox is sealed. During an upgrade this
+ * process does not poll the sockets until it serves. If both processes did, a client could get the
+ * one that is about to exit. */
 static int server_start_control(struct server *server, struct error *error)
 {
 	struct server_view view;
@@ -250,7 +251,8 @@ static int server_start_control(struct server *server, struct error *error)
 
 /* --- the process ----------------------------------------------------------------------------- */
 
-/* nohup and similar tools make a program ignore the end of its terminal. */
+/* Returns whether the signal is ignored. nohup and similar tools let a program ignore SIGHUP, the
+ * end of its terminal. */
 static bool is_ignored(int signal_number)
 {
 	struct sigaction action;
@@ -271,8 +273,8 @@ static int server_start_take_signals(struct server *server, struct error *error)
 	}
 	sigaddset(&ours, SIGCHLD);
 	signal(SIGPIPE, SIG_IGN);
-	/* A write beyond the file size limit fails with EFBIG for the requester; the signal would
-	 * kill the server. */
+	/* A write beyond the file size limit must fail with EFBIG for its requester; the signal
+	 * would kill the server. */
 	signal(SIGXFSZ, SIG_IGN);
 	/* If SIGCHLD stayed ignored, as inherited from some parents, the commands' exit status
 	 * would be lost. */
@@ -329,8 +331,8 @@ static void serve_snapshots(struct server *server)
 	}
 }
 
-/* Starts the deferred stores or the others (store_startup.h) and waits for them. The control socket
- * answers during that time. A signal ends the wait; the phase is then SERVER_STOPPED. */
+/* Starts the deferred stores, or all others (store_startup.h), and waits for them. The control
+ * socket answers during that time. A signal ends the wait; the phase is then SERVER_STOPPED. */
 static int start_stores(struct server *server, bool deferred, struct error *error)
 {
 	int rc = store_startup_begin(&server->startup, deferred, error);
@@ -345,7 +347,7 @@ static int start_stores(struct server *server, bool deferred, struct error *erro
 	return rc;
 }
 
-/* Called on the store's thread. */
+/* Called on a store's thread when the store has dropped a snapshot. */
 static void has_dropped(void *context)
 {
 	reload_look(context);
@@ -393,7 +395,7 @@ static int disks_are_quiesced(void *context, struct error *error)
 
 /* --- the start as a whole -------------------------------------------------------------------- */
 
-/* Called when this process serves. */
+/* Called when this process has taken over and serves. */
 static void finish_take(struct server *server)
 {
 	upgrade_take_finish(server->take);
@@ -416,7 +418,8 @@ static int server_start_open_places(struct server *server, struct error *error)
 	if (rc == 0) {
 		rc = scrape_listen(config->metrics, server->take, &server->metrics_listener, error);
 		if (rc == -EADDRINUSE && server->take != NULL) {
-			/* The other process keeps a part of the address until it exits. */
+			/* The other process still listens on a part of the address until it
+			 * exits. */
 			log_warning("no metrics until the next start: %s", error->text);
 			rc = 0;
 		}
@@ -430,7 +433,7 @@ static int become_user(struct server *server, struct error *error)
 		&server->control_listener, &server->metrics_listener, error);
 }
 
-/* Opens everything, then gives it to the user. */
+/* Opens everything as the starting user, then changes to the configured user. */
 static int start_alone(struct server *server, struct error *error)
 {
 	int rc = server_start_open_places(server, error);
@@ -438,8 +441,8 @@ static int start_alone(struct server *server, struct error *error)
 	return rc == 0 ? become_user(server, error) : rc;
 }
 
-/* Reads the other process's data only after this process has been reduced to the user's rights. The
- * usual control socket needs more rights, so it is opened before. */
+/* Changes to the configured user before it reads data of the other process. The usual control
+ * socket needs more rights, so it is opened before. */
 static int start_taking(struct server *server, struct server_config *config, struct error *error)
 {
 	int rc = 0;
@@ -499,7 +502,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 		rc = exports_open_added(server->config, server->take, &server->exports, error);
 	}
 	if (rc == 0) {
-		/* The first threads; they inherit the sandbox. */
+		/* starts the first threads, which inherit the sandbox */
 		rc = start_reactors(server, error);
 	}
 	if (rc == 0) {

@@ -40,20 +40,23 @@ struct server {
 	struct reactor **reactors;
 	uint32_t reactor_count;
 	struct acceptor *acceptor;
-	struct listener control_listener; /* until the control socket takes it */
+	/* listener of the control socket until `control` takes it */
+	struct listener control_listener;
 	struct credentials *credentials;
 	struct reload *reload;
 	struct upgrade *upgrade;
-	struct upgrade_take *take;	       /* while it takes over from another process */
+	/* the process that it takes over from; NULL: none, or it has taken over */
+	struct upgrade_take *take;
 	char record[SERVER_RECORD_PATH_BYTES]; /* the file that records how it was started, or "" */
-	bool was_taken;			       /* it has taken over from another process */
+	bool was_taken;			       /* it took over from another process */
 	struct server_control *control;
-	struct listener metrics_listener; /* until the scrape takes it */
+	struct listener metrics_listener; /* listener of the metrics until `scrape` takes it */
 	struct scrape *scrape;
 	_Atomic uint32_t connection_total;
 
 	sigset_t mask_before;
-	char file_limit[RUNNER_LIMIT_BYTES]; /* before it was raised; "" if it was not raised */
+	/* soft limit on open files before it was raised; "" if it was not */
+	char file_limit[RUNNER_LIMIT_BYTES];
 	int signal_fd;
 	int event_fd;			/* written by other threads to wake the main thread */
 	_Atomic bool acceptor_stopped;	/* set before event_fd is written */
@@ -63,7 +66,7 @@ struct server {
 	int exit_status;
 	uint64_t start_ns;
 	uint64_t stop_begin_ns;
-	uint64_t stop_limit_ns; /* while stopping: the deadline */
+	uint64_t stop_limit_ns; /* deadline of the stop, once it has begun */
 };
 
 /* --- server_start.c --- */
@@ -76,12 +79,12 @@ GMB_MUST_CHECK int server_start(
 /* --- server.c --- */
 
 void server_wake(struct server *server);
-/* Reports to the service manager what is served. */
+/* Reports the served exports to the service manager. */
 void server_announce(const struct server *server);
 /* Returns the time left until the deadline while the server stops, else -1. */
 int server_stop_timeout_ms(const struct server *server);
 /* Waits for an event and handles it. Returns false if the timeout passes first. */
 bool server_handle_next(struct server *server, int timeout_ms);
-/* Exits without waiting for clients or reactors. Acknowledged writes are safe, because they are on
- * the disk or in the page cache. */
+/* Exits without waiting for clients or reactors. Acknowledged writes are not lost, because they are
+ * on the disk or in the page cache. */
 GMB_NORETURN void server_stop_hard(struct server *server, const char *reason);

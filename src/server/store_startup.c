@@ -5,7 +5,8 @@
 
 #include "server/control.h"
 
-/* Returns whether the disk's contents belong to the other process until it is quiesced. */
+/* Returns whether the store must be started late, because the other process still writes to its
+ * disk. */
 static bool store_startup_is_deferred(
 	const struct store_startup *startup, const struct export *export)
 {

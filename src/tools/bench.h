@@ -40,7 +40,8 @@ struct bench_work {
 	uint32_t read_percent; /* 100: only reads, 0: only writes */
 	uint32_t block_bytes;
 	uint32_t depth; /* requests in flight per connection */
-	/* 0: one client per thread, which chooses the number of its connections. */
+	/* total number of connections; 0: one client per thread, which chooses their number
+	 * itself */
 	uint32_t connections;
 	uint32_t threads;
 	uint64_t duration_ns;
@@ -67,19 +68,19 @@ static inline bool bench_writes(const struct bench_work *work)
 	return work->read_percent < 100;
 }
 
-/* The part of the export that is used: whole blocks from an offset on. */
+/* The part of the export that is used: `blocks` whole blocks from `offset` on. */
 struct bench_range {
 	uint64_t offset;
 	uint64_t blocks;
 };
 
-/* Determines the range on an export with these properties, or the reason why the work cannot be
- * done there. */
+/* Determines the range on an export with these properties. Fails with the reason if the workload is
+ * not possible there. */
 GMB_MUST_CHECK int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	struct bench_range *range, struct error *error);
 
-/* Rejects a range with contents (-EEXIST): reads where the server first reports data, and at the
- * end. Called on the client's thread; blocks. */
+/* Fails with -EEXIST if the range contains data: reads the first data that the server reports, and
+ * the end of the range. Called on the client's thread; blocks. */
 GMB_MUST_CHECK int bench_contents_check(const struct bench_work *work, struct gmb_client *client,
 	const struct gmb_info *info, const struct bench_range *range, struct error *error);
 
@@ -94,17 +95,19 @@ struct bench_cpu {
 /* The measurements, without the warm-up and without requests that completed after the end. */
 struct bench_result {
 	struct histogram latency_ns[BENCH_DIRECTIONS];
-	struct histogram late_ns; /* from due to submitted, with a rate */
-	uint64_t blocks_used;	  /* with work->once; includes the warm-up */
-	/* Reads that the server answered partly or wholly without payload. */
+	/* with a rate: time from when a request was due until it was submitted */
+	struct histogram late_ns;
+	uint64_t blocks_used; /* with work->once; includes the warm-up */
+	/* Number of reads for which the server sent no payload for some or all of the bytes. */
 	uint64_t hole_reads;
 	uint64_t elapsed_ns;
 	struct bench_cpu cpu;
 	struct bench_range range;
-	struct gmb_info info;	/* of the first connection */
-	struct gmb_stats stats; /* sum of all connections; only counters that grow with requests */
-	uint32_t connections;	/* open connections */
-	bool interrupted;	/* SIGINT or SIGTERM ended it before its time */
+	struct gmb_info info; /* of the first connection */
+	/* sum of all connections; only counters that increase with requests */
+	struct gmb_stats stats;
+	uint32_t connections; /* open connections */
+	bool interrupted;     /* SIGINT or SIGTERM ended it before its time */
 };
 
 /*
@@ -123,7 +126,7 @@ GMB_MUST_CHECK int bench_show_text(
 GMB_MUST_CHECK int bench_show_json(
 	const struct bench_work *work, const struct bench_result *result, struct error *error);
 
-/* "4 KiB random reads, depth 64, 1 connection" */
+/* Formats a title such as "4 KiB random reads, depth 64, 1 connection". */
 enum { BENCH_TITLE_BYTES = 160 };
 void bench_title(char out[BENCH_TITLE_BYTES], const struct bench_work *work, uint32_t connections);
 

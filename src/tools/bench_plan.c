@@ -19,7 +19,8 @@ void bench_order_init(struct bench_order *order, uint64_t blocks, uint64_t seed)
 	order->high_bits = bits - bits / 2;
 }
 
-/* Mixes one half for one round; the caller uses as many bits as it needs. */
+/* The round function of permute(): mixes one half of a number. The caller uses as many bits of the
+ * result as it needs. */
 static uint64_t mix(const struct bench_order *order, uint64_t half, uint64_t round)
 {
 	uint64_t state = order->key ^ (half << 3 | round);
@@ -27,8 +28,8 @@ static uint64_t mix(const struct bench_order *order, uint64_t half, uint64_t rou
 	return random_next(&state);
 }
 
-/* Each step changes one half by a function of the other and is reversible. So different numbers
- * have different results. */
+/* Permutes all numbers with the bits of a block number. Each step combines one half with a function
+ * of the other and is reversible, so different numbers have different results. */
 static uint64_t permute(const struct bench_order *order, uint64_t number)
 {
 	uint64_t low_mask = (UINT64_C(1) << order->low_bits) - 1;
@@ -46,9 +47,9 @@ static uint64_t permute(const struct bench_order *order, uint64_t number)
 uint64_t bench_order_at(const struct bench_order *order, uint64_t index)
 {
 	GMB_ASSERT(index < order->blocks);
-	/* The range is more than half of the numbers, so this takes less than two passes on
-	 * average. The loop ends, because a permutation that starts inside the range returns to it:
-	 * the start is on a cycle. */
+	/* Repeats until the result is inside the range. That is less than two steps on average,
+	 * because the range has more than half of the numbers. The loop ends, because a permutation
+	 * consists of cycles: at the latest it returns to the start, which is inside. */
 	do {
 		index = permute(order, index);
 	} while (index >= order->blocks);

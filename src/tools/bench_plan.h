@@ -5,8 +5,9 @@
  *
  *   order     index 0 1 2 3 …  ─▶  block, by a keyed network of Feistel rounds over the next power
  *             of two; a result outside the range is permuted again. Nothing is stored per block,
- * and any part of the indices can be processed independently. schedule  request n of the worker
- * `first` of `step` workers is due at begin_ns + (n * step + first) * cost / per_second seconds
+ *             and any part of the indices can be processed independently.
+ *   schedule  request n of the worker `first` of `step` workers is due at
+ *             begin_ns + (n * step + first) * cost / per_second seconds
  *
  * Threading: pure functions. Ownership: plain values. Errors: none.
  */

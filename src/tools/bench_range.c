@@ -57,7 +57,7 @@ int bench_range(const struct bench_work *work, const struct gmb_info *info,
 
 /* --- contents that would be overwritten ------------------------------------------------------ */
 
-/* Amount that is read to find contents; it includes partition tables, labels and superblocks. */
+/* Bytes read to find contents; enough for partition tables, labels and superblocks. */
 enum { LOOK_BYTES = 128 << 10 };
 
 /* Finds the first offset that may hold data; skips what the server reports as zeroes. *data == end:

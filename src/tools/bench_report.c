@@ -271,7 +271,7 @@ static const char *bench_report_time_text(char out[RATE_BYTES], uint64_t ns)
 	return out;
 }
 
-/* Returns the next border in the series 1, 2, 5, 10. */
+/* Returns the next limit of a range in the series 1, 2, 5, 10. */
 static uint64_t border_next(uint64_t border)
 {
 	uint64_t first = border;
@@ -282,8 +282,8 @@ static uint64_t border_next(uint64_t border)
 	return first == 2 ? border / 2 * 5 : border * 2;
 }
 
-/* Calls show for every range of 1-2-5 borders from the smallest to the largest value. A bucket that
- * spans a border counts for the lower range. */
+/* Calls show for each range between limits of the 1-2-5 series, from the smallest to the largest
+ * value. A bucket that extends over a limit counts for the lower range. */
 static void each_range(const struct histogram *latency,
 	void (*show)(void *context, uint64_t low, uint64_t high, uint64_t count), void *context)
 {

@@ -3,8 +3,8 @@
  * Runs "gmblock bench". Each worker is a thread with a completion queue, the connections on it and
  * their requests. The main thread starts the workers, waits for them and adds up their results.
  *
- * A worker frees its resources before its thread ends, except its results. It keeps its first
- * error.
+ * A worker frees everything except its results before its thread ends. If errors occur, it reports
+ * the first one.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -30,7 +30,7 @@
 enum bench_phase {
 	BENCH_WARMUP,  /* requests run and are not counted */
 	BENCH_MEASURE, /* requests run and are counted */
-	BENCH_DRAIN,   /* submits no further requests; waits for those in flight */
+	BENCH_DRAIN,   /* no further requests are submitted; waits for those in flight */
 };
 
 /* The state that the workers of a run share. */
@@ -38,14 +38,15 @@ struct bench_shared {
 	const struct bench_work *work;
 	pthread_mutex_t gate_lock;
 	pthread_cond_t gate_changed;
-	bool gate_open;	     /* under the lock: all have connected, or the run has failed */
+	/* under the lock: workers may start, because all have connected or the run has failed */
+	bool gate_open;
 	atomic_bool stop;    /* end as soon as possible */
 	atomic_uint arrived; /* workers that have reached the gate */
 	atomic_uint ended;   /* workers that have ended */
 	int event_fd;	     /* written when one of the above changes */
 };
 
-/* The cumulative values at one moment. */
+/* Cumulative counters at one moment. */
 struct bench_snapshot {
 	uint64_t time_ns;
 	struct bench_cpu cpu;
@@ -73,7 +74,7 @@ struct bench_worker {
 	uint32_t in_flight;
 	struct bench_order order; /* with work->once and random */
 
-	/* With a rate: */
+	/* Used with a rate: */
 	struct bench_schedule schedule;
 	uint64_t sent;		      /* requests of the schedule that were submitted */
 	struct bench_slot *idle;      /* slots that wait for the next due request, in order */
@@ -117,7 +118,7 @@ struct bench_link {
 	struct bench_worker *worker;
 	struct gmb_client *client;
 	struct bench_slot *slots;
-	/* In patterns that are sequential or use each block once: this link's part of the range or
+	/* With sequential patterns, or if each block is used once: this link's part of the range or
 	 * of the order. */
 	uint64_t block_first;
 	uint64_t block_end;
@@ -156,7 +157,7 @@ static void snapshot(struct bench_worker *worker, struct bench_snapshot *out, ui
 		out->stats.bytes_written += stats.bytes_written;
 		out->stats.bytes_moved += stats.bytes_moved;
 		out->stats.connections_lost += stats.connections_lost;
-		/* Every client of a queue reports the count of the whole queue. */
+		/* Each client reports the system calls of the whole queue. */
 		out->stats.system_calls = stats.system_calls;
 	}
 }
@@ -224,7 +225,8 @@ static bool pick_block(struct bench_link *link, uint64_t *block)
 	if (work->random && !work->once) {
 		unsigned __int128 wide = random_next(&worker->random);
 
-		/* Uniform to within 2^-64 times the number of blocks. */
+		/* The deviation from a uniform distribution is below 2^-64 times the number of
+		 * blocks. */
 		*block = (uint64_t)((wide * worker->range.blocks) >> 64);
 		return true;
 	}
@@ -358,8 +360,8 @@ static void bench_run_slot_done(struct gmb_request *request)
 		atomic_load_explicit(&worker->completed, memory_order_relaxed) + 1,
 		memory_order_relaxed);
 	if (unlikely(now >= worker->phase_end_ns)) {
-		/* After recording, so that there are as many completions as intervals between
-		 * them. */
+		/* After the sample was recorded, so that the number of completions fits the time
+		 * between the first and the last. */
 		phase_advance(worker, now);
 	}
 	if (likely(worker->phase != BENCH_DRAIN)) {
@@ -415,7 +417,8 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 		.connect_timeout_ms = timeout_ms,
 		.request_timeout_ms = timeout_ms,
 		.slow_timeout_ms = timeout_ms,
-		/* A server that is being replaced is back very soon; otherwise it has ended. */
+		/* A server that is being replaced is back within this time. Otherwise it is assumed
+		 * to have ended. */
 		.reconnect_timeout_ms = MIN(timeout_ms, (uint32_t)RECONNECT_MS_MAX),
 		.depth = work->depth,
 	};
@@ -498,7 +501,7 @@ static int worker_prepare(struct bench_worker *worker, struct error *error)
 	for (uint32_t i = 0; i < worker->link_count && err == 0; i++) {
 		err = link_open(worker, &worker->links[i], error);
 	}
-	/* The others wait at the gate for the first one. */
+	/* The first worker checks the contents, while the others wait at the gate. */
 	if (err == 0 && worker->number == 0 && bench_writes(work) && !work->force) {
 		err = bench_contents_check(
 			work, worker->links[0].client, &worker->info, &worker->range, error);
@@ -556,15 +559,16 @@ static int worker_wait(struct bench_worker *worker, uint64_t now, uint64_t due_n
 	if (count != 0 || due_ns <= now) {
 		return count;
 	}
-	/* The queue's timeout is in whole milliseconds, which is too coarse. */
+	/* Waits with poll(), because the timeout of gmb_queue_wait() is in whole milliseconds,
+	 * which is too coarse. */
 	left_ns = due_ns - now;
 	limit.tv_sec = (time_t)(left_ns / NS_PER_S);
 	limit.tv_nsec = (long)(left_ns % NS_PER_S);
 	return ppoll(&fd, 1, &limit, NULL) < 0 ? -errno : 0;
 }
 
-/* Gives up after the time limit. A server that sends a byte now and then does not trigger the
- * library's timeout, but must not block this program. */
+/* Gives up after the time limit. If a server sends a byte now and then, the library's timeout does
+ * not expire, and the program would wait forever. */
 static void worker_abandon(struct bench_worker *worker)
 {
 	struct error error;
@@ -581,10 +585,10 @@ static void worker_run(struct bench_worker *worker)
 {
 	phase_begin(worker);
 	if (worker->schedule.per_second > 0) {
-		/* Timers of this thread could otherwise be 50 us late. */
+		/* Otherwise the kernel may delay this thread's timers by 50 us. */
 		GMB_UNUSED(prctl(PR_SET_TIMERSLACK, 1));
 	}
-	/* Round-robin, so that a rate starts on all links. */
+	/* Starts one slot of each link after the other, so that a rate is spread over all links. */
 	for (uint32_t j = 0; j < worker->shared->work->depth; j++) {
 		for (uint32_t i = 0; i < worker->link_count; i++) {
 			slot_start(&worker->links[i].slots[j], clock_now_ns());
@@ -617,12 +621,12 @@ static void worker_run(struct bench_worker *worker)
 			error_set(
 				&error, count, "cannot wait for the server: %s", strerror(-count));
 			worker_fail(worker, &error);
-			/* Closing the clients ends the requests in flight. */
+			/* The requests in flight are ended when the clients are closed. */
 			phase_drain(worker, clock_now_ns());
 			return;
 		}
 	}
-	/* The quota or the blocks are used up. */
+	/* All requests or blocks of this worker are used. */
 	if (worker->phase != BENCH_DRAIN) {
 		phase_drain(worker, clock_now_ns());
 	}
@@ -901,8 +905,8 @@ static void add_worker(struct bench_result *result, const struct bench_worker *w
 	result->stats.system_calls += end->system_calls - begin->system_calls;
 }
 
-/* The workers start and end within microseconds of each other, so the process's values over the
- * first worker's time represent all. */
+/* Adds the processor time of the process. Workers start and end within microseconds of each other,
+ * so the first worker's interval is used for all. */
 static void add_time(const struct bench *bench, struct bench_result *result)
 {
 	const struct bench_worker *first = &bench->workers[0];

@@ -56,8 +56,8 @@ enum copy_kind { COPY_REMOTE, COPY_FILE, COPY_DEVICE, COPY_STREAM };
 
 struct copy_end_ops {
 	/* Called before the first write: creates a file and sets its size. bytes: size of the copy,
-	 * or UINT64_MAX if it is known only at the end of the stream. resumed: existing contents
-	 * stay. Optional. */
+	 * or UINT64_MAX if it is not known before the end of the stream. resumed: keep the existing
+	 * contents. Optional. */
 	int (*prepare)(struct copy_end *end, uint64_t bytes, bool resumed, struct error *error);
 	void (*submit)(struct copy_end *end, struct copy_io *io);
 	/* Cancels an operation that waits for another process (a pipe). Optional. */
@@ -81,10 +81,10 @@ struct copy_end {
 	bool target;
 	bool size_known;
 	bool can_map;
-	bool can_zero; /* without transferring zeroes */
+	bool can_zero; /* the end can write zeroes without payload */
 	bool can_flush;
-	bool known_zero;      /* reads as zeroes where nothing has been written yet */
-	bool shrunk;	      /* it became smaller during the copy */
+	bool known_zero;      /* what was not written yet reads as zeroes */
+	bool shrunk;	      /* the end became smaller during the copy */
 	uint64_t bytes;	      /* valid if size_known */
 	uint32_t block_min;   /* offsets and lengths are multiples of it; a power of two */
 	uint64_t identity[4]; /* identifies files and devices; 0: unknown */
@@ -111,10 +111,10 @@ GMB_MUST_CHECK int copy_end_open(struct copy_loop *loop, const struct copy_end_o
  * *reason is set to the reason, a static text. */
 bool copy_end_can_copy(struct copy_end *target, struct copy_end *source, const char **reason);
 
-/* Returns true when both are known to be the same bytes. */
+/* Returns true when both ends are known to be the same bytes. */
 bool copy_end_is_same(const struct copy_end *a, const struct copy_end *b);
 
-/* Returns true when the descriptor refers to the same file. */
+/* Returns true when the descriptor refers to the end's file. */
 bool copy_end_is_open(const struct copy_end *end, int fd);
 
 GMB_MUST_CHECK int copy_end_prepare(
@@ -176,17 +176,18 @@ GMB_MUST_CHECK int copy_loop_create(
 void copy_loop_destroy(struct copy_loop *loop);
 
 /* From here on the first SIGINT, SIGTERM or SIGHUP sets stop_signal instead of ending the process;
- * the next one ends it as usual. Called once per process. */
+ * the second one ends it as usual. Called once per process. */
 GMB_MUST_CHECK int copy_loop_watch_signals(struct copy_loop *loop, struct error *error);
 
-/* Sends and submits, waits for a completion, a signal or the tick, and runs the completions. */
+/* Performs one turn: sends and submits operations, waits for a completion, a signal or the tick,
+ * and calls done of completed operations. */
 void copy_loop_turn(struct copy_loop *loop);
 
 /* Returns -EINTR with a sentence after a signal has requested a stop. */
 GMB_MUST_CHECK int copy_loop_check(const struct copy_loop *loop, struct error *error);
 
 uint64_t copy_loop_now_ns(const struct copy_loop *loop);
-/* Returns whether the rate permits another piece to start now; otherwise a later turn does. */
+/* Returns whether the rate limit permits another piece now. If not, ask again in a later turn. */
 bool copy_loop_may_move(const struct copy_loop *loop);
 /* Accounts for bytes that are about to be read. */
 void copy_loop_moves(struct copy_loop *loop, uint64_t bytes);
@@ -220,14 +221,15 @@ void copy_pool_put(struct copy_pool *pool, uint8_t *buffer);
  */
 
 /*
- * The ranges of an end that hold data, and those that read as zeroes; queried ahead of the copy.
- * Answers are aligned to a grain: data grows and zeroes shrink to its multiples. Runs of zeroes
- * shorter than zero_min count as data, as does everything of an end that cannot map.
+ * The ranges of an end that hold data, and those that read as zeroes. They are queried ahead of the
+ * copy. Answers are aligned to a grain: data is extended, and zeroes shortened, to multiples of it.
+ * Zeroes shorter than zero_min count as data, as does everything of an end that cannot report
+ * extents.
  *
  *   extents of the end ──▶ pending zeroes ──▶ runs (bounded) ──▶ copy_map_peek()
  *
  * Borrows the end, which holds map->io during a query, so the map must stay until
- * copy_map_is_idle(). If a query fails, error is set, and peek returns it.
+ * copy_map_is_idle(). If a query fails, error is set, and copy_map_peek() returns it.
  */
 enum { COPY_MAP_EXTENTS = 256, COPY_MAP_RUNS = 4 * COPY_MAP_EXTENTS };
 
@@ -241,13 +243,15 @@ struct copy_map {
 	uint64_t limit; /* size in bytes */
 	uint64_t grain; /* a power of two */
 	uint64_t zero_min;
-	uint64_t asked;	   /* the end has answered up to here */
-	uint64_t pending;  /* start of zeroes that may continue after asked; equal to asked: none */
+	uint64_t asked; /* offset up to which the end has answered */
+	/* start of zeroes that may continue after `asked`; equal to it: there are none */
+	uint64_t pending;
 	uint64_t runs_end; /* end of the last run */
 	uint32_t run_first;
 	uint32_t run_count;
 	bool no_map; /* treat everything as data */
-	/* Or NULL; errors that it accepts become data, which is then read. */
+	/* If not NULL, a range whose query fails with an error that it accepts counts as data,
+	 * which is then read. */
 	const struct copy_bad *bad;
 	struct error error;
 	struct copy_io io;
@@ -260,8 +264,8 @@ void copy_map_init(struct copy_map *map, struct copy_end *end, uint64_t start, u
 	uint64_t grain, uint64_t zero_min);
 
 /*
- * Looks up the run at offset, which never decreases. Returns 1 with *length > 0 and *zero, 0 when
- * the answer has not arrived yet, or a negative errno (map->error).
+ * Returns the run that contains offset, which must not decrease. Returns 1 with *length > 0 and
+ * *zero, 0 when the answer has not arrived yet, or a negative errno (map->error).
  */
 GMB_MUST_CHECK int copy_map_peek(
 	struct copy_map *map, uint64_t offset, uint64_t *length, bool *zero);
@@ -327,7 +331,7 @@ void copy_journal_close(struct copy_journal *journal);
  *   0x00100000  0x00001000  -    not readable: zero in the target
  *   0x00101000  0x000FF000  ?    not tried: the copy ended before
  *
- * Borrows the path. Until copy_bad_open() everything is zero, and then every error ends a copy.
+ * Borrows the path. All zero before copy_bad_open(); then each error ends the copy.
  */
 struct copy_bad_range {
 	uint64_t start;
@@ -341,7 +345,7 @@ struct copy_bad {
 	size_t count;
 	size_t room;
 	uint64_t bytes;	    /* total of all ranges */
-	uint64_t finished;  /* the target has everything below it, except the ranges */
+	uint64_t finished;  /* the target has everything before this offset, except the ranges */
 	struct error first; /* reason of the first range */
 	bool is_written;
 };
@@ -351,8 +355,8 @@ struct copy_bad {
 GMB_MUST_CHECK int copy_bad_open(struct copy_bad *bad, const char *path,
 	const struct copy_end *source, const struct copy_end *target, struct error *error);
 
-/* Returns whether the copy continues after the error: one of the data, not of the connection to
- * it. */
+/* Returns whether the copy continues after the error. It does if data is lost, and not if the
+ * source cannot be reached. */
 bool copy_bad_takes(const struct copy_bad *bad, int result);
 
 /* Adds a range that overlaps no other. -E2BIG: there are too many. */
@@ -366,8 +370,9 @@ GMB_MUST_CHECK int copy_bad_write(struct copy_bad *bad, uint64_t total, struct e
 void copy_bad_close(struct copy_bad *bad);
 
 /*
- * Reads a piece whose read failed again, in small blocks, one after the other. Blocks that fail
- * become zeroes in its buffer and a range of bad. The owner sets the first fields.
+ * Reads a piece whose read has failed once more, in small blocks, one after the other. A block that
+ * fails is zeroed in the buffer and added to a range of bad. The owner sets the members before
+ * "Private".
  */
 struct copy_rescue;
 /* error: an error that ends the copy, or NULL. */
@@ -375,7 +380,8 @@ typedef void copy_rescue_fn(struct copy_rescue *rescue, const struct error *erro
 
 struct copy_rescue {
 	struct copy_bad *bad;
-	const bool *stopping; /* set: ends the rescue early, as if all had been read */
+	/* when it becomes true, the rescue ends early, as if everything had been read */
+	const bool *stopping;
 	copy_rescue_fn *done;
 
 	uint64_t read; /* bytes read, without unreadable ones */
@@ -383,7 +389,7 @@ struct copy_rescue {
 	struct copy_end *source;
 	struct copy_io io;
 	uint64_t end;
-	uint64_t bad_start;  /* start of the range in progress; UINT64_MAX: none */
+	uint64_t bad_start;  /* start of the current run of unreadable blocks; UINT64_MAX: none */
 	struct error reason; /* reason of that range */
 };
 
@@ -393,10 +399,10 @@ void copy_rescue_begin(struct copy_rescue *rescue, const struct copy_io *failed)
 /* --- the engine --------------------------------------------------------------------------------
  */
 
-/* Processes the source in ascending order, keeps many pieces in flight, and decides for each run of
+/* Copies the source in ascending order with many pieces in flight, and decides for each run of
  * zeroes whether it is skipped, zeroed or written. At intervals the target is flushed, and the
  * journal records how far it is durable. Borrows everything in the options. The first error stops
- * the copy after the operations in flight have ended. */
+ * the copy, after the operations in flight have ended. */
 
 struct copy_counters {
 	uint64_t start;	   /* bytes copied by an earlier run */
@@ -408,7 +414,8 @@ struct copy_counters {
 	uint64_t zeroed;   /* bytes that the target zeroed on request */
 	uint64_t skipped;  /* zeroes that the target already had */
 	uint64_t compared; /* bytes verified */
-	uint64_t holes;	   /* bytes of done that were not read: the source has no data there */
+	/* part of `done` that was not read, because the source has no data there */
+	uint64_t holes;
 };
 
 typedef void copy_tick_fn(void *context);
@@ -455,14 +462,14 @@ struct copy_progress {
 	bool terminal;
 	bool line_open; /* the terminal's cursor is at the end of the bar */
 	const struct copy_counters *counters;
-	const uint64_t *now; /* the counter that is shown */
+	const uint64_t *now; /* the counter of the phase */
 	const char *verb;
 	uint64_t shown_ns; /* time of the last update; 0: never */
-	uint64_t mark_ns;  /* start of the interval for the rate, which follows at a distance */
+	uint64_t mark_ns;  /* start of the interval over which the rate is measured */
 	uint64_t mark_bytes;
-	uint64_t mark_moved; /* of them, without holes */
+	uint64_t mark_moved; /* part of mark_bytes that was data, not holes */
 	double rate;	     /* bytes of data per second, smoothed */
-	double pace;	     /* the same with holes */
+	double pace;	     /* bytes of data and holes per second, smoothed */
 };
 
 enum copy_progress_mode { COPY_PROGRESS_AUTO, COPY_PROGRESS_ON, COPY_PROGRESS_OFF };
@@ -484,8 +491,8 @@ void copy_progress_clear(struct copy_progress *progress);
 enum { COPY_TIME_BYTES = 24 };
 const char *copy_human_time(char out[COPY_TIME_BYTES], double seconds);
 
-/* Formats "12 MiB of 16 MiB"; in bytes if rounding would make an incomplete copy look complete.
- * Returns out. */
+/* Formats "12 MiB of 16 MiB". If rounding would make an incomplete copy look complete, formats
+ * bytes. Returns out. */
 enum { COPY_SHARE_BYTES = 72 };
 const char *copy_share(char out[COPY_SHARE_BYTES], uint64_t done, uint64_t total);
 
@@ -520,8 +527,8 @@ struct copy_report {
 	bool verified;
 };
 
-/* Writes one sentence about the target and how to continue; for a complete copy, amount and
- * speed. */
+/* Writes one sentence: for a complete copy, its amount and speed; otherwise the state of the target
+ * and how to continue. */
 void copy_report_sentence(const struct copy_report *report, char *out, size_t out_bytes);
 
 /* Writes the amount, start and reason of unreadable ranges; "" if there are none. */

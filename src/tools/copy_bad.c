@@ -18,10 +18,11 @@
 
 enum {
 	PATH_BYTES = 200,
-	/* Block size of disks and page size of file systems: a smaller part is never lost alone. */
+	/* Disks and file systems lose data in units of at least this size. */
 	BLOCK_BYTES_MIN = 4096,
 	RANGES_FIRST = 64,
-	/* 16 MiB of memory. A source with more ranges is not worth rescuing. */
+	/* 16 MiB of memory. More ranges end the copy, because such a source is not worth
+	 * rescuing. */
 	RANGES_MAX = 1 << 20,
 };
 
@@ -29,8 +30,8 @@ enum {
 
 bool copy_bad_takes(const struct copy_bad *bad, int result)
 {
-	/* These errors of disks and file systems mean lost data. A server that is gone or rejects
-	 * requests is a different case, because it can be tried again later. */
+	/* Disks and file systems report lost data with these errors. Other errors, as of a server
+	 * that is gone, end the copy, which can be continued later. */
 	return bad->file != NULL &&
 	       (result == -EIO || result == -ENODATA || result == -EILSEQ || result == -EBADMSG);
 }
@@ -238,8 +239,8 @@ static void map_line(const struct copy_bad *bad, uint64_t start, uint64_t end, c
 	}
 }
 
-/* Writes the lines of the map. Ranges from bad->finished on are listed as not tried, even those
- * that were found unreadable, because the target might have other data than zeroes there. */
+/* Writes the lines of the map. Everything from bad->finished on is listed as not tried, even ranges
+ * that were found to be unreadable, because the target might not have zeroes there yet. */
 static void map_lines(const struct copy_bad *bad, uint64_t total)
 {
 	uint64_t finished = bad->finished;
@@ -280,7 +281,7 @@ void copy_bad_close(struct copy_bad *bad)
 	if (bad->file != NULL) {
 		(void)fclose(bad->file);
 		if (!bad->is_written) {
-			(void)unlink(bad->path); /* it is empty */
+			(void)unlink(bad->path); /* the file is empty */
 		}
 	}
 	free(bad->ranges);

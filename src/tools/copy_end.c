@@ -187,9 +187,10 @@ void copy_io_fail(struct copy_io *io, int code)
 }
 
 enum { RING_ENTRIES = 256 };
-#define TICK_NS	     (UINT64_C(1000000) * COPY_TICK_MS)
-#define RATE_BACK_NS (2 * TICK_NS) /* because ticks can be late */
-/* Upper bound on the time from the first signal to the end, whatever the servers do. */
+#define TICK_NS (UINT64_C(1000000) * COPY_TICK_MS)
+/* unused time of the rate limit that can be caught up, because ticks can be late */
+#define RATE_BACK_NS (2 * TICK_NS)
+/* Time limit from the first signal to the end, even if servers do not respond. */
 #define STOP_NS (UINT64_C(600) * 1000 * 1000 * 1000)
 
 int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct error *error)
@@ -221,8 +222,7 @@ int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct err
 	return 0;
 }
 
-/* The data of the signal handler is static, because handlers have no argument, and any thread of
- * the process can receive a signal. */
+/* Static data of the signal handler, which has no argument and can run on any thread. */
 static const int stop_signals[] = { SIGINT, SIGTERM, SIGHUP };
 static volatile sig_atomic_t caught_signal;
 static volatile sig_atomic_t caught_fd;
@@ -234,13 +234,13 @@ static void copy_end_signal_caught(int number)
 	int saved_errno = errno;
 
 	if (caught_signal == 0) {
-		/* Stored before caught_signal, which other code checks first. */
+		/* Stored first, because the loop reads it when it sees caught_signal. */
 		caught_ns = clock_now_ns();
 		caught_signal = number;
 		(void)!write(caught_fd, &one, sizeof(one));
 	} else if (clock_now_ns() - caught_ns >= CLOCK_SAME_SIGNAL_NS) {
-		/* A second request means that the user does not want to wait. The signal is
-		 * delivered when this handler returns. */
+		/* The second signal ends the process: it is delivered with the default action when
+		 * this handler returns. */
 		(void)signal(number, SIG_DFL);
 		(void)raise(number);
 	}
@@ -255,7 +255,7 @@ static void signal_done(struct ring_op *op, int result)
 	loop->stop_signal = caught_signal;
 }
 
-/* Only ends the turn: the tick is for the caller, and the next turn starts with the queue. */
+/* Ends only this turn. The caller checks the tick, and the next turn starts with the queue. */
 static void turn_ends(struct ring_op *op, int result)
 {
 	GMB_UNUSED(op);
@@ -298,8 +298,8 @@ static void copy_end_arm(struct copy_loop *loop)
 	}
 }
 
-/* Ends a stopped copy by the signal after a time limit. Otherwise a server that repeats handshakes
- * and never answers could delay the end forever. */
+/* Ends the process by the signal if a stopped copy takes too long. A server could delay the end
+ * forever by repeating handshakes without answering requests. */
 static void stop_when_due(const struct copy_loop *loop)
 {
 	if (loop->stop_signal == 0 || clock_now_ns() - caught_ns < STOP_NS) {
@@ -352,7 +352,7 @@ void copy_loop_moves(struct copy_loop *loop, uint64_t bytes)
 	if (loop->rate == 0) {
 		return;
 	}
-	/* Time that was not used may be made up for, back to the tick before the last one. */
+	/* Unused time can be caught up, but not more than RATE_BACK_NS. */
 	if (loop->rate_due_ns + RATE_BACK_NS < now_ns) {
 		loop->rate_due_ns = now_ns - RATE_BACK_NS;
 	}
@@ -483,7 +483,7 @@ static void copy_end_remote_event(void *context, enum gmb_event event, const cha
 	struct copy_end *end = &remote->end;
 	struct gmb_info info = { .size = sizeof(info) };
 
-	if (event == GMB_EVENT_RECONNECTED) { /* the text is only the URI */
+	if (event == GMB_EVENT_RECONNECTED) { /* the event's text is only the URI */
 		log_warning("%s: %s: reconnected", end->role, text);
 		return;
 	}
@@ -494,7 +494,7 @@ static void copy_end_remote_event(void *context, enum gmb_event event, const cha
 	log_warning("%s: %s", end->role, text);
 }
 
-/* -EROFS: the target cannot be written. */
+/* Fills in the properties of the end from the export. -EROFS: the target cannot be written. */
 static int remote_describe(struct remote_end *remote, struct error *error)
 {
 	struct copy_end *end = &remote->end;
@@ -560,7 +560,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
  */
 
 enum { PIPE_BYTES = 1 << 20 };
-/* The descriptor's current offset, in case it is a regular file after all. */
+/* Reads and writes use the descriptor's own offset, in case it is a regular file. */
 #define OFFSET_CURRENT UINT64_MAX
 
 struct stream_end {
@@ -630,7 +630,7 @@ static void stream_wait(struct stream_end *stream)
 		io->operation == COPY_READ ? POLLIN : POLLOUT, stream_ready);
 }
 
-/* A regular file behind the stream can be made durable, a pipe cannot. */
+/* A stream that is a regular file can be flushed; a pipe cannot, which is not an error. */
 static void stream_synced(struct ring_op *op, int result)
 {
 	struct copy_io *io = container_of(op, struct copy_io, ring_op);
@@ -727,7 +727,7 @@ int copy_stream_open(struct copy_loop *loop, const struct copy_end_options *opti
 		free(stream);
 		return err;
 	}
-	/* Fewer turns per MiB; if it is not permitted, the pipe keeps its size. */
+	/* A larger pipe needs fewer turns per MiB. Without permission it keeps its size. */
 	(void)fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES);
 	stream->end.kind = COPY_STREAM;
 	stream->end.can_flush = true;

@@ -9,8 +9,8 @@
 #include "base/log.h"
 #include "tools/copy.h"
 
-/* Holes of the source below this size are read, and detected as zeroes if that is requested,
- * because a request for each side of a small hole costs more than its bytes. */
+/* Holes of the source below this size are read like data, because skipping a small hole costs more
+ * requests than its bytes are worth. Their zeroes can still be detected in the data. */
 #define SMALL_HOLE_BYTES (UINT64_C(64) << 10)
 /* Upper bound on one request to zero, because some servers must write the zeroes before they
  * answer. */
@@ -19,22 +19,23 @@
 /* Bytes of one request to copy within a server: a power of two. */
 #define SERVER_COPY_BYTES (UINT64_C(64) << 20)
 
-/* The adaptive number of pieces in flight is what this rate needs at the latency of the ends, which
- * is the time of an answer when nothing is queued. Few pieces keep the buffers in the processor's
- * caches (over TCP on loopback 4 to 6 pieces of 512 KiB took a tenth to a sixth less time than 8,
- * or than 16 of 256 KiB; over Unix sockets 6 to 8 were best). Many pieces fill a long line. */
+/* The number of pieces in flight adapts to the latency of the ends, so that this rate is reached.
+ * The latency is the shortest time of an answer, when nothing is queued. Few pieces keep the
+ * buffers in the processor's caches (over TCP on loopback 4 to 6 pieces of 512 KiB took a tenth to
+ * a sixth less time than 8, or than 16 of 256 KiB; over Unix sockets 6 to 8 were best). Many pieces
+ * fill a connection with a long latency. */
 enum { WINDOW_MIN = 4, WINDOW_BYTES_MIN = 3 << 20, WINDOW_SHORT = 16 };
 #define WINDOW_BYTES_PER_US UINT64_C(2000)
 
 enum task_state {
 	TASK_FREE,
 	TASK_READING,  /* waits for the source's bytes */
-	TASK_RESCUING, /* reads them again in small blocks, some of which are lost */
+	TASK_RESCUING, /* reads the piece again in small blocks, some of which are lost */
 	TASK_TURN,     /* waits until all earlier pieces are written to a stream */
 	TASK_WRITING,  /* waits for the target to write a run of data */
 	TASK_ZEROING,  /* waits for the target to zero a run */
 	TASK_COPYING,  /* waits for the server of both ends to copy it */
-	/* Waits for the rest of the target's last block, of which the piece is a part. */
+	/* Waits for the last block of the target, in which the piece ends, to be read. */
 	TASK_READ_EDGE,
 	TASK_STATE_COUNT
 };
@@ -66,7 +67,7 @@ struct engine {
 	uint64_t grain;	   /* pieces start at multiples of it */
 	uint64_t position; /* start of the next piece */
 	uint64_t end;	   /* end of the copy; UINT64_MAX until the end of a stream */
-	uint64_t torn;	   /* start of the first piece that was given up */
+	uint64_t torn;	   /* start of the first piece that was given up after an error */
 	uint32_t active;   /* pieces in flight */
 	uint32_t window;   /* limit of pieces in flight */
 	uint64_t read_ns;  /* shortest time of an answer so far */
@@ -75,7 +76,7 @@ struct engine {
 	/* Piece that the server copies, or NULL; other pieces wait while it is set. */
 	struct task *copying;
 	bool copies;	   /* the server of both ends copies */
-	bool begins_again; /* restart at position, which has moved back */
+	bool begins_again; /* restart at position, which was moved back */
 	bool cannot_zero;  /* the target has reported that */
 	bool flush_failed; /* earlier writes may be lost, even if a later flush succeeds */
 	bool stopping;
@@ -84,7 +85,7 @@ struct engine {
 	uint8_t *edge;	 /* one block of the target */
 
 	struct copy_io flush;
-	uint64_t flush_mark;	 /* offset up to which the flush in flight makes data durable */
+	uint64_t flush_mark;	 /* offset below which the flush in flight makes data durable */
 	uint64_t checkpoint_ns;	 /* start time of the last checkpoint */
 	uint64_t checkpoint_end; /* value of counters->done at which the next one is due */
 	struct copy_map map;
@@ -120,8 +121,8 @@ static uint64_t window_min(const struct copy_engine_options *options)
 	return MIN(pieces, (uint64_t)WINDOW_SHORT);
 }
 
-/* The shortest answer is the latency of line and disk, because longer ones waited for each
- * other. */
+/* The shortest answer shows the latency of connection and disk. Longer ones have waited in
+ * queues. */
 static void window_learn(struct engine *engine, uint64_t asked_ns, uint64_t *quickest_ns)
 {
 	const struct copy_engine_options *options = engine->options;
@@ -244,7 +245,7 @@ static void zeroed(struct copy_io *io)
 	struct engine *engine = task->engine;
 
 	if (io->result == -EOPNOTSUPP) {
-		engine->cannot_zero = true; /* zeroes are written from now on */
+		engine->cannot_zero = true; /* from now on zeroes are written as data */
 	} else if (io->result < 0) {
 		task_fail(task, engine->target);
 		return;
@@ -281,7 +282,7 @@ static void task_zero(struct task *task, uint64_t run)
 	copy_end_submit(task->engine->target, &task->io);
 }
 
-/* The target's last block has been read; the piece replaces its first part. */
+/* Called when the target's last block was read: the piece replaces its first part. */
 static void edge_read(struct copy_io *io)
 {
 	struct task *task = container_of(io, struct task, io);
@@ -310,8 +311,8 @@ static void task_edge(struct task *task)
 	copy_end_submit(engine->target, &task->io);
 }
 
-/* Returns true when the rest of the task is part of a block that the target only accepts as a
- * whole, and that it has. */
+/* Returns true when the rest of the task is shorter than a block of the target, which accepts only
+ * whole blocks. */
 static bool is_edge(const struct task *task)
 {
 	const struct copy_end *target = task->engine->target;
@@ -321,8 +322,8 @@ static bool is_edge(const struct task *task)
 	       target->block_min <= target->bytes - start;
 }
 
-/* Advances a task that has its bytes: sends the next run to the target, unless it is already
- * there. */
+/* Continues a task whose bytes were read: sends the next run to the target, unless the target
+ * already has it. */
 static void task_advance(struct task *task)
 {
 	struct engine *engine = task->engine;
@@ -340,7 +341,7 @@ static void task_advance(struct task *task)
 			task_edge(task);
 			return;
 		}
-		/* The last block is handled separately if it is not complete. */
+		/* If the last block is not complete, it is written separately. */
 		run = task_run(task, task->cursor < whole ? whole : task->length, &zero);
 		if (zero && engine->target->known_zero && !engine->options->allocate) {
 			engine->counters->skipped += run;
@@ -427,8 +428,8 @@ static void source_read(struct copy_io *io)
 
 /* --- copies that the server makes ------------------------------------------------------------- */
 
-/* Returns whether the server cannot copy, or no longer can. Reading and writing may work, or report
- * the actual error. */
+/* Returns whether the error means that the server cannot copy, now or in general. Then the copy
+ * continues by reading and writing, which works or reports the actual error. */
 static bool copy_engine_is_refused(int result)
 {
 	return result == -EOPNOTSUPP || result == -EXDEV || result == -ENOENT ||
@@ -450,7 +451,7 @@ static void server_copied(struct copy_io *io)
 		engine->copies = false;
 		engine->begins_again = true;
 		engine->position = task->offset;
-		task->length = 0; /* no part of it is left */
+		task->length = 0; /* the server has copied all of it */
 		task_end(task);
 	} else {
 		task_fail(task, engine->target);
@@ -478,8 +479,8 @@ struct piece {
 	bool zero;
 };
 
-/* Determines the piece at engine->position. Returns 1, or 0 if it is not known yet or there is no
- * more. */
+/* Determines the piece that starts at engine->position. Returns 1, or 0 if there is none or it
+ * depends on an answer that has not arrived. */
 static int copy_engine_piece_next(struct engine *engine, struct piece *piece)
 {
 	const struct copy_engine_options *options = engine->options;
@@ -502,7 +503,7 @@ static int copy_engine_piece_next(struct engine *engine, struct piece *piece)
 		return 0;
 	}
 	if (piece->zero && engine->end - engine->position == piece->length) {
-		/* The last block is copied as data if it is not complete. */
+		/* If the last block is not complete, it is copied as data. */
 		uint64_t whole = align_down(engine->end, block);
 
 		if (whole > engine->position) {
@@ -639,7 +640,8 @@ static void checkpoint(struct engine *engine)
 	const struct copy_journal *journal = engine->options->journal;
 	uint64_t mark = low_water(engine);
 
-	/* A failed flush is reported only once; the next one succeeds without meaning anything. */
+	/* After a failed flush the data may be lost, but the next flush would report success, so
+	 * recording stops. */
 	if (journal->fd < 0 || engine->flush.in_flight || engine->flush_failed ||
 		mark <= journal->durable) {
 		return;
@@ -711,7 +713,7 @@ static void engine_flush(struct engine *engine)
 		return;
 	}
 	if (engine->options->journal->fd >= 0 && engine->stopping) {
-		/* Also after an error, so that the next run need not repeat this. */
+		/* Also after an error: the next run can then continue from here. */
 		checkpoint(engine);
 	} else if (!engine->stopping) {
 		copy_engine_flush_start(engine, engine->end);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Regular files and block devices. Reads and writes go through the ring, and bypass the page cache
- * with --direct. Parts that are not aligned for that (the end of an image of odd size) use a
- * second, ordinary descriptor. Holes are searched for and created on the ring's worker threads.
+ * Regular files and block devices as an end of a copy. Reads and writes go through the ring, and
+ * bypass the page cache with --direct. Parts that are not aligned for that (the end of an image of
+ * odd size) use a second, ordinary descriptor. Holes are searched for and created on the ring's
+ * worker threads.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -36,7 +37,7 @@ struct file_end {
 	uint32_t direct_align;
 	bool direct;
 	bool is_block;
-	bool absent; /* a target that does not exist yet */
+	bool absent; /* the target does not exist yet */
 };
 
 static struct file_end *copy_file_of(struct copy_io *io)
@@ -107,7 +108,7 @@ static int call_zero(struct ring_op *op)
 {
 	struct copy_io *io = container_of(op, struct copy_io, ring_op);
 	const struct file_end *file = copy_file_of(io);
-	/* Only the claim can discard while a device is claimed. */
+	/* A device that is claimed accepts discards only over the claim's descriptor. */
 	int fd = file->is_block && file->claim_fd >= 0 ? file->claim_fd : file->fd;
 
 	return disk_zero(fd, file->is_block, io->offset, io->length, !io->allocate, false);
@@ -196,7 +197,7 @@ static int copy_file_close(struct copy_end *end, struct error *error)
 	}
 	if (file->fd >= 0) {
 		ring_file_remove(end->loop->ring, &file->file);
-		/* Network file systems report write errors on close. */
+		/* Network file systems may report write errors only on close. */
 		if (close(file->fd) != 0 && end->target) {
 			result = error_set(error, -errno, "cannot close %s %s: %s", end->role,
 				end->name, strerror(errno));
@@ -260,7 +261,8 @@ static int file_examine(struct file_end *file, struct error *error)
 		end->backing[1] = info.backing[1];
 		end->backing_at = info.backing_at;
 	} else if (!end->target) {
-		/* A source that was modified between two runs counts as another source. */
+		/* A source that was modified has another identity, so an interrupted copy of it is
+		 * not continued. */
 		end->identity[2] = (uint64_t)status.st_mtim.tv_sec;
 		end->identity[3] = (uint64_t)status.st_mtim.tv_nsec;
 	} else {
@@ -284,8 +286,8 @@ static int file_examine(struct file_end *file, struct error *error)
 	return 0;
 }
 
-/* Waits for the writes of a killed server, which may still be in flight and would overwrite the
- * copy. If this cannot be determined, the target is not rejected. */
+/* Waits for writes of a killed server, which may still be in flight and would overwrite the copy.
+ * If it is not known whether there are any, the target is accepted. */
 static int await_writers(struct file_end *file, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = WRITERS_PAUSE_NS };

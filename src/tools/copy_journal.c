@@ -31,7 +31,7 @@ struct reader {
 	uint32_t line; /* number of the last line read */
 };
 
-/* CRC-32C, bit by bit, which suffices for sixty bytes every few seconds. */
+/* CRC-32C, bit by bit. That is fast enough for sixty bytes every few seconds. */
 static uint32_t checksum(const char *text, size_t bytes)
 {
 	uint32_t crc = UINT32_MAX;
@@ -70,8 +70,8 @@ static int damaged(const struct reader *reader, struct error *error)
 
 /* --- reading ------------------------------------------------------------------------------- */
 
-/* Returns the text of the next line without its checksum; NULL at the end and for a torn last line.
- * *bad: the line is complete and wrong. */
+/* Returns the text of the next line without its checksum, or NULL at the end, for a damaged line
+ * and for a torn last line. *bad: the line is damaged, and not a torn last line. */
 static char *line_next(struct reader *reader, bool *bad)
 {
 	char *line = reader->next;
@@ -92,7 +92,8 @@ static char *line_next(struct reader *reader, bool *bad)
 	if (rest != line + CRC_CHARS - 1 || *rest != ' ' ||
 		crc != checksum(rest + 1, strlen(rest + 1))) {
 		*end = '\n';
-		/* The last line might have been written partly, even its end before its middle. */
+		/* Only the last line can be torn. Any part of it may be missing, because its parts
+		 * need not be written in order. */
 		*bad = end[1] != '\0';
 		return NULL;
 	}
@@ -100,8 +101,8 @@ static char *line_next(struct reader *reader, bool *bad)
 	return rest + 1;
 }
 
-/* Formats the identity of an end. Returns the length without the name, which is not compared,
- * because a file or device can be given by another name. */
+/* Formats the identity of an end. Returns the length without the name at the end, which is not
+ * compared, because a file or device can be given by another name. */
 static size_t end_format(
 	char line[LINE_BYTES], const char *word, const struct copy_end *end, uint64_t bytes)
 {
@@ -115,7 +116,8 @@ static size_t end_format(
 	return (size_t)count;
 }
 
-/* A target that is a file gets the size of the copy when it is prepared. */
+/* Returns the size to record. A target that is a file gets the size of the copy when it is
+ * prepared. */
 static uint64_t target_bytes(const struct copy_end *source, const struct copy_end *target)
 {
 	return target->kind == COPY_FILE ? source->bytes : target->bytes;
@@ -314,7 +316,7 @@ static int journal_append(
 	if (count != (ssize_t)bytes) {
 		return journal_error(journal, count < 0 ? -errno : -ENOSPC, "write", error);
 	}
-	/* Removes the remains of a torn line after this one. */
+	/* If this line replaced a longer torn one, removes its rest. */
 	if (ftruncate(journal->fd, (off_t)(journal->length + bytes)) != 0 ||
 		fdatasync(journal->fd) != 0) {
 		return journal_error(journal, -errno, "flush", error);

@@ -5,8 +5,8 @@
 #include "base/bytes.h"
 #include "tools/copy.h"
 
-/* Bytes of one query. Large holes are reported in one piece, and no server must search a whole disk
- * before it answers. */
+/* Limit for one query. Large holes then need few queries, and a server does not have to search a
+ * whole disk for one answer. */
 #define ASK_BYTES_MAX (UINT64_C(1) << 30)
 
 void copy_map_init(struct copy_map *map, struct copy_end *end, uint64_t start, uint64_t limit,
@@ -44,7 +44,7 @@ static void run_push(struct copy_map *map, uint64_t end, bool zero)
 	map->run_count++;
 }
 
-/* Ends the run of zeroes from map->pending to end, at data or the limit. */
+/* Ends the pending zeroes at `end`, where data or the limit follows. */
 static void zeroes_end(struct copy_map *map, uint64_t end)
 {
 	uint64_t first = MIN(align_up(map->pending, map->grain), end);
@@ -60,7 +60,7 @@ static void copy_map_extent_add(struct copy_map *map, uint64_t end, bool zero)
 {
 	if (!zero) {
 		zeroes_end(map, map->asked);
-		/* To the end of the grain; zeroes after it start at the next one. */
+		/* Data extends to the end of its grain; zeroes start at the next one. */
 		run_push(map, MIN(align_up(end, map->grain), map->limit), false);
 		map->pending = end;
 	}
@@ -104,7 +104,8 @@ static void copy_map_answered(struct copy_io *io)
 	}
 }
 
-/* Queries more extents if there is room for a whole answer: one extent gives at most two runs. */
+/* Sends another query if there is room for a whole answer, in which each extent can give two
+ * runs. */
 static void copy_map_ask(struct copy_map *map)
 {
 	struct copy_io *io = &map->io;

@@ -88,7 +88,7 @@ static void complete_parts(const struct copy_counters *counters, char out[PART_B
 	}
 }
 
-/* Bytes of data: a hole takes no time. */
+/* Returns the bytes of data. Holes are not included, because they take no time. */
 static uint64_t copy_moved(const struct copy_counters *counters)
 {
 	return counters->done - counters->start - counters->holes;
@@ -262,7 +262,7 @@ void copy_progress_init(struct copy_progress *progress, enum copy_progress_mode 
 	progress->verb = "copying";
 }
 
-/* The same of the phase at hand. */
+/* Returns the bytes of data that the current phase has processed. */
 static uint64_t progress_moved(const struct copy_progress *progress)
 {
 	const struct copy_counters *counters = progress->counters;
@@ -312,7 +312,8 @@ const char *copy_share(char out[COPY_SHARE_BYTES], uint64_t done, uint64_t total
 	return out;
 }
 
-/* Half the weight on the last half second: steady to look at, and quick to follow. */
+/* Smooths the rate: the last half second has half of the weight, so the display is steady but
+ * follows quickly. */
 static void smooth(double *rate, uint64_t bytes, uint64_t passed_ns)
 {
 	double current = (double)bytes * NS_PER_S / (double)passed_ns;
@@ -366,7 +367,7 @@ static int terminal_columns(void)
 									       : COLUMNS_DEFAULT;
 }
 
-/* Rounds down to whole percents, so that 100 % means complete. */
+/* Rounds down, so that 100 % means complete. */
 static int percent(double part)
 {
 	return (int)(part * 100);
@@ -388,7 +389,8 @@ static void bar_show(const struct copy_progress *progress, const char *text, dou
 	} else {
 		snprintf(line, sizeof(line), "%s", text);
 	}
-	/* Narrower than the terminal, which would otherwise start a new line. */
+	/* Writes less than the width of the terminal, because a full line would start another
+	 * one. */
 	fprintf(stderr, "\r%.*s\033[K", columns - 1, line);
 }
 

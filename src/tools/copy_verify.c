@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reads both ends of a copy and compares them. Ranges that both report as zeroes are not read. If
- * only one does, the other must contain zeroes.
+ * Reads both ends of a copy and compares them. Ranges that both ends report as zeroes are not read.
+ * If only one reports zeroes, the other is read and must contain zeroes.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 enum { SIDE_SOURCE, SIDE_TARGET, SIDE_COUNT };
 
-/* A piece that is read on one or both sides. */
+/* A piece of the comparison, which is read from one or both ends. */
 struct pair {
 	struct list_node node; /* in verify->free when idle */
 	struct verify *verify;
@@ -67,7 +67,7 @@ static uint8_t pair_byte(const struct pair *pair, int side, uint64_t at)
 	return pair->buffers[side] != NULL ? pair->buffers[side][at] : 0;
 }
 
-/* Records the first difference; reads in flight may find an earlier one. */
+/* Records a difference if it is before those found so far, because reads end in any order. */
 static void pair_differs(struct pair *pair)
 {
 	struct verify *verify = pair->verify;
@@ -143,7 +143,7 @@ static void copy_verify_pair_start(
 		io->offset = pair->offset;
 		io->buffer = pair->buffers[side];
 		io->done = pair_read;
-		/* The last block of a target can extend beyond the copy. */
+		/* A target of whole blocks can extend beyond the copy. */
 		io->length = MIN(align_up(length, end->block_min), end->bytes - pair->offset);
 		pair->waiting++;
 		copy_end_submit(end, io);

@@ -35,7 +35,7 @@ enum {
 	URIS_TAIL_BYTES = 8, /* room for a comma and the mark that there are more */
 };
 
-/* The quality of a match between a served URI and a given one. */
+/* How well a served URI matches the given one. */
 enum fit {
 	FIT_NOT,
 	FIT_OTHER_SPELLING, /* such as localhost for 127.0.0.1 */
@@ -149,7 +149,7 @@ static bool same_socket(struct lookup *lookup, const struct export_uri *served, 
 static bool same_place(struct lookup *lookup, const struct export_uri *served, long long pid,
 	const struct export_uri *asked)
 {
-	/* Without an export name, the address is sufficient. */
+	/* If no export name is given, a server at the address matches. */
 	if (served->is_unix != asked->is_unix ||
 		(asked->export_name[0] != '\0' &&
 			strcmp(served->export_name, asked->export_name) != 0)) {
@@ -237,7 +237,7 @@ static void add_match(struct search *search, const char *path, const json_t *doc
 	snprintf(search->path, sizeof(search->path), "%s", path);
 }
 
-/* Collects URIs that do not match, for the hint after a misspelled name. */
+/* Collects URIs that do not match, which are shown if there is no match. */
 static void add_uris(struct search *search, const json_t *document)
 {
 	const json_t *uris = json_object_get(document, "uris");
@@ -284,7 +284,8 @@ static void find_look_at(struct search *search, const char *path, const char *ur
 	uint32_t rank;
 
 	if (document == NULL) {
-		/* A killed server leaves its socket behind; a server that is ending removes it. */
+		/* Not for a server that has ended: a killed server leaves its socket, and one that
+		 * stops removes it. */
 		if (error.code != -ECONNREFUSED && error.code != -ENOENT &&
 			search->error.code == 0) {
 			search->error = error;
@@ -379,8 +380,8 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 		return no_folder(error);
 	}
 	for (uint32_t i = 0; server_control_folder(i, other, sizeof(other)) == 0; i++) {
-		/* Root must name servers there by process or socket, because the kernel can confirm
-		 * these. */
+		/* Servers in these folders are not searched for root, who must name them by process
+		 * or socket, because the kernel can confirm these. */
 		if (!is_of_a_user(other)) {
 			search_folder(&search, other, uri);
 		}
@@ -487,7 +488,7 @@ static void see_server(void *context, const char *path)
 	json_t *server;
 
 	if (document == NULL && (error.code == -ECONNREFUSED || error.code == -ENOENT)) {
-		return; /* it has ended */
+		return; /* the server has ended */
 	}
 	if (document == NULL) {
 		server = json_pack("{s:o, s:o}", "socket", print_json_text(path), "error",
@@ -568,7 +569,7 @@ void servers_print(const json_t *servers)
 		printf("\n");
 		if (json_array_size(uris) > 0) {
 			print_texts(uris, NULL);
-		} else { /* its addresses have no URIs with the exports */
+		} else { /* these addresses have no URIs of exports */
 			print_texts(json_object_get(server, "exports"), "name");
 		}
 	}

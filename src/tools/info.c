@@ -28,8 +28,8 @@ void info_label(const char *label)
 /* EXTENTS_MAX: extents in one answer. */
 enum { EXTENTS_MAX = 4096, KINDS = 4, LOOK_MS = 100 };
 
-/* Bytes of the first query. A server may search all of it before it answers, so the step grows only
- * while the answers are short. */
+/* Bytes of the first query. The server may search this whole range before it answers, so later
+ * queries are larger only while answers are quick. */
 #define STEP_FIRST_BYTES (UINT64_C(4) << 30)
 
 /* Indexed by enum gmb_extent_flags. */
@@ -107,7 +107,7 @@ static int tools_info_run(struct map *map, struct gmb_request *request)
 
 		if (now_ns >= map->end_ns && !late) {
 			late = true;
-			client_end(map->client); /* makes the request fail */
+			client_end(map->client); /* the requests of the client fail then */
 		}
 		(void)gmb_queue_wait(
 			map->queue, late ? -1 : (int)clock_milliseconds(map->end_ns - now_ns));
@@ -229,8 +229,8 @@ static int map_show(struct map *map, const char *uri, struct error *error)
 	if (map->last.bytes > 0) {
 		show_extent(map, &map->last);
 	}
-	/* After a failure the totals cover what was read until then, so that the JSON is
-	 * well-formed. */
+	/* The totals are printed even after a failure, for the extents that were read, so that the
+	 * JSON is complete. */
 	if (map->json) {
 		print_totals_json(map, err != 0 ? error->text : NULL);
 	} else if (err == 0 && map->size > 0) {
@@ -618,7 +618,7 @@ static struct nbd_text tools_info_text_of(struct message_text text)
 	return (struct nbd_text){ .bytes = (const char *)text.bytes, .length = text.length };
 }
 
-/* Translates an export to NBD's terms; it supports everything that NBD does. */
+/* Stores an export of a gmb server in NBD's terms. gmb has everything that NBD has. */
 static int tools_info_take_export(
 	void *context, uint16_t version, const struct native_export *export, struct error *error)
 {

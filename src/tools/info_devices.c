@@ -13,8 +13,8 @@
 
 enum { DEVICE_PATH_BYTES = 512, READ_BYTES_MIN = 4096 };
 
-/* Finds the last PCI device in a sysfs path, "/sys/devices/pci0000:00/0000:00:04.0/...", that ends
- * within the first bytes; false: none. */
+/* Finds the last PCI device in the first bytes of a sysfs path,
+ * "/sys/devices/pci0000:00/0000:00:04.0/...". Returns false if there is none. */
 static bool last_device(const char *path, size_t bytes, char bdf[P2PMEM_BDF_BYTES])
 {
 	bool found = false;
@@ -39,7 +39,7 @@ static bool last_device(const char *path, size_t bytes, char bdf[P2PMEM_BDF_BYTE
 	return found;
 }
 
-/* Finds the lowest bridge that two devices have in common; false: only the host bridge. */
+/* Finds the lowest bridge above both devices. Returns false if they share only the host bridge. */
 static bool find_bridge(const char *a, const char *b, char bdf[P2PMEM_BDF_BYTES])
 {
 	size_t same = 0;
@@ -88,7 +88,7 @@ static json_t *info_devices_disk_of(
 
 	snprintf(name, sizeof(name), "/sys/block/%s", disk);
 	if (realpath(name, path) == NULL || !last_device(path, strlen(path), bdf)) {
-		return NULL; /* it is not a disk of a PCI device */
+		return NULL; /* the disk is not one of a PCI device */
 	}
 	result = info_devices_reach(memory, disk);
 	object = json_object();

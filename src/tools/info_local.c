@@ -42,7 +42,7 @@ struct local_path {
 	json_t *overlay; /* contents, from check_file(); NULL: not an overlay */
 };
 
-/* One probed feature of the kernel, whether it is available, and the consequence. */
+/* A feature of the kernel, whether it is available, and what depends on it. */
 struct local_feature {
 	const char *key;
 	const char *words;
@@ -85,7 +85,7 @@ static void look_huge_pages(struct local_machine *machine)
 	machine->huge_page_bytes = meminfo_value(text, "Hugepagesize:") << 10;
 	machine->huge_pages_total = meminfo_value(text, "HugePages_Total:");
 	machine->huge_pages_free = meminfo_value(text, "HugePages_Free:");
-	/* "always [madvise] never" */
+	/* The text is like "always [madvise] never". */
 	file_read("/sys/kernel/mm/transparent_hugepage/enabled", text, sizeof(text));
 	begin = strchr(text, '[');
 	end = begin != NULL ? strchr(begin, ']') : NULL;
@@ -105,7 +105,7 @@ static void look_machine(struct local_machine *machine)
 	*machine = (struct local_machine){ .locked_bytes = UINT64_MAX };
 	ring_probe(&machine->ring);
 	if (!machine->ring.available) {
-		/* Creating a ring returns the sentence with the remedy. */
+		/* If a ring cannot be created, the error has the remedy. */
 		if (ring_create(&(struct ring_options){ 0 }, &ring, &error) == 0) {
 			ring_destroy(ring);
 		}
@@ -148,7 +148,7 @@ static int look_path(const char *path, struct local_path *look, struct error *er
 		snprintf(look->direct_error, sizeof(look->direct_error), "%s", direct_error.text);
 		return 0;
 	}
-	/* The alignment may only be reported for a descriptor opened with O_DIRECT. */
+	/* Some file systems report the alignment only for a descriptor opened with O_DIRECT. */
 	err = disk_info(fd, &look->info);
 	disk_close(fd);
 	look->direct = err == 0 && look->info.direct_offset_align != 0;

@@ -85,7 +85,7 @@ void svg_panel_axes(FILE *out, const struct svg_panel *panel)
 		svg_label(out, x, panel->bottom + 18, "middle",
 			i == 0 ? "0" : svg_duration(label, i * step_ns));
 	}
-	/* Sizes of requests are more often powers of two than of ten. */
+	/* Sizes of requests are usually powers of two, so the ticks are powers of two. */
 	while (step_bytes * TICKS_MAX < (double)panel->bytes) {
 		step_bytes *= 2;
 	}
@@ -285,12 +285,12 @@ static void canvas_measure(struct canvas *canvas)
 		canvas->log_low = round_125(canvas->log_low - 0.15, false);
 		canvas->log_high = round_125(canvas->log_high + 0.15, true);
 	}
-	/* As far as one request is a visible step. */
+	/* The scale ends where one request is still a visible step. */
 	canvas->nines = fmax(1, fmin(NINES_MAX, ceil(log10((double)count))));
 }
 
-/* Distributes a bucket over the bins that it overlaps, in proportion. Buckets and bins have no
- * common borders, so assigning whole buckets would draw a comb. */
+/* Adds a bucket to the bins that it overlaps, in proportion to the overlap. If each bucket went to
+ * one bin, the plot would show a comb, because buckets and bins have different limits. */
 static void bin_add(struct canvas *canvas, double bins[BINS], uint32_t bucket, double share)
 {
 	double scale = BINS / (canvas->log_high - canvas->log_low);
@@ -368,7 +368,7 @@ static void draw_frames(const struct canvas *canvas)
 
 static void draw_latency_axis(const struct canvas *canvas)
 {
-	/* Labels at 1-2-5 steps if they fit, else at powers of ten. */
+	/* Labels at 1-2-5 steps if there is room, otherwise at powers of ten. */
 	bool all = canvas->log_high - canvas->log_low <= 4;
 	double log_ns = round_125(canvas->log_low, true);
 
@@ -457,7 +457,8 @@ static void draw_curve(const struct canvas *canvas, uint32_t which)
 		x = x_of_log(canvas, log_of(MIN(histogram_highest(i), latency->maximum)));
 		y = left == 0 ? CDF_TOP
 			      : y_of_nines(canvas, log10((double)latency->count / (double)left));
-		/* Skips points that cannot be distinguished and would only make the file longer. */
+		/* Skips points that cannot be distinguished from the last one, to keep the file
+		 * short. */
 		if (left == 0 || fabs(x - x_last) >= 0.5 || fabs(y - y_last) >= 0.5) {
 			fprintf(canvas->out, "L%.1f %.1f", x, y);
 			x_last = x;

@@ -25,8 +25,8 @@ struct end {
 	struct export_uri uri;
 	struct push_ask *ask;
 	uint64_t bytes; /* size of its export */
-	/* For a destination without push, whose host can have several addresses: the index of the
-	 * address in use, and whether there are more. */
+	/* If the host of a destination without push has several addresses: the index of the one in
+	 * use, and whether there are more. */
 	uint32_t address;
 	bool has_more;
 };
@@ -127,9 +127,9 @@ static int out_of_reach(struct error *error)
 		"address; give a network address");
 }
 
-/* Binds the ticket to the source, as the destination will see it: by the source's address; by our
- * address if the source is on this machine; by its user if both servers are reached over Unix
- * sockets. */
+/* Binds the ticket to the source in the way in which the destination will see it: to the source's
+ * address; to our address if the source is on this machine; to its user if both servers are reached
+ * over Unix sockets. */
 static int bind_to_source(const struct end *source, const struct end *target,
 	struct push_wire_grant *grant, struct error *error)
 {
@@ -202,7 +202,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 	struct error *error)
 {
 	struct export_uri uri = target->uri;
-	/* The ticket determines the export of a destination with push. */
+	/* For a destination with push the ticket determines the export. */
 	const char *name = target->ask != NULL ? "" : uri.export_name;
 	uint32_t name_bytes = (uint32_t)strlen(name);
 	char path[BESIDE_BYTES];
@@ -227,7 +227,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 			return result;
 		}
 		if (uri.tls && uri.tls_hostname == NULL) {
-			uri.tls_hostname = uri.host; /* the name in its certificate */
+			uri.tls_hostname = uri.host; /* the name that its certificate must have */
 		}
 		uri.host = host;
 		is_local = address_parse(host, address) && address_is_loopback(address);
@@ -337,8 +337,8 @@ static int tools_push_start(const struct push_options *options, const struct end
 	return 0;
 }
 
-/* Returns whether the source, which failed to connect and closed, can be requested to try another
- * address of the destination's host. */
+/* Returns true if the source failed to connect and should try another address of the destination's
+ * host. */
 static bool try_next(const struct push_options *options, struct end *source, struct end *target,
 	int result, struct error *error)
 {
@@ -370,7 +370,7 @@ static const char *state_text(uint8_t state)
 		[PUSH_JOB_FAILED] = "failed",
 	};
 
-	return texts[state]; /* push_job_parse() has checked it */
+	return texts[state]; /* push_job_parse() has checked that state is valid */
 }
 
 static json_t *job_json(const struct push_job_message *job)
@@ -462,7 +462,8 @@ static int tools_push_watch(
 	return MIN(result, 0);
 }
 
-/* Only the source talks to a destination that uses NBD. */
+/* Opens a connection to the destination, unless it has no push: then only the source connects to
+ * it. */
 static int target_open(struct end *target, const struct push_options *options, struct error *error)
 {
 	int result = export_uri_parse(options->target, &target->uri, error);

@@ -39,7 +39,7 @@ json_t *print_json_text(const char *text);
 GMB_MUST_CHECK int print_json(json_t *root, struct error *error);
 /* Prints root on one line, for sequences of documents. Takes root. */
 GMB_MUST_CHECK int print_json_line(json_t *root, struct error *error);
-/* Like print_json(), with that many digits of each real number. */
+/* Like print_json(), with `digits` digits for each real number. */
 GMB_MUST_CHECK int print_json_digits(json_t *root, int digits, struct error *error);
 
 /* --- info.c ---------------------------------------------------------------------------------- */
@@ -48,8 +48,8 @@ GMB_MUST_CHECK int print_json_digits(json_t *root, int digits, struct error *err
 enum { INFO_LABEL_COLUMNS = 20 };
 void info_label(const char *label);
 
-/* Prints what a server offers. refusal is NULL, or the reason why the export in the URI is not
- * available: then only the names of the others are shown. */
+/* info_show_text() and info_show_json() print what a server offers. refusal: NULL, or the reason
+ * why the export in the URI is not available; then only the names of the others are printed. */
 GMB_MUST_CHECK int info_show_text(
 	const char *uri, const struct nbd_offers *offers, bool list, struct error *error);
 /* Queries a server over gmb for its exports; freed with nbd_offers_fini(), also after an error. */

@@ -85,7 +85,7 @@ void stats_read(const struct counter_table *table, void *values, const json_t *o
 	}
 }
 
-/* "1.500 MB" */
+/* Formats "1.500 MB". Returns out. */
 static const char *bytes_text(char out[VALUE_BYTES], uint64_t bytes)
 {
 	static const char *const units[] = { "kB", "MB", "GB", "TB", "PB", "EB" };
@@ -131,7 +131,7 @@ static const char *value_text(char out[VALUE_BYTES], enum counter_unit unit, uin
 	return out;
 }
 
-/* Returns whether the value is worth a line: not 0, not missing, and not a ratio of 1. */
+/* Returns whether the value is worth a line: it is not 0, missing, or a ratio of 1. */
 static bool is_news(const struct counter *counter, uint64_t value)
 {
 	return value != 0 && value != COUNTER_NONE &&
@@ -216,8 +216,8 @@ static void show_arenas(const json_t *arenas)
 
 enum { GB_BYTES = 48 };
 
-/* For a column of nine characters. Queries for the extents of an empty disk can add up to very
- * large numbers. */
+/* Formats for a column of nine characters. The value can be very large: queries for the extents of
+ * an empty disk count its whole size each time. */
 static const char *gb_text(char out[GB_BYTES], double bytes)
 {
 	double gb = bytes / 1e9;
@@ -226,7 +226,7 @@ static const char *gb_text(char out[GB_BYTES], double bytes)
 	return out;
 }
 
-/* "read" */
+/* Returns the name of an operation, such as "read". */
 static const char *operation_text(char out[QUOTE_BYTES], const json_t *operation)
 {
 	return log_escape_sentence(out, QUOTE_BYTES, tools_stats_text_of(operation, "operation"));

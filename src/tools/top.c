@@ -40,7 +40,7 @@ struct row {
 	double errors;
 	double p50_us;
 	double p99_us;
-	char path[SHORT_BYTES]; /* location of most of the payload */
+	char path[SHORT_BYTES]; /* path of most of the payload */
 };
 
 enum top_order { ORDER_BYTES, ORDER_REQUESTS, ORDER_P99, ORDER_NAME, ORDER_COUNT };
@@ -50,7 +50,7 @@ static const char *const order_names[ORDER_COUNT] = { "bytes", "requests", "p99"
 struct top {
 	json_t *now;
 	json_t *before;
-	double seconds; /* time between them */
+	double seconds; /* time between the two documents, in seconds */
 	enum top_order order;
 	bool paused;
 	uint32_t columns;
@@ -83,7 +83,7 @@ static double number(const json_t *object, const char *key)
 
 enum { SUM_READS, SUM_WRITES, SUM_OTHERS, SUM_COUNT };
 
-/* The sums of an entry's requests since the start. */
+/* Sums over all requests of an entry since the start. */
 struct sums {
 	struct path_stats of[SUM_COUNT];
 };
@@ -142,7 +142,7 @@ static const json_t *entry_named(const json_t *list, const char *name)
 	return NULL;
 }
 
-/* Returns an entry's predecessor in the previous document. NULL: there is none, or its counters
+/* Returns the entry's counterpart in the previous document. NULL: there is none, or its counters
  * restarted at 0, because the server is another process or the export was removed and added. */
 static const json_t *entry_before(const struct top *top, const char *list, const json_t *entry)
 {
@@ -161,7 +161,7 @@ static const json_t *entry_before(const struct top *top, const char *list, const
 	return is_same_server ? was : NULL;
 }
 
-/* Finds the location of most of the payload, by the label of the metric, and its share. */
+/* Finds the path that most of the payload took, by the label of the metric, and its share. */
 static void find_path(struct row *row, const json_t *entry, const json_t *before)
 {
 	const struct counter *found = NULL;
@@ -416,7 +416,8 @@ static void put_summary(struct top *top)
 		log_escape(shown, sizeof(shown), version, strlen(version)), number(top->now, "pid"),
 		number(top->now, "uptime_seconds"), (unsigned long long)counters.sessions,
 		counters.sessions == 1 ? "" : "s", (unsigned long long)counters.inflight);
-	/* The numbers come from the server and can have hundreds of digits. */
+	/* The numbers come from the server and can have hundreds of digits, so their length is
+	 * checked. */
 	used = strlen(line);
 	if (counters.tls_sessions > 0) {
 		snprintf(line + used, sizeof(line) - used, ", TLS %llu (kernel %llu)",
@@ -457,7 +458,7 @@ static int draw(struct top *top, struct error *error)
 	fputs("\033[H", top->out);
 	put_summary(top);
 	room = top->lines > 2 ? top->lines - 2 : 0;
-	for_exports = MAX(room / 2, 2U); /* includes a header */
+	for_exports = MAX(room / 2, 2U); /* at least the header and one line */
 	for_exports = (uint32_t)MIN(export_count + 1, (size_t)for_exports);
 	put_list(top, "exports", "EXPORT", for_exports, true);
 	put_list(top, "clients", "CLIENT", room > for_exports ? room - for_exports : 0, false);

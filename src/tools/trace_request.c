@@ -127,7 +127,7 @@ json_t *trace_request_wait(struct control_connection *connection,
 
 /* --- the document -------------------------------------------------------------------------- */
 
-/* Returns a time; null becomes negative. */
+/* Returns a time; negative if it is null. */
 static double time_us(const json_t *object, const char *key)
 {
 	const json_t *value = json_object_get(object, key);
@@ -278,7 +278,7 @@ const char *trace_request_title(
 		length = snprintf(out, TRACE_REQUEST_TITLE_BYTES, "%s of %s at %llu",
 			request->operation, units_format_bytes(size, request->length),
 			(unsigned long long)request->offset);
-	} else { /* a flush, which has no range */
+	} else { /* a flush has no range */
 		length = snprintf(out, TRACE_REQUEST_TITLE_BYTES, "%s", request->operation);
 	}
 	if (length >= 0 && length < TRACE_REQUEST_TITLE_BYTES) {

@@ -71,12 +71,14 @@ struct trace_requests {
  * control_disconnect(). */
 GMB_MUST_CHECK int trace_request_arm(const char *path, const struct trace_question *question,
 	struct control_connection **connection_out, struct error *error);
-/* Reports on standard error that it waits, and waits. After timeout_ns (0: never) or an interrupt
- * (SIGINT, SIGTERM), requests the records so far. NULL: failed, with a sentence. */
+/* Prints on standard error that it waits, and waits for the records. After timeout_ns (0: no limit)
+ * or an interrupt (SIGINT, SIGTERM), requests the records that there are. Returns NULL with a
+ * sentence on failure. */
 json_t *trace_request_wait(struct control_connection *connection,
 	const struct trace_question *question, uint64_t timeout_ns, struct error *error);
 
-/* -EPROTO: not such a document. Call trace_request_free() in all cases. */
+/* Parses the document. -EPROTO: it is not one of this kind. Call trace_request_free() in all
+ * cases. */
 GMB_MUST_CHECK int trace_request_parse(
 	const json_t *document, struct trace_requests *requests, struct error *error);
 void trace_request_free(struct trace_requests *requests);

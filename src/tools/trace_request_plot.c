@@ -53,8 +53,8 @@ static void trace_request_plot_draw_axes(const struct panel *panel)
 	svg_panel_axes(panel->out, &axes);
 }
 
-/* Draws a bar between two times, over its range of bytes; a request without bytes uses the full
- * height. A bar that would be too short to see is as wide as a line. */
+/* Draws a bar between two times, as high as its range of bytes; a request without bytes uses the
+ * full height. A bar has at least the width of a line, so that it is visible. */
 static void draw_bar(const struct panel *panel, const char *class_name, double from_us,
 	double to_us, uint64_t offset, uint64_t length)
 {

@@ -13,7 +13,7 @@ enum {
 	QUOTE_BYTES = 160,
 };
 
-/* The meaning of a column of the chart. */
+/* The character for each kind of time in the chart. */
 enum chart_sign {
 	SIGN_NOTHING = ' ',
 	SIGN_PAYLOAD = '<',
@@ -36,7 +36,8 @@ static uint32_t column_of(const struct trace_request *request, double us)
 	return column < 0 ? 0 : (uint32_t)column;
 }
 
-/* Paints the columns between two times, both included, so that short events are visible. */
+/* Paints the columns from one time to another, including the columns of both, so that short events
+ * are visible. */
 static void paint(char line[CHART_COLUMNS], const struct trace_request *request, double from_us,
 	double to_us, enum chart_sign sign)
 {
@@ -117,7 +118,7 @@ static void show_chart(const struct trace_request *request)
 
 enum { COLUMN_COUNT = 5 };
 
-/* The columns of an operation. Those of a read end in the network. */
+/* The columns for an operation. Those of a read end with the time in the network. */
 struct table {
 	const char *titles[COLUMN_COUNT]; /* NULL: end */
 	void (*times)(const struct trace_request_part *part, double times_us[COLUMN_COUNT]);

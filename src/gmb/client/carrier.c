@@ -49,7 +49,7 @@ void native_carrier_step(struct native_carrier *carrier)
 	}
 	for (; used != 0; used &= used - 1) {
 		if (carrier->hub->buffers[__builtin_ctz(used)].tainted) {
-			return; /* hub_reclaim() calls again */
+			return; /* hub_reclaim() calls this function again */
 		}
 	}
 	list_remove(&carrier->node);
@@ -131,7 +131,7 @@ static void gmb_carrier_connected(struct native_carrier *carrier)
 	}
 	carrier->needs_cookies = (parsed.flags & NATIVE_WELCOME_MOVES) != 0;
 	memcpy(carrier->base.facts.instance, parsed.instance, sizeof(carrier->base.facts.instance));
-	/* a fresh ring has room */
+	/* the ring of a new connection has room */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_OPEN, carrier->open, carrier->open_bytes) ==
 		0) {
 		native_carrier_take(carrier);
@@ -140,7 +140,7 @@ static void gmb_carrier_connected(struct native_carrier *carrier)
 
 static void lost(struct native_carrier *carrier, const struct clan_event *event)
 {
-	native_carrier_take(carrier); /* first, messages sent before the loss */
+	native_carrier_take(carrier); /* processes the messages sent before the loss */
 	if (carrier->state != NATIVE_CLOSING) {
 		native_carrier_fail(carrier, event->status, clan_conn_reason(carrier->conn));
 	}
@@ -154,7 +154,7 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 		return;
 	}
 	if (carrier->state == NATIVE_CLOSING) {
-		return; /* from the same batch */
+		return; /* an event of the batch in which the carrier began to close */
 	}
 	switch ((enum clan_event_type)event->type) {
 	case CLAN_EVENT_CONNECTED:
@@ -181,7 +181,7 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 	case CLAN_EVENT_TRIPPED:
 	case CLAN_EVENT_DONE:
 	default:
-		break; /* events of other roles */
+		break; /* events that only servers receive */
 	}
 }
 
@@ -248,7 +248,7 @@ static int gmb_carrier_dial(struct native_carrier *carrier, const struct carrier
 		.cookies = HUB_BUFFERS_MAX,
 		.tripwires = 1,
 		.handshake_timeout_ms = (uint32_t)(start->timeout_ns / 1000000 + 1),
-		.peer_regions_max = 1, /* servers share no regions */
+		.peer_regions_max = 1, /* servers do not share regions with clients */
 	};
 	int result = hub_get(carrier->base.queue, &carrier->hub, &carrier->failure);
 
@@ -316,8 +316,8 @@ const struct carrier_ops native_carrier = {
 	.name = "gmb",
 	.schemes = schemes,
 	.command_bytes = sizeof(struct native_call),
-	/* One thread on each side is faster than two, because neither has to be woken while the
-	 * other works. */
+	/* More connections would need more threads. One thread on each side is faster than two,
+	 * because neither has to be woken while the other works. */
 	.connections = 1,
 	.target_create = native_target_create,
 	.list = native_list,
@@ -328,6 +328,6 @@ const struct carrier_ops native_carrier = {
 	.add = native_add,
 	.flush = native_flush,
 	.lose = native_lose,
-	.leave = native_lose, /* closing tells the server that it ended */
+	.leave = native_lose, /* the server detects that the connection was closed */
 	.take_back = native_take_back,
 };

@@ -59,7 +59,7 @@ struct hub {
 	bool reclaiming;      /* hub_reclaim() is in progress */
 	struct ring_op retry_op;
 	struct list_node carriers; /* struct native_carrier */
-	struct list_node hungry;   /* carriers with unprocessed messages */
+	struct list_node hungry;   /* carriers whose received messages are not all processed */
 	struct hub_buffer buffers[HUB_BUFFERS_MAX];
 	uint32_t last_found;
 	uint64_t pool_used[HUB_POOL_BYTES / HUB_PAGE_BYTES / 64]; /* one bit per page */
@@ -87,7 +87,7 @@ struct share {
 	struct clan_cookie cookie; /* valid in SHARE_GRANTED */
 };
 
-/* Stored in command.space. */
+/* A command in flight, stored in command.space. */
 struct native_call {
 	struct list_node node; /* in carrier->unsent or ->sent */
 	uint32_t tag;
@@ -105,7 +105,7 @@ enum native_carrier_state {
 
 struct native_carrier {
 	struct carrier base;
-	struct hub *hub; /* set at the first start */
+	struct hub *hub; /* NULL before the first start */
 	const struct native_target *target;
 	enum native_carrier_state state;
 	struct list_node node;	      /* in hub->carriers while there is a connection */
@@ -118,13 +118,14 @@ struct native_carrier {
 	struct list_node unsent;
 	struct list_node sent;
 	bool asks_alive;
-	bool waits_for_ends; /* lost commands are held back until they have ended at the server */
-	/* the server guarantees that they end, so it may write into imported memory */
+	bool waits_for_ends; /* lost commands are held back until the server has ended them */
+	/* the server guarantees to end lost commands before a new connection is answered, so it may
+	 * write into imported memory */
 	bool fills_imported;
 	struct native_call *calls[CARRIER_DEPTH_MAX]; /* indexed by tag % CARRIER_DEPTH_MAX */
 	uint16_t free_slots[CARRIER_DEPTH_MAX];
 	uint32_t free_count;
-	uint32_t turn; /* upper part of the next tag */
+	uint32_t turn; /* upper part of the next tag, which makes tags of a slot differ */
 	struct share shares[HUB_BUFFERS_MAX];
 	uint32_t open_bytes;
 	uint8_t open[NATIVE_OPEN_BYTES_MAX];
@@ -132,7 +133,7 @@ struct native_carrier {
 };
 
 struct native_target {
-	char *address;	   /* for clan_connect() */
+	char *address;	   /* address of the server, for clan_connect() */
 	char *socket_path; /* as in struct uri, for messages */
 	char *name;	   /* export name */
 	char label[CARRIER_LABEL_BYTES_MAX];
@@ -141,17 +142,18 @@ struct native_target {
 /* hub.c */
 /* Returns the queue's hub, which is created on first use. */
 GMB_MUST_CHECK int hub_get(struct gmb_queue *queue, struct hub **hub_out, struct error *error);
-/* Adds the hub to the ring, so that its events are handled. */
+/* Adds the hub to the ring, which then polls it for events. */
 void hub_start(struct hub *hub);
 /* Returns the buffer that contains all these bytes, or NULL. */
 struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes);
 /* Creates the pool if it does not exist. */
 GMB_MUST_CHECK int hub_pool_make(struct hub *hub);
-/* Allocates pages of the pool; false: no run is long enough now. bytes: at most
- * HUB_COMMAND_BYTES_MAX. */
+/* Allocates consecutive pages of the pool. Returns false if there are not enough now. bytes: at
+ * most HUB_COMMAND_BYTES_MAX. */
 GMB_MUST_CHECK bool hub_pool_get(struct hub *hub, size_t bytes, struct hub_run *run);
 void hub_pool_put(struct hub *hub, struct hub_run *run);
-/* Replaces the pages of tainted buffers, and frees buffers, once they are not shared. */
+/* Replaces the pages of tainted buffers that no connection shares any more, and frees buffers for
+ * which gmb_buffer_free() was called. */
 void hub_reclaim(struct hub *hub);
 
 static inline struct native_carrier *native_carrier_of(struct carrier *base)
@@ -170,7 +172,7 @@ static inline struct command *native_command_of(struct native_call *call)
 }
 
 /* target.c */
-/* Connects with our hello. error does not contain the target's label. */
+/* Connects and sends our hello. error does not contain the target's label. */
 GMB_MUST_CHECK int native_connect(struct clan_queue *queue, const struct native_target *target,
 	const struct clan_conn_options *options, struct clan_conn **conn_out, struct error *error);
 /* Members of struct carrier_ops. */
@@ -193,23 +195,23 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 void native_carrier_step(struct native_carrier *carrier);
 
 /* share.c */
-/* Returns whether the server has the buffer. If not, it was requested, or the buffer is tainted;
- * the state is SHARE_REFUSED if the server cannot have it. */
+/* Returns whether the server can use the buffer. If not, sharing was requested or must wait because
+ * the buffer is tainted; the state is SHARE_REFUSED if the server cannot have it. */
 GMB_MUST_CHECK bool native_share(struct native_carrier *carrier, uint32_t number);
 /* Handles CLAN_EVENT_SHARED. */
 void native_shared(struct native_carrier *carrier, const struct clan_event *event);
 /* Handles CLAN_EVENT_UNSHARED. */
 void native_unshared(struct native_carrier *carrier, const struct clan_event *event);
-/* Returns whether the connection shares that buffer. end: also ends the connection in that case. */
+/* Returns whether the connection shares that buffer. end: if it does, also ends the connection. */
 bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool end);
-/* Withdraws a buffer that is to be freed. */
+/* Withdraws a buffer from the server before it is freed. */
 void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer);
 
 /* send.c */
 /* Members of struct carrier_ops. */
 void native_add(struct carrier *base, struct command *command);
 void native_flush(struct carrier *base);
-/* Copies between a command's memory and consecutive memory. */
+/* Copies between the pieces of a command's memory and consecutive memory. */
 void native_call_copy(const struct command *command, uint8_t *run, bool to_run);
 
 /* receive.c */

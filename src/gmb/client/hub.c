@@ -11,7 +11,7 @@
 
 enum { EVENTS_MAX = 64 };
 
-/* Delay before fresh pages are requested again. */
+/* Delay before the hub retries to get fresh pages after a lack of memory. */
 #define RETRY_NS UINT64_C(100000000)
 
 _Static_assert((int)GMB_BUFFERS_MAX == (int)HUB_BUFFERS_MAX - 1, "all but the pool");
@@ -35,7 +35,7 @@ static int hub_source_poll(struct ring_source *source)
 	GMB_ASSERT(count >= 0);
 	list_init(&hungry);
 	while ((node = list_pop_front(&hub->hungry)) != NULL) {
-		/* carriers that become hungry again wait for the next iteration */
+		/* a carrier that is added again during this loop waits for the next iteration */
 		list_push_back(&hungry, node);
 	}
 	for (int i = 0; i < count; i++) {
@@ -327,7 +327,7 @@ void hub_pool_put(struct hub *hub, struct hub_run *run)
 	run->pages = 0;
 }
 
-/* --- buffers that wait until they are not shared ---------------------------------------------- */
+/* --- replacing and freeing buffers ------------------------------------------------------------ */
 
 static void hub_retry_done(struct ring_op *op, int result)
 {
@@ -353,12 +353,12 @@ static bool hub_is_shared(struct hub *hub, uint32_t number)
 	return shared;
 }
 
-/* Returns whether the buffer needs no further action. */
+/* Replaces or frees a buffer that is no longer shared. Returns whether it needs no further
+ * action. */
 static bool gmb_hub_reclaim(struct hub *hub, uint32_t number)
 {
 	struct hub_buffer *buffer = &hub->buffers[number];
-	/* The pool's contents need not be kept: a command is copied there again when it is
-	 * resent. */
+	/* The pool needs no contents: a command is copied there again when it is resent. */
 	const struct clan_range all = { .bytes = buffer->bytes };
 	int result;
 
@@ -376,9 +376,9 @@ static bool gmb_hub_reclaim(struct hub *hub, uint32_t number)
 	}
 	result = clan_region_replace(buffer->region, &all, number == HUB_POOL ? 1 : 0);
 	if (result != 0) {
-		/* There is no memory, perhaps only for a while. Until then the commands must wait,
-		 * because data written for the old commands would otherwise appear in the memory of
-		 * the new ones. */
+		/* There is no memory for fresh pages, perhaps only for a while. The commands must
+		 * wait until there is, because the old server may still write data for them into
+		 * the old pages. */
 		if (!hub->retry_op.in_flight) {
 			ring_timer(hub->ring, &hub->retry_op, RETRY_NS, hub_retry_done);
 		}
@@ -406,7 +406,8 @@ void hub_reclaim(struct hub *hub)
 {
 	hub->reclaim_pending = true;
 	if (hub->reclaiming) {
-		/* called from a callback of native_carrier_step(): the next poll continues */
+		/* called from a callback of reclaim_all(); the next poll calls this function
+		 * again */
 		return;
 	}
 	hub->reclaiming = true;

@@ -23,7 +23,7 @@ struct probe {
 	bool lost;
 	bool closed;
 	uint64_t until_ns;
-	uint16_t version; /* of gmb, valid once connected */
+	uint16_t version; /* negotiated version of gmb, valid once connected */
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 };
 
@@ -57,7 +57,7 @@ static int probe_broken(const char *rule, struct error *error)
 	return error_set(error, -EPROTO, "the server broke a gmb rule: %s", rule);
 }
 
-/* The connection has the reason for its end before LOST is reported. */
+/* The connection has the reason for its end before the event LOST is reported. */
 static int probe_ended(const struct probe *probe, int code, struct error *error)
 {
 	const char *reason = clan_conn_reason(probe->conn);
@@ -171,7 +171,7 @@ static int probe_ask(struct probe *probe, const struct native_target *target, bo
 	for (uint32_t count = 0;; count++) {
 		result = ask_for_next(probe, export.head.cursor, &export, error);
 		if (result != 0 || native_status_to_errno(export.head.status) == -ENOENT) {
-			return result; /* ENOENT: the end of the list */
+			return result; /* ENOENT: the list has ended */
 		}
 		if (export.head.status != 0) {
 			return probe_refused(&export, error);
@@ -221,7 +221,8 @@ int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 		if (probe.conn != NULL) {
 			clan_close(probe.conn);
 		}
-		probe.until_ns = UINT64_MAX; /* waits only for the local end of the connection */
+		/* from here on waits only until our side of the connection has closed */
+		probe.until_ns = UINT64_MAX;
 		while (probe.conn != NULL && !probe.closed) {
 			(void)!probe_turn(&probe, &(struct error){ 0 });
 		}

@@ -11,8 +11,8 @@
 _Static_assert(CARRIER_TEXT_BYTES_MAX >= (int)NATIVE_TEXT_BYTES_MAX, "texts");
 _Static_assert(CARRIER_NAME_BYTES_MAX > (int)NATIVE_NAME_BYTES_MAX, "names");
 
-/* Consecutive messages from a server before other connections get a turn. It exceeds the capacity
- * of the rings, so messages sent before the connection's end are all processed in one call. */
+/* Consecutive messages from a server before other connections get a turn. More than the rings can
+ * hold, so all messages sent before the connection's end are processed in one call. */
 enum { MESSAGES_MAX = 512 };
 
 static void take_extents(struct command *command, const struct native_reply *reply)
@@ -48,7 +48,7 @@ static void gmb_receive_call_done(
 	if (command->operation == GMB_STATUS && command->result == 0) {
 		take_extents(command, reply);
 	} else if (command->operation == GMB_COPY) {
-		/* first byte that is not done */
+		/* the offset of the first byte that was not copied */
 		uint64_t first = MAX(reply->head.value, command->offset);
 
 		command->copied.bytes = MIN(first - command->offset, command->length);
@@ -197,7 +197,8 @@ void native_carrier_take(struct native_carrier *carrier)
 		}
 		if (clan_recv(carrier->conn, CLAN_ANY, &message, carrier->message,
 			    sizeof(carrier->message)) != 0) {
-			return; /* an event reports further messages, or the end */
+			/* an event reports further messages, or the end of the connection */
+			return;
 		}
 		carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
 		rule = gmb_receive_take_message(carrier, &message);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /* A client connection: commands to its server, one message for each. A command that has to wait for
- * memory or room in the ring blocks the later ones, so the order is kept. */
+ * memory or for room in the ring also delays the later ones, because commands are sent in order. */
 #include <errno.h>
 #include <string.h>
 
 #include "gmb/client/client.h"
 
-/* A REQUEST under construction. */
+/* A REQUEST message under construction. */
 struct draft {
 	struct native_wire_request head;
 	struct native_wire_segment segments[NATIVE_SEGMENTS_MAX];
@@ -78,7 +78,8 @@ void native_call_copy(const struct command *command, uint8_t *run, bool to_run)
 
 enum placing { PLACED, LATER, ELSEWHERE };
 
-/* Fills in the segments if the server can access the command's own memory. */
+/* Fills in the segments of the command's own memory. Returns ELSEWHERE if the server cannot access
+ * it, or LATER if it is not shared yet. */
 static enum placing gmb_send_place(
 	struct native_carrier *carrier, const struct command *command, struct draft *draft)
 {
@@ -152,7 +153,7 @@ static enum placing gmb_send_carry(
 	return placing == ELSEWHERE ? gmb_send_stage(carrier, command, draft) : placing;
 }
 
-/* The message of a call is in the ring. */
+/* Called when the message of a call is in the ring. */
 static void gmb_send_sent(struct native_carrier *carrier, struct native_call *call, uint32_t tag)
 {
 	uint32_t slot = carrier->free_slots[--carrier->free_count];
@@ -189,7 +190,7 @@ static bool send_copy(struct native_carrier *carrier, struct native_call *call)
 	};
 
 	if (clan_sendv(carrier->conn, CLAN_BULK, NATIVE_COPY, iov, 2) != 0) {
-		return false; /* an event reports room, or the end */
+		return false; /* an event reports room in the ring, or the end of the connection */
 	}
 	gmb_send_sent(carrier, call, head.tag);
 	return true;
@@ -237,7 +238,7 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 		if (call->staged.pages > 0) {
 			hub_pool_put(carrier->hub, &call->staged);
 		}
-		return false; /* an event reports room, or the end */
+		return false; /* an event reports room in the ring, or the end of the connection */
 	}
 	call->buffers = draft.buffers;
 	gmb_send_sent(carrier, call, draft.head.tag);

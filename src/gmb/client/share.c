@@ -24,7 +24,8 @@ void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer)
 	enum share_state state = carrier->shares[buffer].state;
 
 	if (carrier->state == NATIVE_READY && (state == SHARE_LIVE || state == SHARE_GRANTED)) {
-		/* UNSHARED follows. A second call before it only returns an error. */
+		/* The event UNSHARED follows. If the region was unshared before, this returns an
+		 * error, which is ignored. */
 		(void)!clan_region_unshare(carrier->conn, carrier->hub->buffers[buffer].region);
 	}
 }
@@ -32,7 +33,7 @@ void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer)
 /* Sends the region's cookie to the server. */
 static void gmb_share_tell(struct native_carrier *carrier, struct share *share)
 {
-	/* If sending fails, there is no room now, or an event reports the end. */
+	/* If sending fails, the ring is full, or an event reports the end of the connection. */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_REGION, &share->cookie,
 		    sizeof(share->cookie)) == 0) {
 		share->state = SHARE_LIVE;

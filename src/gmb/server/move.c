@@ -2,13 +2,13 @@
 /*
  * Payload transfer for clients whose memory is not mapped (docs/protocol/gmb.md §3.3). Data read
  * from the disk is put into the client's regions as it arrives, in any order. Data to be written is
- * fetched from there into server memory, and written to the disk as it arrives.
+ * fetched from the regions into server memory, and written to the disk as it arrives.
  *
  *   read:   path_next_fragment() ─▶ clan_put() ... DONE ─▶ path_fragment_sent()
  *   write:  path_write_open()    ─▶ clan_get() ... DONE ─▶ path_write_submit()
  *
- * A move is one such run of bytes. It is divided into one put or get for each segment of the
- * request that it covers. Puts and gets can complete inside the call.
+ * A move (struct native_move) transfers one run of bytes. It uses one put or get for each segment
+ * of the request that the run covers. Puts and gets can complete inside the call.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ int native_mover_create(struct native_session *session)
 	return 0;
 }
 
-/* Returns whether a move may begin. */
+/* Returns whether another move may begin. */
 static bool gmb_move_has_room(const struct native_mover *mover)
 {
 	return !list_is_empty(&mover->idle) && mover->busy_bytes < NATIVE_MOVE_BYTES_MAX;
@@ -53,8 +53,8 @@ static void gmb_move_fail(struct native_session *session, int status)
 	}
 }
 
-/* Registers the slab of a move's memory, so that a network card transfers the bytes without a
- * system call. If that fails, libclan registers each move separately. */
+/* Registers the slab from which a move's memory comes, so that a network card transfers the bytes
+ * without a system call. If that fails, libclan registers the memory of each move separately. */
 static void slab_use(struct native_service *service, struct mem_region *memory)
 {
 	struct native_slab *slabs;
@@ -103,8 +103,8 @@ static uint32_t find_segment(
 	return i;
 }
 
-/* Returns 0 if the put or get has ended, -EINPROGRESS if an event will report its end, or why it
- * was not started. */
+/* Starts the put or get of a piece. Returns 0 if it has ended already, -EINPROGRESS if an event
+ * will report its end, or an error if it was not started. */
 static int carry_piece(struct native_move *move, const struct native_wire_segment *segment,
 	uint64_t within, struct iovec piece)
 {
@@ -133,8 +133,8 @@ static int gmb_move_carry(struct native_move *move, struct mem_ref memory, uint6
 			(struct iovec){ .iov_base = data + begun, .iov_len = length });
 
 		if (result != 0 && result != -EINPROGRESS) {
-			/* never released, so that the pieces in progress do not complete a partial
-			 * move */
+			/* This count is never released, so the pieces in progress cannot complete a
+			 * partial move. */
 			move->pending++;
 			return result;
 		}
@@ -164,7 +164,8 @@ static void move_end(struct native_mover *mover, struct native_move *move, bool 
 	}
 }
 
-/* Gets the next run of the request in server memory; false: there is none now. */
+/* Gets the next consecutive bytes of the request in server memory. Returns false if there are none
+ * now. */
 static bool next_run(struct native_request *request, struct native_move *move, uint64_t room)
 {
 	struct path_request *path = &request->path;
@@ -218,7 +219,8 @@ void native_request_move(struct native_request *request)
 				 : gmb_move_carry(
 					   move, move->fragment.memory, move->fragment.offset);
 		if (result != 0) {
-			gmb_move_fail(session, result); /* the move ends with the connection */
+			/* the move ends when the connection is closed */
+			gmb_move_fail(session, result);
 			return;
 		}
 		if (move->pending == 0) {

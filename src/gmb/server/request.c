@@ -20,8 +20,8 @@ static const struct {
 	[NATIVE_STATUS] = { STORE_EXTENTS, 0 },
 };
 
-/* Limit for reads of an export with overlap=off that are transferred only when complete, to bound
- * the memory they hold. */
+/* Limit for reads that are transferred only when all their data has been read (overlap=off),
+ * because they hold that much memory. */
 enum { WHOLE_BYTES_MAX = 4 << 20 };
 
 _Static_assert((int)NATIVE_EXTENTS_MAX <= (int)PATH_EXTENTS_MAX, "extents");
@@ -46,7 +46,8 @@ void native_request_look(struct native_request *request)
 	if (request->moved) {
 		native_request_move(request);
 	}
-	/* The data is already in place, and the reply follows when all of it is. */
+	/* The disk reads directly into the client's memory, so no transfer is needed. The reply
+	 * follows when the read is complete. */
 	while (!request->moved && path->op == STORE_READ &&
 		path_next_fragment(path, UINT32_MAX, &fragment)) {
 		path_fragment_sent(&fragment);
@@ -138,7 +139,7 @@ static struct native_region *gmb_request_resolve(
 	}
 	region = &request->session->regions[segment->region];
 	if (region->generation == 0 && request->session->mover == NULL) {
-		/* The region's event might be queued after this message. */
+		/* The event that announces the region might be queued after this message. */
 		native_region_add(request->session, segment->region, segment->generation);
 	}
 	if (region->generation == 0 || region->ending ||
@@ -199,7 +200,7 @@ static int gmb_request_check(struct native_request *request, const struct native
 	struct native_session *session = request->session;
 	struct path_request *path = &request->path;
 
-	/* First, because an error reply contains the offset. */
+	/* Set before any check, because an error reply contains the offset. */
 	path->offset = head->offset;
 	path->length = head->length;
 	if (head->operation >= NATIVE_OPERATION_COUNT ||
@@ -221,8 +222,8 @@ static int gmb_request_check(struct native_request *request, const struct native
 	return session_admit(&session->base, path, &request->error_text);
 }
 
-/* Returns whether no byte may move before all of them have been read. With mapped memory there are
- * no moves, because the disk accesses the memory directly. */
+/* Returns whether the data must be read completely before any of it is moved. With mapped memory
+ * there are no moves, because the disk accesses the memory directly. */
 static bool gmb_request_is_whole(const struct native_request *request)
 {
 	const struct path_request *path = &request->path;
@@ -375,7 +376,8 @@ static void take_copy(struct native_session *session, const uint8_t *bytes, uint
 		native_session_fail(session, rule);
 		return;
 	}
-	if (!engine_request_may_move(&session->base, 0)) { /* the copy requests its own bytes */
+	/* the copy itself asks for its bytes later */
+	if (!engine_request_may_move(&session->base, 0)) {
 		gmb_request_hold(session, NATIVE_COPY, bytes, len);
 		return;
 	}
@@ -455,7 +457,7 @@ static int result_of(const struct native_request *request, uint64_t *first_out)
 	return request->path.error;
 }
 
-/* copy: NULL for a copy of zero bytes. */
+/* copy is NULL for a copy of zero bytes. */
 static uint32_t put_copied(const struct session_copy *copy, uint8_t *out)
 {
 	struct native_wire_copied copied = { 0 };
@@ -520,7 +522,8 @@ bool native_requests_answer(struct native_session *session)
 
 		if (clan_send(session->conn, CLAN_BULK, NATIVE_REPLY, message,
 			    gmb_request_answer(request, message)) != 0) {
-			/* no room; or the connection is lost, which an event will report */
+			/* the ring is full; or the connection is lost, which an event will
+			 * report */
 			return false;
 		}
 		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);

@@ -44,7 +44,7 @@ void native_region_add(struct native_session *session, uint32_t number, uint32_t
 		session_terminate(&session->base, NULL); /* the connection is lost */
 	}
 	if (result != 0) {
-		return; /* the region has been withdrawn already */
+		return; /* the client has withdrawn the region already */
 	}
 	(void)clan_peer_region_info(session->conn, number, &info);
 	*region = (struct native_region){
@@ -60,7 +60,8 @@ void native_region_add(struct native_session *session, uint32_t number, uint32_t
 		},
 	};
 	service->region_bytes += info.bytes;
-	/* Optional, because it only speeds up access: the limit on locked memory may forbid it. */
+	/* The registration only speeds up access. It fails if the limit on locked memory forbids
+	 * it. */
 	if (info.bytes <= NATIVE_FIXED_BYTES_MAX) {
 		(void)!ring_memory_add(service->base.engine->ring, &region->memory);
 	}
@@ -90,7 +91,8 @@ static void region_ending(struct native_session *session, uint32_t number)
 	native_region_unused(session, number);
 }
 
-/* REGION from a client whose memory is not mapped. The cookie alone defines the region. */
+/* Processes REGION from a client whose memory is not mapped. The cookie alone describes the
+ * region. */
 static void take_region(struct native_session *session, const uint8_t *bytes, uint32_t len)
 {
 	struct clan_cookie cookie;
@@ -113,8 +115,8 @@ static void take_region(struct native_session *session, const uint8_t *bytes, ui
 
 /* --- LIST and OPEN --------------------------------------------------------------------------- */
 
-/* Sends the pending answer. Returns false if there is no room for it. The handshake state is freed
- * after the last answer. */
+/* Sends the answer to LIST or OPEN that is in the handshake state. Returns false if the ring is
+ * full. The handshake state is freed after the last answer. */
 static bool answer_send(struct native_session *session)
 {
 	struct native_handshake *handshake = session->handshake;
@@ -124,7 +126,8 @@ static bool answer_send(struct native_session *session)
 			handshake->answer_bytes);
 
 		if (result != 0) {
-			/* no room; or the connection is lost, which an event will report */
+			/* the ring is full; or the connection is lost, which an event will
+			 * report */
 			return false;
 		}
 		handshake->answer_bytes = 0;
@@ -175,8 +178,9 @@ static uint32_t export_flags(const struct session *session, const struct export 
 {
 	bool writes = (engine_rights(session, export) & ENGINE_RIGHT_WRITE) != 0;
 	bool rotates = (store_info(export->store)->caps & STORE_CAP_ROTATIONAL) != 0;
-	/* The guarantee of EXPORT_ENDS: a store that marks its writes makes the next server wait
-	 * for them at its barrier. */
+	/* EXPORT_ENDS guarantees that lost requests end before a new connection is answered. This
+	 * holds for a store that marks its writes, because the next server waits for them at its
+	 * barrier. */
 	bool ends = writes && store_barrier(export->store, false) == STORE_BARRIER_OPEN;
 
 	return (ends ? (uint32_t)NATIVE_EXPORT_ENDS : 0) |
@@ -236,7 +240,8 @@ static void take_list(struct native_session *session, const uint8_t *bytes, uint
 	}
 }
 
-/* Returns false if a connection that this one replaces has not ended yet. */
+/* Takes over from the connections that this one replaces. Returns false while a replaced connection
+ * has not ended. */
 static bool gmb_session_take_over(
 	struct native_session *session, struct export *export, const struct native_open *open)
 {
@@ -256,7 +261,7 @@ static bool gmb_session_take_over(
 	return true;
 }
 
-/* Returns false if it has to wait for the store. */
+/* Chooses the export. Returns false if OPEN has to wait for the store. */
 static bool gmb_session_choose(
 	struct native_session *session, struct engine_export *entry, const struct native_open *open)
 {
@@ -346,7 +351,7 @@ static bool may_take(struct native_session *session)
 	}
 }
 
-/* Processes the waiting request. Returns false if it still waits. */
+/* Processes the request that waited for its rate limit. Returns false if it still waits. */
 static bool take_held(struct native_session *session)
 {
 	struct native_held *held = session->held;
@@ -377,7 +382,8 @@ void native_session_take(struct native_session *session)
 		if (session->held != NULL || !may_take(session) ||
 			clan_recv(session->conn, CLAN_ANY, &message, service->message,
 				sizeof(service->message)) != 0) {
-			return; /* an event reports further messages, or the end */
+			/* an event reports further messages, or the end of the connection */
+			return;
 		}
 		session->base.progress_ns = ring_batch_ns(service->base.engine->ring);
 		if (session->base.state == SESSION_NEGOTIATING) {
@@ -424,7 +430,8 @@ static void gmb_session_alive_done(struct ring_op *op, int result)
 		return; /* the next request sets the timer again */
 	}
 	if (!session->has_sent) {
-		/* If there is no room, the client has unread messages anyway. */
+		/* If the ring is full, the client has unread messages, which are signs of life as
+		 * well. */
 		(void)!clan_send(session->conn, CLAN_BULK, NATIVE_ALIVE, NULL, 0);
 	}
 	session->has_sent = false;
@@ -459,7 +466,7 @@ void native_session_flush(struct session *base, bool alone)
 		if (!answer_send(session)) {
 			return;
 		}
-		/* no message was processed while the answer waited */
+		/* messages were left unprocessed while the answer waited */
 		native_session_take(session);
 	}
 	if (session->event_due) {
@@ -546,12 +553,12 @@ static void gmb_session_take_hello(struct native_session *session)
 void native_session_event(struct native_session *session, const struct clan_event *event)
 {
 	if (event->type == CLAN_EVENT_CLOSED) {
-		session->is_closed = true; /* native_session_join() follows */
+		session->is_closed = true; /* native_session_join() frees the session */
 		session->conn = NULL;
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING) {
-		return; /* from the same batch */
+		return; /* an event of the batch in which the session began to close */
 	}
 	switch ((enum clan_event_type)event->type) {
 	case CLAN_EVENT_CONNECT:
@@ -586,7 +593,7 @@ void native_session_event(struct native_session *session, const struct clan_even
 	case CLAN_EVENT_REVOKED:
 	case CLAN_EVENT_TRIPPED:
 	default:
-		break; /* events of other roles */
+		break; /* events that only clients receive */
 	}
 }
 
@@ -603,7 +610,8 @@ void native_session_drain(struct session *base)
 	session_mark_dirty(base); /* later requests, and OPEN, are answered with ESHUTDOWN */
 }
 
-/* Returns whether answers wait for the client to read, or moves for its memory. */
+/* Returns whether answers wait because the client does not read them, or moves wait for the
+ * client's memory. */
 bool native_session_stalled(struct session *base)
 {
 	const struct native_session *session = gmb_session_of(base);
@@ -635,7 +643,8 @@ bool native_session_join(struct session *base)
 {
 	struct native_session *session = gmb_session_of(base);
 
-	/* Until the connection is closed, the network may access the memory of moves. */
+	/* Moves end only when the connection is closed, because until then the network may access
+	 * their memory. */
 	if (session->is_closed && session->mover != NULL) {
 		native_moves_drop(session);
 	}

@@ -28,8 +28,8 @@
 enum {
 	/* Registering a longer region would delay the other sessions for too long. */
 	NATIVE_FIXED_BYTES_MAX = 64 << 20,
-	/* Limits of a session that uses put and get: the amount of server memory that it holds
-	 * while its client does not accept or supply payload. */
+	/* Limits of a session that uses put and get, because its moves hold server memory while the
+	 * client does not accept or supply payload. */
 	NATIVE_MOVES_MAX = 32,
 	NATIVE_MOVE_BYTES_MAX = 2 << 20,
 };
@@ -38,10 +38,10 @@ enum {
 #define NATIVE_SERVICE_REGION_BYTES_MAX (UINT64_C(2) << 30)   /* sum over all clients */
 
 struct native_region {
-	uint32_t generation; /* 0: no region has this number */
+	uint32_t generation; /* of the region that has this number; 0: none has */
 	uint32_t users;	     /* number of requests that use it */
 	uint32_t rights;     /* enum clan_rights */
-	bool ending;	     /* the client wants it back */
+	bool ending;	     /* the client has withdrawn it */
 	uint64_t bytes;
 	struct mem_region memory;  /* if mapped; otherwise base is NULL */
 	struct clan_cookie cookie; /* if not mapped */
@@ -49,9 +49,9 @@ struct native_region {
 
 /* Exists until the last answer is sent. */
 struct native_handshake {
-	/* size of an OPEN that waits for a replaced connection, or for the store */
+	/* size of an OPEN message that waits for a replaced connection, or for the store */
 	uint32_t open_bytes;
-	uint32_t answer_bytes; /* size of an EXPORT that waits for room in the ring */
+	uint32_t answer_bytes; /* size of an EXPORT message that waits for room in the ring */
 	uint64_t cursor;       /* number of exports listed */
 	uint64_t serial;       /* lowest serial of the next export to list */
 	uint8_t open[NATIVE_OPEN_BYTES_MAX];
@@ -65,7 +65,7 @@ struct native_request {
 	struct list_node done_node; /* in session->done */
 	uint32_t tag;
 	uint32_t regions;	       /* bit mask of the regions that it uses */
-	int error;		       /* error found without the path */
+	int error;		       /* errno of a request that did not reach the path, or 0 */
 	const char *error_text;	       /* static, or NULL */
 	bool started;		       /* the path has the request */
 	struct session_copy *copy;     /* NULL: not a COPY */
@@ -95,7 +95,7 @@ struct native_move {
 struct native_mover {
 	struct list_node idle;
 	struct list_node busy;
-	struct list_node waiting; /* requests that could begin a move, in order */
+	struct list_node waiting; /* requests that could begin a move, in order of arrival */
 	uint64_t busy_bytes;
 	struct native_move moves[NATIVE_MOVES_MAX];
 };
@@ -150,7 +150,7 @@ struct native_service {
 /* session.c */
 int native_session_accept(void *service, const struct endpoint *endpoint);
 void native_session_event(struct native_session *session, const struct clan_event *event);
-/* Processes messages from its client, within the limits. */
+/* Processes messages from the session's client, up to the limits for one turn. */
 void native_session_take(struct native_session *session);
 void native_session_resume(struct session *base);
 void native_session_flush(struct session *base, bool alone);
@@ -160,37 +160,38 @@ bool native_session_stalled(struct session *base);
 void native_session_abort(struct session *base);
 bool native_session_join(struct session *base);
 void native_session_close(struct session *base);
-/* rule: see wire.h. */
+/* Ends the session because its client broke a rule. rule: text as in wire.h. */
 void native_session_fail(struct native_session *session, const char *rule);
-/* The client shares a region. Called by the region's event and by each request that names it; only
- * the first call has an effect. */
+/* Adds a region that the client shares. Called by the region's event and by each request that names
+ * it; only the first call has an effect. */
 void native_region_add(struct native_session *session, uint32_t number, uint32_t generation);
-/* A request must be answered: starts signs of life if the client requested them. */
+/* Called when a request must be answered: starts signs of life if the client requested them. */
 void native_session_watch(struct native_session *session);
-/* A request that used the region has ended. */
+/* Called when a request that used the region has ended. */
 void native_region_unused(struct native_session *session, uint32_t number);
 
 /* move.c */
 /* Prepares the session for a client that is accessed by put and get. */
 GMB_MUST_CHECK int native_mover_create(struct native_session *session);
-/* Starts the possible moves of a request with request->moved. May terminate its session. */
+/* Starts as many moves as possible of a request with request->moved. May terminate its session. */
 void native_request_move(struct native_request *request);
 /* Returns whether all moves of the request have ended and no more will begin. */
 bool native_request_is_moved(const struct native_request *request);
-/* A put or get has ended. */
+/* Called when a put or get has ended. */
 void native_move_done(struct native_session *session, struct native_move *move, int status);
-/* The connection is closed, so no put or get is in progress: ends all moves. */
+/* Called when the connection is closed, so that no put or get is in progress: ends all moves. */
 void native_moves_drop(struct native_session *session);
 /* Deregisters all slabs, after the last session has ended. */
 void native_slabs_forget(struct native_service *service);
 
 /* request.c */
-/* Continues a request: starts possible moves, and queues its answer when it has ended. */
+/* Continues a request: starts moves if possible, and queues its answer when the request has
+ * ended. */
 void native_request_look(struct native_request *request);
 /* Processes a request message. type: NATIVE_REQUEST or NATIVE_COPY. */
 void native_request_take(
 	struct native_session *session, uint32_t type, const uint8_t *bytes, uint32_t len);
-/* The session ends: the request starts no more work. */
+/* Called when the session ends: the request starts no further work. */
 void native_request_abandon(struct native_request *request);
 /* Returns whether no part of the request is in flight. */
 bool native_request_is_idle(const struct native_request *request);

@@ -39,12 +39,12 @@ struct nbd_carrier {
 	struct carrier base;
 	enum carrier_state state;
 	const struct nbd_target *target;
-	struct nbd_dial dial;	/* includes the stream */
+	struct nbd_dial dial;	/* the connection attempt; its stream is the connection */
 	struct ring_op recv_op; /* receive, or poll while no reply is expected */
 	struct ring_op send_op;
 	struct nbd_facts facts; /* valid once ready */
 	struct nbd_client nbd;
-	size_t in_bytes; /* bytes laid out for the receive in progress */
+	size_t in_bytes; /* size of the buffers of the receive in progress */
 	struct msghdr in;
 	struct msghdr out;
 	struct iovec out_iov[NBD_CLIENT_IOV_MAX];
@@ -64,7 +64,7 @@ static struct nbd_carrier *nbd_of(struct carrier *base)
 	return container_of(base, struct nbd_carrier, base);
 }
 
-/* A call is stored in the space of its command. */
+/* Each command has space for its carrier, which holds the nbd_call. */
 static struct nbd_call *call_of(struct command *command)
 {
 	return (struct nbd_call *)(void *)command->space;
@@ -195,8 +195,8 @@ static void poll_done(struct ring_op *op, int result)
 	}
 }
 
-/* Processes the result of a receive into the last layout. Returns false if no more data is
- * expected. */
+/* Processes the result of a receive into the buffers of nbd_client_input(). Returns false if no
+ * more data is expected. */
 static bool nbd_carrier_received(struct nbd_carrier *carrier, ssize_t got)
 {
 	uint64_t steps = carrier->nbd.steps;
@@ -220,8 +220,8 @@ static bool nbd_carrier_received(struct nbd_carrier *carrier, ssize_t got)
 	if (carrier->nbd.steps != steps) {
 		carrier->base.answered_ns = carrier->base.heard_ns;
 	}
-	/* After a full layout there may be more data. Data buffered in a TLS layer would not wake
-	 * the poll of an idle connection. */
+	/* If all buffers were filled, more data may be waiting. Data buffered in a TLS layer would
+	 * not wake the poll of an idle connection. */
 	return (size_t)got == carrier->in_bytes &&
 	       (carrier->base.command_count > 0 || carrier->dial.stream.state == STREAM_LAYERED);
 }
@@ -401,7 +401,7 @@ static void call_hole(
 static void call_extent(
 	struct nbd_client *nbd, struct nbd_call *call, uint64_t length, uint32_t flags)
 {
-	/* The flags of base:allocation are the library's flags. */
+	/* The library uses the flag values of base:allocation, so they are passed on unchanged. */
 	GMB_UNUSED(nbd);
 	command_extent(command_of(call), call->covered, length,
 		flags & (GMB_EXTENT_HOLE | GMB_EXTENT_ZERO));

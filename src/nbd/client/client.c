@@ -7,7 +7,7 @@
 
 enum { SPILL_BYTES = NBD_CLIENT_PREDICTED_BYTES_MAX + NBD_CLIENT_STAGE_BYTES, PREDICT_FIRST = 4 };
 
-/* Replies in order after which one reply is predicted again. */
+/* After predictions have stopped, this many replies in the order of their calls restart them. */
 enum { ORDERED_RUN_TO_PREDICT = 16 };
 
 void nbd_client_init(struct nbd_client *client, const struct nbd_client_handler *handler,
@@ -302,8 +302,8 @@ static void plan_stage(struct nbd_client *client, size_t bytes)
 		MIN(bytes, sizeof(client->stage) - client->stage_bytes));
 }
 
-/* Lays out the expected reply of one more call, if possible. Returns false if no further reply can
- * be laid out. */
+/* Adds buffers for the reply to one more call, the i-th of this receive. Returns false if no reply
+ * can be predicted after it. */
 static bool plan_predict(struct nbd_client *client, struct nbd_call *call)
 {
 	uint32_t i = client->predicted_count;
@@ -314,14 +314,16 @@ static bool plan_predict(struct nbd_client *client, struct nbd_call *call)
 		client->plan_bytes >= NBD_CLIENT_PREDICTED_BYTES_MAX) {
 		return false;
 	}
-	/* Servers split long replies into chunks of their own choice. */
+	/* A server may split a long reply into chunks at any place, so it cannot be predicted. */
 	if (call->type == NBD_CMD_READ && call->length > NBD_CLIENT_WHOLE_BYTES_MIN &&
 		client->facts->style != NBD_REPLIES_SIMPLE) {
 		return false;
 	}
 	if (i == 0) {
 		if (prefix <= client->stage_bytes) {
-			return false; /* the bytes in the stage are not that reply */
+			/* The stage holds more bytes than the prefix has, so they are another
+			 * reply's. */
+			return false;
 		}
 		prefix -= client->stage_bytes;
 		plan_add(client, client->stage + client->stage_bytes, prefix);
@@ -359,8 +361,8 @@ static void plan_header(struct nbd_client *client)
 			}
 		}
 		if (client->predicted_count == 0) {
-			/* Receives only the prefix, because the payload after it has its own
-			 * memory. */
+			/* Receives no more than the prefix, because the payload after it goes to
+			 * other memory. */
 			size_t prefix = NBD_CLIENT_PREFIX_BYTES_MAX;
 
 			switch (client->facts->style) {
@@ -396,8 +398,8 @@ const struct iovec *nbd_client_input(
 			NBD_CLIENT_IOV_MAX / 2, &laid);
 		client->plan_data = (size_t)laid;
 		client->plan_bytes = (size_t)laid;
-		/* A long rest is received alone with one wake-up, a short one together with the
-		 * next headers. */
+		/* A long rest of a payload is received alone with one wake-up, a short one together
+		 * with the next headers. */
 		*whole = laid >= NBD_CLIENT_WHOLE_BYTES_MIN;
 		if (!*whole && laid == client->left) {
 			plan_header(client);
@@ -426,8 +428,9 @@ void nbd_client_input_drop(struct nbd_client *client)
 
 /* --- processing received bytes ---------------------------------------------------------------- */
 
-/* Copies the rest of a wrongly predicted receive to consecutive memory: the prefix of reply i and
- * everything after it. *len: their number, including the bytes that were in the stage before. */
+/* Copies a wrongly predicted receive, from the prefix of reply i on, to consecutive memory. left:
+ * bytes received from there on. *len: bytes copied, including those that were in the stage
+ * before. */
 static int spill_fill(
 	struct nbd_client *client, uint32_t i, size_t left, size_t *len, struct error *error)
 {
@@ -462,8 +465,8 @@ static int spill_fill(
 	return 0;
 }
 
-/* Reply i came as predicted, and `left` bytes from its payload on were received. *taken: the number
- * of these that belong to it. */
+/* Reply i came as predicted. left: bytes received after its prefix. *taken: the part of `left` that
+ * is its payload. */
 static int take_predicted(
 	struct nbd_client *client, uint32_t i, size_t left, size_t *taken, struct error *error)
 {
@@ -493,7 +496,7 @@ static int take_all_predicted(struct nbd_client *client, size_t left, struct err
 		bool whole = left >= client->prefix_bytes[i];
 
 		if (!whole) {
-			/* The beginning of a header, or a shorter reply. */
+			/* An incomplete header, or a reply that is shorter than predicted. */
 			if (i > 0) {
 				memcpy(client->stage, prefix, left);
 			}

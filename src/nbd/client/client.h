@@ -39,7 +39,7 @@ enum {
 	NBD_CLIENT_PREDICTED_BYTES_MAX = 256 << 10,
 	NBD_CLIENT_IOV_MAX = 256,
 	NBD_CLIENT_PREFIX_BYTES_MAX = 40, /* extended reply header and the offset of a data chunk */
-	/* rest of a payload that is worth a wake-up of its own */
+	/* A rest of a payload of at least this size is received alone. */
 	NBD_CLIENT_WHOLE_BYTES_MIN = 64 << 10,
 	/* Limit for one receive or send, so that on a slow network it ends often enough to show
 	 * progress. */
@@ -75,7 +75,7 @@ struct nbd_call {
 	 * during done(). */
 	int result;
 
-	/* Private. */
+	/* Private members follow. */
 	struct list_node node;
 	uint64_t cookie;
 	uint64_t covered; /* READ: bytes received as data or holes; STATUS: bytes described */
@@ -128,7 +128,7 @@ struct nbd_client {
 	struct list_node
 		/* nbd_call.node: not or only partly sent, in order of nbd_client_add() */
 		unsent;
-	struct list_node awaiting; /* sent, in that order */
+	struct list_node awaiting; /* sent calls, oldest first */
 	uint32_t call_count;
 	uint32_t reads_awaiting;
 	uint64_t sent_of_first; /* sent bytes of the first unsent call */
@@ -147,9 +147,10 @@ struct nbd_client {
 	uint64_t left; /* DATA, EXTENTS, SKIP: remaining bytes of the chunk */
 
 	uint32_t predict;     /* number of replies to predict */
-	uint32_t ordered_run; /* consecutive replies that came in order */
-	/* The receive in progress: data, then predicted_count times prefix and payload, or
-	 * otherwise the stage. The first prefix is also in the stage. */
+	uint32_t ordered_run; /* consecutive replies that came in the order of their calls */
+	/* Buffers of the receive in progress: plan_data bytes of a payload, then a prefix and a
+	 * payload for each of predicted_count replies. Without predictions: the stage. The first
+	 * prefix is also received into the stage. */
 	size_t plan_data;
 	uint32_t predicted_count;
 	struct nbd_call *predicted[NBD_CLIENT_PREDICTED_MAX];

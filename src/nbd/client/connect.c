@@ -53,8 +53,8 @@ struct lookup {
 
 static void lookup_put(struct lookup *lookup)
 {
-	/* Sequentially consistent, so the accesses of the other user happen before the last one
-	 * frees. */
+	/* Sequentially consistent, so that all accesses by the other user happen before this thread
+	 * frees the lookup. */
 	if (lookup != NULL && atomic_fetch_sub(&lookup->users, 1) == 1) {
 		if (lookup->addresses != NULL) {
 			freeaddrinfo(lookup->addresses);
@@ -150,8 +150,8 @@ static void close_attempt(struct connector *connector)
 	}
 }
 
-/* Makes the socket blocking. Only connect() must not block, and the sends of a restricted ring
- * would fail immediately with -EAGAIN where they should wait. */
+/* Makes the socket blocking after connect(). On a non-blocking socket the sends of a restricted
+ * ring would return -EAGAIN instead of waiting. */
 static void make_blocking(int fd)
 {
 	int flags = fcntl(fd, F_GETFL);
@@ -230,7 +230,7 @@ static void nbd_connect_set_limit(struct connector *connector, uint64_t end_ns)
 	}
 }
 
-/* Starts to connect to an address. Returns 0 if it is connected, -EINPROGRESS, or the error. */
+/* Starts to connect to an address. Returns 0 if it is connected, -EINPROGRESS, or an error. */
 static int try_address(struct connector *connector, int family, const struct sockaddr *address,
 	socklen_t address_bytes)
 {
@@ -243,8 +243,8 @@ static int try_address(struct connector *connector, int family, const struct soc
 	return connect(connector->fd, address, address_bytes) == 0 ? 0 : -errno;
 }
 
-/* Tries addresses until one connects or has to be waited for. Each gets an equal share of the
- * remaining time. err: result of the last address. */
+/* Tries addresses until one is connected or is in progress. Each gets an equal share of the
+ * remaining time. err: result of the previous address. */
 static void next_address(struct connector *connector, int err)
 {
 	while (connector->next != NULL) {

@@ -216,12 +216,13 @@ static void dial_sent(struct ring_op *op, int result)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
 
-	/* A server that has closed is not an error here, because receiving reports the reason. */
+	/* If the server has closed the connection, the next receive reports the reason, so this is
+	 * not an error. */
 	if (result == -EPIPE || result == -ECONNRESET) {
 		result = (int)dial->iov.iov_len;
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
-		/* No more data is sent. */
+		/* The attempt is ending, so the rest is not sent. */
 	} else if (result < 0 && result != -EINTR) {
 		fail_at(dial, result, "sending");
 	} else {
@@ -255,7 +256,7 @@ static void dial_received(struct ring_op *op, int result)
 		err = nbd_handshake_end_of_stream(dial->handshake, &dial->error);
 	}
 	/* With TLS 1.3 our side of the handshake ends before the server has checked our
-	 * credentials. */
+	 * credentials, so this may be the server's refusal. */
 	if (err != 0 && dial->stream.state == STREAM_LAYERED && !dial->is_trusted) {
 		error_set(&dial->error, err,
 			"the server closed the connection after the TLS handshake");
@@ -284,8 +285,8 @@ static void dial_timer_done(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (dial->state == NBD_DIAL_SHAKING || dial->state == NBD_DIAL_ENCRYPTING) {
-		/* If the server does not respond to our end of session, everything was received
-		 * before. */
+		/* A server that does not answer our end of session has already sent everything
+		 * else. */
 		bool is_leaving = nbd_handshake_end_of_stream(dial->handshake, NULL) == 0;
 		int err = is_leaving ? nbd_handshake_outcome(dial->handshake, &dial->error)
 				     : error_set(&dial->error, -ETIMEDOUT,

@@ -245,9 +245,9 @@ static void append_query(struct nbd_handshake *talk, const char *kind, const cha
 	nbd_handshake_append(talk, token, strlen(token));
 }
 
-/* Sends our name and the names of the connections to be replaced, and requests the epoch, signs of
- * life and the size. The last two need chunks. A server that does not know these contexts lists
- * none of them. */
+/* Sends our name and the names of the connections to be replaced. Also requests the epoch, signs of
+ * life and the size; signs of life and the size are sent as chunks. A server that does not know
+ * these contexts does not list them. */
 static int ask_takeover(struct nbd_handshake *talk)
 {
 	bool chunks = talk->offers.style != NBD_REPLIES_SIMPLE;
@@ -312,7 +312,7 @@ static int after_takeover(struct nbd_handshake *talk)
 	return after_style(talk, talk->offers.style);
 }
 
-/* After the greeting, or after extended headers were refused. */
+/* Called after the greeting, and again after extended headers were refused. */
 static int ask_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 {
 	if (style == NBD_REPLIES_SIMPLE) {
@@ -872,7 +872,7 @@ int nbd_handshake_end_of_stream(struct nbd_handshake *talk, struct error *error)
 		nbd_handshake_finish(talk);
 	}
 	if (talk->state == STATE_FINISHED) {
-		talk->output_bytes = 0; /* an unsent end of session does not matter */
+		talk->output_bytes = 0; /* the farewell need not be sent */
 		return 0;
 	}
 	if (talk->state == STATE_OLD_EXPORT && talk->input_bytes == 0) {

@@ -56,9 +56,9 @@ struct nbd_handshake_options {
 	bool names_only; /* LIST: names and descriptions, without asking for each export */
 	/* GO only, like the members below: the most capable style to negotiate. */
 	enum nbd_reply_style style_max;
-	/* A unique name for this connection, and the names of the connections that it replaces. A
-	 * server with that extension (facts.can_take_over) ends these connections and their
-	 * requests before it continues (docs/design/0006-reconnect.md). NULL: none. */
+	/* The unique name of this connection; NULL: none. A server with our takeover extension
+	 * (facts.can_take_over) first ends the connections named in `replaces`, and their requests
+	 * (docs/design/0006-reconnect.md). */
 	const char *token;
 	const char *const *replaces;
 	uint32_t replaces_count; /* at most NBD_HANDSHAKE_REPLACES_MAX */
@@ -77,21 +77,21 @@ void nbd_handshake_destroy(struct nbd_handshake *handshake);
 const uint8_t *nbd_handshake_output(const struct nbd_handshake *handshake, size_t *bytes);
 void nbd_handshake_sent(struct nbd_handshake *handshake);
 
-/* Processes bytes from the server, any number, and returns how many it consumed. It consumes all
- * bytes unless it has something to send or is finished. Bytes that are left after GO belong to the
- * transmission phase, in which a server must not send first. */
+/* Processes bytes from the server and returns how many it consumed: all, unless it has something to
+ * send or is finished. Bytes left after GO belong to the transmission phase, in which a server must
+ * not send first. */
 GMB_MUST_CHECK int nbd_handshake_input(
 	struct nbd_handshake *handshake, const void *bytes, size_t len, struct error *error);
 
-/* With options.tls: returns whether the server has agreed to TLS. The handshake then makes no
- * progress until the owner has encrypted the stream and calls nbd_handshake_encrypted(). Bytes
- * already received beyond this point are an error (rule P56). The protection's texts are static. */
+/* With options.tls: returns whether the server has agreed to TLS. The caller then encrypts the
+ * stream and calls nbd_handshake_encrypted(). Bytes already received beyond this point are an error
+ * (rule P56). The texts in the protection must be static. */
 bool nbd_handshake_wants_tls(const struct nbd_handshake *handshake);
 void nbd_handshake_encrypted(
 	struct nbd_handshake *handshake, const struct nbd_protection *protection);
 
-/* The server closed the connection, or the owner stops waiting. Returns 0 if the server was allowed
- * to close; the handshake is then finished, even if its last output was not sent. */
+/* Called when the server closed the connection, or the owner stops waiting. Returns 0 if the server
+ * was allowed to close; the handshake is then finished, even if its last output was not sent. */
 GMB_MUST_CHECK int nbd_handshake_end_of_stream(
 	struct nbd_handshake *handshake, struct error *error);
 

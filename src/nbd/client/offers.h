@@ -93,8 +93,9 @@ GMB_MUST_CHECK int nbd_offers_add(struct nbd_offers *offers, struct nbd_text nam
 GMB_MUST_CHECK int nbd_offers_set_text(
 	struct nbd_offers *offers, char **slot, struct nbd_text text, struct error *error);
 
-/* Processing of the server's messages, one at a time. Returns -EPROTO and the rule if the server
- * broke one; otherwise the answer is stored. The caller passes exactly the bytes of one payload. */
+/* The following functions process one message from the server each. The caller passes exactly the
+ * bytes of one payload. They store its content, or return -EPROTO with the rule that the server
+ * broke. */
 
 /* NBD_REP_SERVER: an export. */
 GMB_MUST_CHECK int nbd_offers_take_server(

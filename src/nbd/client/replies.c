@@ -10,7 +10,8 @@
 
 enum {
 	DATA_OFFSET_BYTES = 8,
-	/* Chunks of unknown error types are skipped; a longer one is a violation. */
+	/* Chunks of unknown error types up to this size are skipped; a longer one is a
+	 * violation. */
 	UNKNOWN_ERROR_BYTES_MAX = 1 << 20,
 	EXTENTS_MAX = 1 << 20, /* rule P103 */
 };
@@ -71,7 +72,7 @@ static void replies_release(struct nbd_client *client, struct nbd_call *call)
 		client->out_of_order++;
 		client->ordered_run = 0;
 	}
-	/* The call's slot is free before done(), which may add calls. */
+	/* done() may add calls, so the slot is freed before. */
 	list_remove(&call->node);
 	client->slots[slot] = NULL;
 	client->free_slots[client->free_count++] = slot;

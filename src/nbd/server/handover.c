@@ -31,11 +31,12 @@ enum nbd_state_flag {
 struct nbd_wire_state {
 	struct be32 flags;
 	struct be32 alive_ms; /* interval of signs of life that the peer requested, or 0 */
-	/* bytes that follow; those in session_record.later come after them */
+	/* number of received bytes that follow; the bytes in session_record.later come after
+	 * them */
 	struct be32 received_bytes;
 } __attribute__((packed));
 
-/* The request whose header is first in the received bytes. */
+/* The request in progress: its header comes first in the received bytes. */
 struct nbd_wire_begun {
 	/* payload bytes already stored, which are not in the received bytes */
 	struct be64 taken_bytes;
@@ -69,8 +70,8 @@ void nbd_session_pause(struct session *base)
 	struct nbd_session *session = nbd_handover_of(base);
 
 	receive_pause(session);
-	/* The request is answered now and the peer repeats it to the next process, so it is not
-	 * handed over. */
+	/* The peer repeats this request to the next process, so it is answered now and not handed
+	 * over. */
 	if (session->size_asked) {
 		session->size_due = true;
 		session_mark_dirty(base);
@@ -83,7 +84,7 @@ static const struct nbd_request *begun(const struct nbd_session *session)
 	return session->rx_request != NULL ? session->rx_request : session->rx_discard_request;
 }
 
-/* Returns whether that request is the only one in flight, and its received payload is stored. */
+/* Returns whether no other request is in flight, and the received part of its payload is stored. */
 static bool has_only_begun(const struct nbd_session *session)
 {
 	const struct nbd_request *request = begun(session);
@@ -113,14 +114,16 @@ enum session_rest nbd_session_rest(struct session *base)
 		       : SESSION_RESTS;
 }
 
-/* Describes the request that has begun. Its header is handed over again. */
+/* Describes the request whose payload is incomplete. Its header is handed over with the received
+ * bytes. */
 static struct nbd_wire_begun begun_state(const struct nbd_session *session)
 {
 	const struct nbd_request *request = begun(session);
 	uint64_t left = session->rx_discard_left;
 	uint32_t error = NBD_SUCCESS;
 
-	if (request == NULL) { /* a waiting request that was handed over to this process */
+	/* a request that was handed over to this process and waits to start */
+	if (request == NULL) {
 		return (struct nbd_wire_begun){ be64_make(session->told->taken_bytes),
 			be32_make(session->told->error) };
 	}
@@ -136,8 +139,8 @@ static struct nbd_wire_begun begun_state(const struct nbd_session *session)
 	return (struct nbd_wire_begun){ be64_make(request->length - left), be32_make(error) };
 }
 
-/* Collects the bytes that were received and not consumed, as pieces that follow the header of the
- * request that has begun. Returns their total. */
+/* Collects the bytes that were received and not parsed, as pieces that follow the header of the
+ * request in progress. Returns their total. */
 static uint32_t received_pieces(const struct nbd_session *session,
 	struct session_piece pieces[ENGINE_HANDOVER_LATER_PIECES])
 {
@@ -234,7 +237,7 @@ static bool nbd_handover_check(const struct nbd_wire_state *wire,
 					     : record->byte_count == *told_bytes);
 }
 
-/* Takes over the received bytes. Returns false without memory. */
+/* Adopts the received bytes. Returns false if there is no memory. */
 static bool take_received(struct nbd_session *session, const struct session_record *record,
 	uint32_t received, bool has_begun)
 {
@@ -269,8 +272,8 @@ static void nbd_handover_refuse(struct nbd_session *session, const char *reason)
 	session_terminate(&session->base, reason);
 }
 
-/* Stores what the next try needs if the export is not available yet. Returns false without
- * memory. */
+/* Stores the record's export name and token for the next try, if the export is not available yet.
+ * Returns false if there is no memory. */
 static bool keep_choice(struct nbd_session *session, const struct session_record *record)
 {
 	struct told_choice *choice = malloc(

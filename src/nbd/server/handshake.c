@@ -206,7 +206,7 @@ static void option_export_name(struct nbd_session *session)
 	handshake->next = HANDSHAKE_NEXT_TRANSMISSION;
 }
 
-/* Writes REP_SERVER replies while there is space; an ACK ends the list. */
+/* Writes as many REP_SERVER replies as fit into the buffer, and an ACK after the last one. */
 static void list_some(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
@@ -223,7 +223,7 @@ static void list_some(struct nbd_session *session)
 
 		if (tx_left(handshake) <
 			length + 2 * (uint32_t)sizeof(struct nbd_wire_option_reply)) {
-			return; /* continues when this part is sent */
+			return; /* this function is called again when they are sent */
 		}
 		tx_reply_header(handshake, NBD_REP_SERVER, length);
 		tx_put(handshake, &name_length, sizeof(name_length));
@@ -395,8 +395,8 @@ static bool take_token(struct option_string query, const char *kind, struct opti
 	return true;
 }
 
-/* Our own contexts describe no blocks: they separate a client's connections. Returns false if a
- * connection to be replaced has not ended yet; the option then waits for it. */
+/* Processes our own contexts that name this connection and those that it replaces. Returns false if
+ * a connection to be replaced has not ended yet; the option then waits for it. */
 static bool nbd_handshake_take_over(
 	struct nbd_session *session, struct export *export, const struct option_context *context)
 {
@@ -590,8 +590,8 @@ static void refuse_without_tls(struct nbd_session *session)
 	}
 }
 
-/* Executes an option. ABORT is always accepted. EXPORT_NAME has no error reply, so it handles a
- * stop of the server itself. */
+/* Executes an option. ABORT is always accepted. EXPORT_NAME has no error reply, so its handler also
+ * checks whether the server is stopping. */
 static void handle_option(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
@@ -789,8 +789,8 @@ static bool take_option_header(struct nbd_session *session)
 	return true;
 }
 
-/* Takes the available data of the option and stores it unless it is too long. Returns true when it
- * is complete. */
+/* Appends received bytes to the option's data, or discards them if the data is too long. Returns
+ * true when the data is complete. */
 static bool take_option_data(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;

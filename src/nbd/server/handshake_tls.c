@@ -109,15 +109,14 @@ static enum engine_tls_failure failure_of(int result)
 	}
 }
 
-/* If the credentials were replaced during the handshake, checks that it would also succeed with the
- * new ones. */
+/* If the credentials were replaced during the handshake, checks that the client would also be
+ * accepted with the new ones. */
 static int check_again(struct nbd_session *session, struct error *error)
 {
 	struct tls_context *context = tls_policy_context(session->base.tls);
 	int rc = 0;
 
-	/* The layer holds a reference to its context, so another context cannot have that
-	 * address. */
+	/* The TLS layer keeps its context alive, so a different context has a different address. */
 	if (context != session->handshake->tls_context) {
 		rc = tls_context_recheck(context, tls_layer_identity(&session->stream), error);
 	}

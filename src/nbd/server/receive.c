@@ -72,7 +72,8 @@ static bool rx_make_room(struct nbd_session *session, uint32_t want)
 	return true;
 }
 
-/* The last receive filled its buffer, so more data is waiting: makes the next receive larger. */
+/* Called when the last receive filled its buffer, so that more data is waiting: makes the next
+ * receive larger. */
 static void rx_make_large(struct nbd_session *session)
 {
 	struct rx_buf *fresh;
@@ -91,7 +92,7 @@ static void rx_make_large(struct nbd_session *session)
 	}
 }
 
-/* A write whose payload has not started holds no memory. */
+/* Returns whether no byte of the write's payload has arrived. Such a write holds no memory. */
 static bool waits_for_first_byte(const struct nbd_session *session)
 {
 	return session->rx_request != NULL && session->rx_stream == NULL &&
@@ -99,8 +100,8 @@ static bool waits_for_first_byte(const struct nbd_session *session)
 	       available(session) == 0;
 }
 
-/* The peer has to act from now on. A receive that was interrupted to count partial data does not
- * restart the time. */
+/* From now on the session waits for the peer, so its time limit starts. A receive that was
+ * interrupted to count partial data does not restart it. */
 static void begin_turn(struct nbd_session *session)
 {
 	if (!session->rx_probed) {
@@ -287,7 +288,7 @@ static void start_write(struct nbd_session *session, struct nbd_request *request
 
 /* --- requests ------------------------------------------------------------------------------ */
 
-/* Returns true if a short payload should be completed in the receive buffer first. */
+/* Returns true if a short payload should be received completely into the receive buffer first. */
 static bool nbd_receive_gather(struct nbd_session *session, uint32_t head_bytes, uint64_t payload)
 {
 	uint32_t memory_align = store_info(session->base.export->store)->memory_align;
@@ -540,7 +541,7 @@ static void received_end(struct nbd_session *session)
 	}
 }
 
-/* Returns whether the stream can continue. -ECANCELED is caused by receive_interrupt(). */
+/* Returns whether the stream can continue. receive_interrupt() causes -ECANCELED. */
 static bool nbd_receive_is_transient(int result)
 {
 	return result == -EINTR || result == -EAGAIN || result == -ECANCELED;
@@ -592,8 +593,8 @@ void receive_done(struct ring_op *op, int result)
 		session->rx_stream_got += (uint32_t)result;
 		session->rx_payload_left -= (uint32_t)result;
 		session->rx_into_stream = false;
-		/* After a long payload another one is likely. The less of it is received with its
-		 * header, the less is copied. */
+		/* After a long payload another long one is likely. The next receive should then be
+		 * small, because payload received together with its header has to be copied. */
 		session->rx_was_full &= session->rx_request->length <= RX_LARGE_BYTES;
 	} else if (result > 0) {
 		session->rx_end += (uint32_t)result;

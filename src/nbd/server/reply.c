@@ -70,7 +70,7 @@ static uint32_t put_chunk_header(const struct nbd_request *request, uint8_t *out
 		request->session, request->cookie, request->offset, out, type, done, payload);
 }
 
-/* --- one answer each ----------------------------------------------------------------------- */
+/* --- functions that add one answer --------------------------------------------------------- */
 
 static void emit_success(struct send_batch *send, struct send_slot *slot)
 {
@@ -79,8 +79,8 @@ static void emit_success(struct send_batch *send, struct send_slot *slot)
 	uint32_t length;
 
 	/* Simple replies are allowed for everything except READ (P88) and are four bytes shorter.
-	 * They are not allowed after a chunk, and a peer that negotiated x-gmblock:alive may have
-	 * received one. */
+	 * They are not allowed after a chunk, and with x-gmblock:alive a chunk might have been sent
+	 * before. */
 	if (session->extended || (session->structured && (request->command == NBD_CMD_READ ||
 								 session->alive_ns != 0))) {
 		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
@@ -159,8 +159,8 @@ static void emit_path_error(struct send_batch *send, struct send_slot *slot)
 	emit_error(send, slot, error, text);
 }
 
-/* The first word usually rules out a block of data, so only zeroes are read completely. Memory that
- * the CPU may not read is not examined. */
+/* A block of data usually differs from zero in its first word, so only blocks of zeroes are read
+ * completely. Memory that the CPU may not read counts as data. */
 static bool is_all_zero(const struct path_fragment *fragment)
 {
 	const uint8_t *data;
@@ -202,7 +202,7 @@ static void emit_structured_fragment(struct send_batch *send, struct send_slot *
 	put_iov(send, mem_socket_ptr(fragment->memory), fragment->length);
 }
 
-/* Sends the next run of bytes of a reply that must be one piece: a simple reply, or one chunk for
+/* Sends the next bytes of a reply that must not be interrupted: a simple reply, or one chunk for
  * DF. */
 static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *slot)
 {
@@ -224,7 +224,8 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 	}
 	put_iov(send, mem_socket_ptr(slot->fragment.memory), slot->fragment.length);
 	if (slot->fragment.last && request->done_owed) {
-		/* This is not the first fragment, so the slot's header is unused. */
+		/* The header was sent with the first fragment, so the slot's header is free for
+		 * another one. */
 		GMB_ASSERT(request->content_bytes > 0);
 		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
 		put_iov(send, slot->header, length);
@@ -256,8 +257,8 @@ static void emit_block_status(struct send_batch *send, struct send_slot *slot)
 	uint32_t wire_bytes = 0;
 	uint32_t length;
 
-	/* Converted in place: an entry on the wire is never longer than ours, so the write position
-	 * stays behind the read position. */
+	/* Converted in place: an entry on the wire is never longer than a struct store_extent, so
+	 * writing never overtakes reading. */
 	_Static_assert(
 		sizeof(struct nbd_wire_extent_ext) <= sizeof(struct store_extent), "in place");
 	for (uint32_t i = 0; i < count; i++) {
@@ -270,8 +271,8 @@ static void emit_block_status(struct send_batch *send, struct send_slot *slot)
 			memcpy(wire + wire_bytes, &out, sizeof(out));
 			wire_bytes += (uint32_t)sizeof(out);
 		} else {
-			/* A request has at most 2^32 - 1 bytes here, and so has an extent
-			 * (P107). */
+			/* Without extended headers, requests and therefore extents have at most
+			 * 2^32 - 1 bytes (P107). */
 			struct nbd_wire_extent out = { .length = be32_make((uint32_t)extent.length),
 				.flags = be32_make(extent.flags) };
 
@@ -336,7 +337,7 @@ static void emit_alive(struct send_batch *send, struct nbd_session *session)
 		bool parsed = request_head_parse(
 			session->rx_data + session->rx_start, session->extended, &waiting);
 
-		GMB_ASSERT(parsed); /* it was valid when it began to wait */
+		GMB_ASSERT(parsed); /* it was checked when the request began to wait */
 	} else {
 		const struct nbd_request *oldest = list_entry(
 			list_first(&session->requests), struct nbd_request, session_node);
@@ -413,8 +414,8 @@ static enum emitted emit_read(struct send_batch *send, struct send_slot *slot)
 	if (request->path.error != 0) {
 		return emit_failed_read(send, slot);
 	}
-	/* Held back while an error can still be reported, unless it holds memory that it waits
-	 * for. */
+	/* A reply that can report an error only at its beginning waits for all of its data, unless
+	 * the request waits for memory that only sending can free. */
 	if (request->path.whole && request->content_bytes == 0 &&
 		path_status(&request->path) == PATH_PENDING && !path_is_stalled(&request->path)) {
 		return EMITTED_NOTHING;
@@ -552,8 +553,8 @@ void reply_flush(struct session *base, bool alone)
 	struct send_batch *send;
 	struct list_node *node;
 
-	/* A send is in flight, or a stream flush while stopping. Either calls this function
-	 * again. */
+	/* A send is in flight, or the stream is flushed for a stop. This function is called again
+	 * when it ends. */
 	if (session->send_op.in_flight || session->base.state == SESSION_TERMINATING ||
 		(list_is_empty(&session->sendable) && !session->alive_due &&
 			!reply_size_is_due(session))) {
@@ -572,7 +573,7 @@ void reply_flush(struct session *base, bool alone)
 	send->filled = false;
 	session->sending = send;
 	reply_fill(session, send);
-	/* Not inside a reply that has begun and must be one piece. */
+	/* A sign of life must not interrupt a simple reply or a DF chunk. */
 	if (send->slot_count == 0 && session->alive_due && session->exclusive == NULL &&
 		owes_answers(session) && session->base.state != SESSION_TERMINATING) {
 		emit_alive(send, session);
@@ -589,7 +590,7 @@ void reply_flush(struct session *base, bool alone)
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING) {
-		/* No byte of this batch was sent: it is returned as after a failed send. */
+		/* No byte of this batch was sent, so it ends like a failed send. */
 		ring_defer(service->ring, &session->send_op, -ECANCELED, reply_done);
 		return;
 	}
@@ -606,7 +607,7 @@ void reply_flush(struct session *base, bool alone)
 	}
 }
 
-/* Returns whether the session is at rest for a handover. The other process may own the connection
+/* Returns whether the session is ready for its handover. The other process may own the connection
  * at any time, so nothing may be sent. */
 static bool rests(struct nbd_session *session)
 {
@@ -637,8 +638,8 @@ void reply_watch(struct nbd_session *session)
 	}
 }
 
-/* Measures the network throughput from time to time, because the size of a read's parts also
- * depends on it. The kernel counts busy time in ticks, and many requests average out the error. */
+/* Measures the network throughput from time to time; it determines, among others, the size of a
+ * read's parts. The kernel counts busy time in ticks, so the measurement covers many requests. */
 static void look_at_network(struct nbd_session *session)
 {
 	struct ring *ring = session->service->ring;
@@ -655,7 +656,7 @@ static void look_at_network(struct nbd_session *session)
 		session->traffic = before; /* too little busy time for a measurement */
 		return;
 	}
-	/* If mostly holes were sent, there was little to transmit. */
+	/* Holes are hardly any data on the network, so they would distort the measurement. */
 	if (session->hole_bytes <= session->traffic.acked_bytes - before.acked_bytes) {
 		overlap_learn_network(&session->base.path_export->reads,
 			session->traffic.acked_bytes - before.acked_bytes,
@@ -664,7 +665,7 @@ static void look_at_network(struct nbd_session *session)
 	session->hole_bytes = 0;
 }
 
-/* The batch has been sent, or will not be. */
+/* Called when the batch has been sent, or cannot be sent. */
 static void send_end(struct nbd_session *session)
 {
 	struct send_batch *send = session->sending;

@@ -7,10 +7,10 @@
 
 #include "nbd/server/session.h"
 
-/* The slot of a client whose host failed is free again after two minutes. */
+/* Detects after two minutes that a client's host has failed, which frees its slot. */
 static const struct stream_keep_alive keep_alive = { .idle_s = 60, .interval_s = 15, .probes = 4 };
 
-/* The layer has sent its end of stream, which can take a while if the socket is full. */
+/* The TLS layer has sent its end of stream, which can take a while if the socket is full. */
 static void nbd_session_stream_idle(struct stream *stream)
 {
 	struct nbd_session *session = container_of(stream, struct nbd_session, stream);
@@ -83,14 +83,15 @@ static bool peer_has_received(struct nbd_session *session)
 
 bool nbd_session_peer_receives(struct session *base)
 {
-	/* The first check after a send has no earlier value to compare with. */
+	/* The first check after a send always finds a change; it counts if something is
+	 * unacknowledged. */
 	return peer_has_received(nbd_session_of(base)) && nbd_session_of(base)->unacked_bytes > 0;
 }
 
-/* Returns whether the peer keeps payload memory occupied without progress. An empty receive buffer
- * is released instead. Bytes that the peer has acknowledged, or that arrived below TLS, count as
- * progress. A receive is interrupted once before it counts as stalled, because it reports partial
- * data only when it ends. */
+/* Returns whether the peer occupies payload memory without making progress. Bytes that the peer has
+ * acknowledged, or that arrived below TLS, are progress. A receive is interrupted once before it
+ * counts as stalled, because it reports partial data only when it ends. If only an empty receive
+ * buffer is occupied, it is released. */
 bool nbd_session_stalled(struct session *base)
 {
 	struct nbd_session *session = nbd_session_of(base);
@@ -129,7 +130,7 @@ void nbd_session_abort(struct session *base)
 {
 	struct nbd_session *session = nbd_session_of(base);
 
-	/* First, before the peer can see the end of the connection and reconnect. */
+	/* Before the socket is closed, because the peer may reconnect as soon as it sees that. */
 	list_for_each(node, &session->requests)
 	{
 		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
@@ -164,7 +165,8 @@ void session_drain(struct nbd_session *session)
 {
 	GMB_ASSERT(session->base.state == SESSION_READY);
 	session_set_state(&session->base, SESSION_DRAINING);
-	session->size_asked = false; /* a request for later size changes, so it is dropped */
+	/* it asks for later size changes, which the peer will not receive */
+	session->size_asked = false;
 	list_for_each(node, &session->requests)
 	{
 		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
@@ -178,14 +180,14 @@ void session_drain(struct nbd_session *session)
 
 void nbd_session_drain(struct session *base)
 {
-	/* Until the last reply is sent, options are answered with ERR_SHUTDOWN (P18) and requests
-	 * with ESHUTDOWN (P126). */
+	/* Requests of a client are still accepted until the last reply is sent, but answered with
+	 * ERR_SHUTDOWN (options, P18) or ESHUTDOWN (P126). */
 	if (nbd_session_of(base)->size_asked) {
 		session_mark_dirty(base);
 	}
 	if (base->state != SESSION_NEGOTIATING) {
 		session_drain_check(nbd_session_of(base));
-	} else if (nbd_session_of(base)->told_choice != NULL) { /* negotiation is over for it */
+	} else if (nbd_session_of(base)->told_choice != NULL) { /* it only waits for its export */
 		session_terminate(base, session_stop_text(base));
 	}
 }
@@ -199,9 +201,10 @@ void nbd_session_export_changed(struct session *base, enum export_change change)
 }
 
 /*
- * Everything is answered. If the socket were closed now with unread data from the peer, the kernel
- * would reset the connection, and a reset can overtake the last replies. So shut down our
- * direction, and close when the peer has also closed or its time is up.
+ * Called when everything is answered. If the socket were closed now with unread data from the peer,
+ * the kernel would reset the connection, and a reset can overtake the last replies. Therefore shuts
+ * down our direction only. The socket is closed when the peer has also closed or its time limit has
+ * passed.
  */
 static void linger(struct nbd_session *session)
 {

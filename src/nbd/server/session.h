@@ -69,7 +69,7 @@ enum handshake_state {
 	HANDSHAKE_UPGRADING, /* upgrading to TLS; the stream is paused */
 };
 
-/* Step that follows when the replies are sent. */
+/* Action when the replies are sent. */
 enum handshake_next {
 	HANDSHAKE_NEXT_OPTION,
 	HANDSHAKE_NEXT_TLS,
@@ -102,9 +102,10 @@ struct handshake {
 	uint8_t tx[HANDSHAKE_TX_BYTES];
 };
 
-/* Receive memory from which writes are stored. It returns to the arena with the last reference. */
+/* A receive buffer from which writes are stored. It returns to the arena with the last
+ * reference. */
 struct rx_buf {
-	struct list_node node; /* in service->rx_free */
+	struct list_node node; /* in service->rx_free while unused */
 	struct arena_buf buf;
 	/* held by the session while it receives into the buffer, and by each write stored from
 	 * it */
@@ -122,16 +123,16 @@ struct nbd_request {
 	uint16_t command;
 	uint16_t command_flags;
 	uint32_t error;		/* NBD error found before the path was involved, or 0 */
-	const char *error_text; /* static, or NULL */
+	const char *error_text; /* static explanation of `error`, or NULL */
 	bool started;		/* the path has the request */
-	bool one_piece;		/* a read that must be answered with one run of bytes */
+	bool one_piece;		/* a read whose reply must not be interrupted by other replies */
 	bool replying;		/* its last chunk is in a send in flight */
 	/* its chunk began without DONE (P89), so a final chunk must carry it */
 	bool done_owed;
 	uint64_t content_bytes; /* bytes of a read handed to the network */
 	/* holds the payload of a write that is stored from the receive buffer */
 	struct rx_buf *rx;
-	struct mem_segment received; /* that payload */
+	struct mem_segment received; /* the payload in rx */
 };
 
 struct send_slot {
@@ -141,7 +142,7 @@ struct send_slot {
 	uint8_t header[SEND_HEADER_BYTES_MAX];
 };
 
-/* Progress that another process has made with the first request. */
+/* Progress of the first request, which another process began. */
 struct told_payload {
 	/* payload bytes already stored; the remaining ones follow the header */
 	uint64_t taken_bytes;
@@ -162,7 +163,7 @@ struct send_batch {
 	struct msghdr message;
 	uint32_t slot_count;
 	uint32_t iov_count;
-	bool is_alive; /* only a sign of life, which does not count as progress */
+	bool is_alive; /* the batch is only a sign of life, which does not count as progress */
 	size_t bytes;
 	bool filled; /* the socket could not take all of it immediately */
 	struct iovec iov[2 * SEND_SLOTS_MAX];
@@ -200,7 +201,7 @@ struct nbd_session {
 	bool has_sent;	/* sent since the timer was set */
 
 	bool says_size;	     /* x-gmblock:size was negotiated */
-	bool size_asked;     /* its request has not been answered */
+	bool size_asked;     /* a request for the size has not been answered */
 	bool size_due;	     /* answer it even if the size is unchanged */
 	uint64_t size_known; /* size that the peer knows, from its request */
 	uint64_t size_cookie;
@@ -214,7 +215,7 @@ struct nbd_session {
 	struct nbd_request *rx_request; /* write whose payload is being received */
 	struct path_stream *rx_stream;	/* where its payload goes now; NULL: waits for memory */
 	uint32_t rx_stream_got;
-	/* payload bytes of it that were not received yet */
+	/* bytes of rx_request's payload that were not received yet */
 	uint64_t rx_payload_left;
 	/* bytes that the next message needs in one piece */
 	uint32_t rx_want;
@@ -222,13 +223,14 @@ struct nbd_session {
 	struct nbd_request *rx_discard_request; /* answered after the discard; or NULL */
 	bool rx_was_full;			/* the last receive filled its buffer */
 	bool rx_into_stream;			/* the receive in flight writes to rx_stream */
-	/* raw bytes of the stream at the last check whether the peer is alive */
+	/* stream.raw_bytes when the peer was last checked for progress */
 	uint64_t rx_raw_bytes;
 	/* a receive was interrupted to count partial data, and nothing has arrived since */
 	bool rx_probed;
-	uint8_t *rx_told;	   /* rx_data with bytes received by another process; or NULL */
-	struct told_payload *told; /* progress of the request at rx_start; or NULL */
-	struct told_choice *told_choice; /* choice for which the session waits; or NULL */
+	/* memory of rx_data for bytes received by another process; or NULL */
+	uint8_t *rx_told;
+	struct told_payload *told;	 /* progress of the request at rx_start; or NULL */
+	struct told_choice *told_choice; /* export to select as soon as it is available; or NULL */
 	uint8_t rx_small[RX_SMALL_BYTES];
 };
 
@@ -264,14 +266,15 @@ void nbd_session_close(struct session *base);
 /* Ends the session for a protocol violation; the text names it. */
 void session_fail(struct nbd_session *session, const char *rule, const char *format, ...)
 	GMB_PRINTF(3, 4);
-/* nbd_session_accept() for a connection from another source; the handshake is not begun. NULL: no
- * memory. */
+/* Creates a session for a connection whose handshake the caller starts or skips. Returns NULL if
+ * there is no memory. */
 struct nbd_session *nbd_session_create(void *service, const struct endpoint *endpoint);
 /* The client sends no more requests: stops reading, and closes when everything is answered. */
 void session_drain(struct nbd_session *session);
-/* Ends a session that is to stop, after its last reply is sent. */
+/* Ends a session that stops or drains, if everything is answered and sent. */
 void session_drain_check(struct nbd_session *session);
-/* The peer of a lingering session has closed: terminates once our end of stream is sent. */
+/* Called when the peer of a lingering session has closed: terminates the session once our end of
+ * stream is sent. */
 void session_ended(struct nbd_session *session);
 
 /* handshake.c */
@@ -280,7 +283,7 @@ void handshake_received(struct nbd_session *session);
 /* Retries the option that waits. */
 void handshake_resume(struct nbd_session *session);
 void handshake_end(struct nbd_session *session);
-/* Parses the next option from the received bytes, or receives it. */
+/* Parses the next option from the received bytes, or receives more. */
 void handshake_next_option(struct nbd_session *session);
 
 /* handshake_tls.c: STARTTLS, in the modes of the listener (docs/protocol/nbd.md, P45-P56). */
@@ -308,7 +311,8 @@ void receive_done(struct ring_op *op, int result);
 /* Discards further bytes until the end of the stream. */
 void receive_discard(struct nbd_session *session);
 void receive_release(struct nbd_session *session);
-/* Returns whether its large receive buffer is empty and the peer owes it nothing. */
+/* Returns whether the session only waits for the next request: no send is in flight, everything
+ * received is parsed, and no payload is missing. */
 bool receive_owes_nothing(const struct nbd_session *session);
 /* Ends the receive in flight early and continues: an empty large buffer is released, and the
  * received part of a payload counts as progress. */
@@ -316,8 +320,8 @@ void receive_interrupt(struct nbd_session *session);
 
 /* The session was paused: stops receiving, even in the middle of a request. */
 void receive_pause(struct nbd_session *session);
-/* Makes room for count bytes from another process, which come first; the caller writes them to
- * rx_data. Returns false without memory. */
+/* Makes room in rx_data for count bytes that another process received; the caller writes them.
+ * Returns false if there is no memory. */
 GMB_MUST_CHECK bool receive_told(struct nbd_session *session, uint32_t count);
 
 /* handover.c */
@@ -372,7 +376,8 @@ void request_progress(struct path_request *path);
 /* Sends pending replies: the flush() of the session kind. */
 void reply_flush(struct session *base, bool alone);
 void reply_done(struct ring_op *op, int result);
-/* A request must be answered: sets the timer of a session with alive_ns, unless it runs. */
+/* Called when a request must be answered: sets the timer of a session with alive_ns, unless it
+ * runs. */
 void reply_watch(struct nbd_session *session);
 /* Returns whether the request of x-gmblock:size must be answered now. */
 bool reply_size_is_due(const struct nbd_session *session);

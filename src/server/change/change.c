@@ -44,7 +44,8 @@ static void item_fini(struct change_item *item)
 
 void change_put(struct change *change)
 {
-	/* Acquire and release, so that the thread that frees sees the writes of all others. */
+	/* Acquire and release, so that the thread that frees the change sees the writes of all
+	 * others. */
 	if (change == NULL ||
 		atomic_fetch_sub_explicit(&change->references, 1, memory_order_acq_rel) > 1) {
 		return;
@@ -105,8 +106,9 @@ static const char *change_value_of(
 			       : log_escape(out, CHANGE_LABEL_BYTES, text, strlen(text));
 }
 
-/* Appends "key=new (was old)" to a line, unless both texts are equal: then another key has changed
- * the meaning, as mode does for write-mode. Long texts are cut, so the two may look equal. */
+/* Appends "key=new (was old)" to a line, unless both texts are equal. The meaning can differ with
+ * equal texts, because another key has changed it, as mode does for write-mode. Long texts are cut,
+ * so the two values shown may look equal. */
 static void say_key(char line[LINE_BYTES], const char *key, const struct server_export *before,
 	const struct server_export *after)
 {
@@ -155,7 +157,7 @@ static enum change_action change_compare(const struct server_export *before,
 	return action;
 }
 
-/* NULL: no memory. */
+/* Returns NULL if there is no memory. */
 static struct change_item *add_item(struct change *change, struct error *error)
 {
 	struct change_item *items = change->items;
@@ -200,7 +202,7 @@ static int change_add_export(struct change *change, const struct server_export *
 static int remove_snapshots(
 	struct change *change, const struct served_export *parent, struct error *error);
 
-/* Relaxed, because a client that connects now is disconnected in any case. */
+/* Relaxed, because the text need not be exact: a client that connects now is also disconnected. */
 static const char *its_clients(const struct served_export *served)
 {
 	return atomic_load_explicit(&served->export->connections, memory_order_relaxed) > 0
@@ -239,8 +241,9 @@ static int remove_snapshots(
 	return rc;
 }
 
-/* Rejects a replacement that would lose contents. Overlays and flash stores allow one writer at a
- * time. An overlay that is discarded at the end would be empty again, as would a disk in memory. */
+/* Rejects a replacement that would lose data or need two writers. A disk in memory, or an overlay
+ * that is discarded at the end, would be empty again. Overlays and flash stores allow only one
+ * writer at a time. */
 static int check_contents(const struct server_export *before, const struct server_export *after,
 	const char *line, struct error *error)
 {
@@ -372,7 +375,8 @@ void change_tell(struct change *change, const struct forecast *forecast)
 
 /* --- keys ------------------------------------------------------------------------------------ */
 
-/* rules: taken, also on failure. If has_rules is set, they replace the export's rules. */
+/* Adds the change of an export's keys and rules. Takes rules, also on failure. If has_rules is set,
+ * they replace the export's rules. */
 static int change_change_export(struct change *change, struct served_export *before,
 	const struct server_export *about, const struct server_settings *settings,
 	struct access *rules, bool has_rules, struct error *error)
@@ -515,7 +519,7 @@ int change_add_snapshot(struct change *change, const struct served_export *paren
 		return error_set(error, -ENAMETOOLONG, "the name of %s is too long for snapshots",
 			change_label(parent->about.name, shown));
 	}
-	if (keys != NULL) { /* copied from, not owned */
+	if (keys != NULL) { /* borrowed from keys */
 		about.settings = keys->settings;
 		about.syntax = SERVER_SYNTAX_SET;
 	}
@@ -541,7 +545,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 	if (rc < 0) {
 		return rc;
 	}
-	about = served->about; /* copied from, not owned */
+	about = served->about; /* its texts stay owned by the entry */
 	about.origin = (char *)(uintptr_t)origin;
 	about.syntax = SERVER_SYNTAX_SET;
 	return change_change_export(change, served, &about, settings, NULL, false, error);
@@ -575,7 +579,8 @@ static int change_check_rules(const struct server_config *config,
 		       : 0;
 }
 
-/* sorted: the table by name; seen: whether the configuration contains each entry. */
+/* Adds or changes an export of the configuration. sorted: the table, ordered by name. seen: marks
+ * the entries of the table that the configuration contains. */
 static int configure_export(struct change *change, const struct server_config *config,
 	uint32_t index, struct access *rules, struct served_export **sorted, bool *seen,
 	struct error *error)
@@ -673,7 +678,8 @@ static int configure_exports(struct change *change, const struct server_config *
 	return rc;
 }
 
-/* Rates of identities change while clients are connected if the rules otherwise stay the same. */
+/* Compares the rates and memory limits of identities. They can change while clients are connected
+ * if the rules are otherwise the same. */
 static void compare_rates(struct change *change, const struct server_config *config)
 {
 	struct rate_rules *rules = change->options.rate_rules;

@@ -11,8 +11,8 @@
  * clients.
  *
  * If a key without FIELD_LIVE changes, the export is replaced: its clients complete their requests
- * in flight and are informed that it is no longer served. Clients that request the name in that
- * time wait until the old ones are gone (export_replaces()).
+ * in flight and are informed that it is no longer served. Meanwhile new clients that request the
+ * name wait until the old clients are gone (export_replaces()).
  *
  * Threading: as in the picture; one change at a time. Ownership: counted. The caller and each
  * reactor that has not committed yet hold a reference; the last one frees. Errors: a negative errno
@@ -26,7 +26,7 @@
 #include "server/device.h"
 #include "server/reactor.h"
 
-/* Time to complete the requests in flight of an export's clients. */
+/* Time limit for the requests in flight of clients whose export is removed. */
 #define CHANGE_DRAIN_NS UINT64_C(10000000000)
 
 struct change;
@@ -39,7 +39,7 @@ struct change_options {
 	struct device *device;
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
-	/* Deadline for requests in flight on removed exports. */
+	/* Time limit for requests in flight on removed exports. */
 	uint64_t deadline_ns;
 	/* Called on any thread for each removed export when its disk is closed. */
 	void (*closed)(void *context);
@@ -51,8 +51,9 @@ GMB_MUST_CHECK int change_create(
 /* NULL is a no-op. */
 void change_put(struct change *change);
 
-/* Makes everything match config, except for settings that need a restart. config is only read.
- * Exports added by a command stay, with the access rules for exports without rules of their own. */
+/* Changes everything that differs from config, except for settings that need a restart. config is
+ * only read. Exports added by a command stay, with the access rules for exports without rules of
+ * their own. */
 GMB_MUST_CHECK int change_configure(
 	struct change *change, const struct server_config *config, struct error *error);
 /* Adds one export. about has a name, a path and an origin. -EEXIST: the name is in use. */
@@ -79,7 +80,7 @@ void change_tell(struct change *change, const struct forecast *forecast);
 /* Opens the disks. Blocks. */
 GMB_MUST_CHECK int change_open(struct change *change, struct error *error);
 GMB_MUST_CHECK int change_prepare(struct change *change, struct error *error);
-/* *exports, the table of the options, becomes the new table. */
+/* Puts the change into effect. *exports, the table in the options, becomes the new table. */
 void change_commit(struct change *change, struct exports *exports);
 
 /* Returns the number of exports that the change removes or replaces. */

@@ -15,19 +15,22 @@ enum change_action { CHANGE_STAY, CHANGE_ADD, CHANGE_UPDATE, CHANGE_REPLACE, CHA
 /* The change of one export. */
 struct change_item {
 	enum change_action action;
-	struct served_export *before; /* entry in the table; NULL: the export is added */
-	/* Owned until the commit; NULL: the export is removed or keeps its entry. */
+	struct served_export
+		*before; /* the export's entry in the table; NULL: the export is added */
+	/* The new entry, owned until the commit. NULL: the export is removed or keeps its entry. */
 	struct served_export *after;
 	struct access *rules; /* owned, or NULL */
-	bool has_rules;	      /* rules replace the rules of before */
-	char *rules_text;     /* difference of the rules, or NULL */
+	bool has_rules;	      /* `rules` replace the rules of `before` */
+	char *rules_text;     /* description of the difference of the rules, or NULL */
 	struct removed_export
 		*removed; /* for a removed entry, from change_open() until the commit */
-	/* For the reactors, from the commit on. Each engine has a reference until it has done its
-	 * part. */
+	/* Exports to remove and to add on each reactor, set by the commit. Each engine has a
+	 * reference until it has done its part. */
 	struct export *old;
 	struct export *new;
-	char *description; /* no session reads it after all reactors have committed */
+	/* old description, freed with the change, when all reactors have committed and no session
+	 * reads it */
+	char *description;
 };
 
 struct change {
@@ -37,12 +40,12 @@ struct change {
 	struct exports next;
 	uint32_t closing_count;
 	json_t *lines;
-	/* The rules that were last compared. The result is cached because many exports have the
-	 * same rules. */
-	struct access *rules_before; /* owned, as is the next; or NULL */
+	/* The rules that were last compared, and the result. It is cached because many exports have
+	 * the same rules. */
+	struct access *rules_before; /* both owned, or NULL */
 	struct access *rules_after;
 	char rules_text[CHANGE_RULES_BYTES]; /* "": they are equal */
-	/* Changed limits; owned by the configuration; or NULL. */
+	/* The configuration's rates if some have changed, otherwise NULL. Borrowed. */
 	const struct server_rates *rates;
 	_Atomic uint32_t references;
 	struct reactor_task tasks[]; /* one for each reactor */

@@ -38,9 +38,10 @@ static bool goes(const struct change *change, const struct served_export *served
 	return served->item > 0 && change->items[served->item - 1].action >= CHANGE_REPLACE;
 }
 
-/* Rejects direct writes to a disk that is served only through the page cache. Both kinds of writes
- * are kept apart only if the two stores are registered with each other before the writes start
- * (store/file_gate.h), which is not the case for writes in flight now. */
+/* Rejects an export that would write directly to a disk to which other exports write only through
+ * the page cache. Two stores can combine both kinds of writes only if they are registered with each
+ * other before the writes start (store/file_gate.h), and writes through the cache may already be in
+ * flight. */
 static int check_writers(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
@@ -70,8 +71,8 @@ static int check_writers(
 	return -EBUSY;
 }
 
-/* Rejects an export that needs device memory if the server was started without: an arena that is
- * new in the configuration needs a restart. */
+/* Rejects an export that needs device memory if the server was started without it. Adding device
+ * memory to the configuration needs a restart. */
 static int commit_check_device(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
@@ -87,8 +88,8 @@ static int commit_check_device(
 	return -EINVAL;
 }
 
-/* Waits for removed entries with the same name or path, now or earlier, because writes to that disk
- * may still be in flight. */
+/* Makes clients of the new export wait for removed exports with the same name or path, also of
+ * earlier changes, because writes to that disk may still be in flight. */
 static int wait_for_old(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
@@ -120,7 +121,8 @@ static int open_item(struct change *change, struct change_item *item, struct err
 	int rc;
 
 	item->rules = NULL;
-	/* Checked before the disk is opened, because opening it would log irrelevant warnings. */
+	/* Checked before the disk is opened, because opening it would log warnings that do not
+	 * matter then. */
 	if (item->after->parent == NULL && store_path_needs_start(item->after->about.path)) {
 		access_put(rules);
 		rc = error_set(error, -ENOTSUP,
@@ -169,7 +171,7 @@ int change_open(struct change *change, struct error *error)
 
 /* --- preparing ------------------------------------------------------------------------------- */
 
-/* Some items on one reactor. */
+/* A batch of items that one reactor prepares. */
 struct step {
 	struct change *change;
 	uint32_t first;
@@ -218,8 +220,8 @@ static int prepare_reactor(struct change *change, struct reactor *reactor, struc
 	return rc;
 }
 
-/* Undoes engine_export_prepare() on one reactor. An export without measurements was not prepared
- * there. */
+/* Undoes engine_export_prepare() on one reactor. An export for which the engine has no measurements
+ * was not prepared there. */
 static void drop_prepared(struct engine *engine, void *context)
 {
 	struct change *change = context;
@@ -240,14 +242,14 @@ static void post_all(
 	for (uint32_t i = 0; i < count; i++) {
 		change->tasks[i].run = run;
 		change->tasks[i].context = change;
-		/* Relaxed, because the caller has a reference. */
+		/* Relaxed, because the caller's own reference keeps the change alive. */
 		atomic_fetch_add_explicit(&change->references, 1, memory_order_relaxed);
 		reactor_post(change->options.reactors[i], &change->tasks[i]);
 	}
 }
 
-/* Returns whether the reactors have an export to prepare. If not, they are not called, so that a
- * hanging reactor cannot delay the withdrawal of rights. */
+/* Returns whether the reactors have an export to prepare. If not, they are not called, because a
+ * hanging reactor would delay the withdrawal of rights. */
 static bool has_new_export(const struct change *change)
 {
 	for (uint32_t i = 0; i < change->item_count; i++) {
@@ -305,7 +307,7 @@ static void update(struct change_item *item)
 	struct server_export *after = &item->after->about;
 	struct server_export swapped;
 
-	/* A new rate starts with an empty account. */
+	/* A new rate starts with no bytes or requests charged. */
 	if (memcmp(&before->rate, &after->rate, sizeof(after->rate)) != 0) {
 		rate_set(&export->rate, &after->rate, clock_now_ns());
 	}
@@ -313,14 +315,15 @@ static void update(struct change_item *item)
 	atomic_store_explicit(
 		&export->connections_max, after->connections_max, memory_order_relaxed);
 	item->description = export_set_description(export, item->description);
-	/* The entry stays in the table, so the settings are swapped, and the change frees the old
-	 * ones. */
+	/* The entry stays in the table, so the settings are swapped. The old ones are freed with
+	 * the change. */
 	swapped = *before;
 	*before = *after;
 	*after = swapped;
 }
 
-/* Returns the entry for the new table, or NULL. */
+/* Puts one item into effect. Returns the entry for the new table, or NULL if the export is
+ * removed. */
 static struct served_export *commit_item(struct change *change, struct change_item *item)
 {
 	struct served_export *after = item->after;
@@ -340,7 +343,7 @@ static struct served_export *commit_item(struct change *change, struct change_it
 		}
 		return before;
 	}
-	if (before != NULL) { /* the engines have references */
+	if (before != NULL) { /* removed: only the engines keep references from now on */
 		exports_remember(&change->next, item->removed);
 		item->removed = NULL;
 		before->export->closed = change->options.closed;

@@ -28,8 +28,8 @@ static bool is_snapshot_of_file(const char *path)
 	return is_there;
 }
 
-/* Returns a hint for a disk that does not exist. It must not suggest creating a file in place of a
- * device, or of a disk that is only read. */
+/* Returns a hint for a disk that does not exist. NULL for a device or a disk that is only read,
+ * because a new file must not take its place. */
 static const char *advice_for_absent(const struct server_export *entry)
 {
 	if (strstr(entry->path, "://") != NULL) {
@@ -129,9 +129,9 @@ static uint64_t boot_epoch(void)
 	return be64_get(first);
 }
 
-/* Data that was acknowledged and not flushed outlives the server, but not the machine. So the epoch
- * of a file is the boot. Memory does not outlive the server, and another disk does not have the
- * data, so they get a random epoch. */
+/* Chooses the epoch, which must change if acknowledged data that was not flushed may be lost. Such
+ * data outlives the server but not the machine, so a file gets the boot's number. A disk in memory,
+ * and a disk that replaces another one, get a random epoch. */
 void served_export_choose_epoch(struct served_export *served, const struct served_export *replaces)
 {
 	struct export *export = served->export;
@@ -157,8 +157,8 @@ void served_export_blame(const struct server_export *entry, struct error *error)
 		says_more ? " (" : "", says_more ? entry->origin : "", says_more ? ")" : "");
 }
 
-/* Completes the sentence if the sandbox is the reason that the disk, or one of its other files,
- * cannot be opened. */
+/* Adds to the sentence if the sandbox is the reason that the disk, or one of its other files,
+ * cannot be opened. Returns whether it is. */
 static bool exports_explain(const struct server_export *entry, struct error *error)
 {
 	static const char remedy[] = "name its folder with --export-folder when the server starts";
@@ -382,8 +382,8 @@ json_t *exports_json(const struct exports *exports)
 		const struct server_export *about = &served->about;
 		char path[4 * PATH_MAX];
 
-		/* Relaxed, because the numbers are only informative. The cached size is used,
-		 * because asking the disk might take long. */
+		/* Relaxed, because the number of connections is only informative. The size is the
+		 * recorded one, because asking the disk might take long. */
 		json_array_append_new(all,
 			json_pack("{s:s, s:s, s:s, s:I, s:I, s:o}", "name", about->name, "path",
 				log_escape(path, sizeof(path), about->path, strlen(about->path)),

@@ -15,12 +15,13 @@
 #include "server/config/config.h"
 
 struct served_export {
-	struct server_export about; /* as it is served, without access rules */
+	struct server_export about; /* settings with which it is served, without access rules */
 	struct export *export;	    /* NULL before served_export_open() */
-	_Atomic uint64_t size;	    /* of its disk, when last checked */
-	bool is_added;		    /* by a command; the configuration does not contain it */
-	/* The export whose disk this one is a snapshot of, with the snapshot's name after the last
-	 * '@'; or NULL. Borrowed, because this entry's export has a reference to it. */
+	_Atomic uint64_t size;	    /* size of its disk when last checked */
+	bool is_added;		    /* added by a command; not in the configuration */
+	/* If this entry serves a snapshot: the export of the disk. The snapshot's name is after the
+	 * last '@' of the entry's name. NULL for other exports. Borrowed; this entry's export holds
+	 * a reference to it. */
 	struct export *parent;
 	/* See struct store_options; used by served_export_open(). */
 	const struct store_claim *inherited;
@@ -36,28 +37,30 @@ struct removed_export {
 
 struct exports {
 	struct served_export **list;
-	/* The same entries, for read-only users. */
+	/* The exports and paths of the entries in list, as arrays for readers. */
 	struct export **exports;
 	const char **paths;
 	uint32_t count;
-	struct removed_export *removed; /* owned; exports_free() does not free it */
+	/* entries removed by earlier changes; owned, but not freed by exports_free() */
+	struct removed_export *removed;
 };
 
 struct upgrade_take;
 
-/* Opens all exports of the configuration, except those that commands added to the process that is
- * taken over. take: that process, or NULL. */
+/* Opens all exports of the configuration. If this process takes over from another one, exports that
+ * commands added there are left to exports_open_added(). take: that process, or NULL. */
 GMB_MUST_CHECK int exports_open(const struct server_config *config, const struct upgrade_take *take,
 	struct exports *exports, struct error *error);
-/* Opens the exports that commands added there. Called in the sandbox, because the other process
- * names the files and must not make this one open files that it could not open itself. */
+/* Opens the exports that commands added to the process that is taken over. Called inside the
+ * sandbox: that process names the files, and must not make this one open files that it could not
+ * open itself. */
 GMB_MUST_CHECK int exports_open_added(const struct server_config *config,
 	const struct upgrade_take *take, struct exports *exports, struct error *error);
 /* Called when no engine uses the exports. */
 void exports_close(struct exports *exports);
 /* Creates an empty table with room for that many entries. -ENOMEM. */
 GMB_MUST_CHECK int exports_create(uint32_t room, struct exports *exports, struct error *error);
-/* Takes the entry. The caller has ensured that there is room. */
+/* Appends the entry and takes it. The caller has ensured that there is room. */
 void exports_append(struct exports *exports, struct served_export *served);
 /* Writes data that disks hold only in memory. Returns false if some data could not be written.
  * Called when no reactor is left. */
@@ -93,5 +96,6 @@ GMB_MUST_CHECK int served_export_check_size(struct served_export *served, const 
 /* Chooses the epoch after the store has started. replaces: the entry that had this name before, or
  * NULL. */
 void served_export_choose_epoch(struct served_export *served, const struct served_export *replaces);
-/* Completes a sentence: "cannot serve the export \"x\" (file:7): ...". */
+/* Prefixes the error with the export and its origin: "cannot serve the export \"x\" (file:7):
+ * ...". */
 void served_export_blame(const struct server_export *entry, struct error *error);

@@ -9,10 +9,11 @@
 
 #include "server/change/request.h"
 
-/* For reactors; one with a hanging disk must not delay the withdrawal of rights. */
+/* Time that reactors have to answer, in seconds. A reactor with a hanging disk must not delay the
+ * withdrawal of rights. */
 enum { ANSWER_S = 1 };
 
-/* The connections of one export or policy, which is the key. */
+/* The connections of one export or of one TLS policy, whose address is the key. */
 struct entry {
 	const void *key;
 	struct access *rules;	     /* rules of an export; owned, or NULL */
@@ -25,19 +26,19 @@ struct table {
 	uint32_t count;
 };
 
-/* A connection with TLS. */
+/* A connection with TLS, whose certificate is to be checked. */
 struct proof {
 	const struct tls_policy *policy;
-	struct identity *identity; /* owned */
+	struct identity *identity; /* identity from the certificate; owned */
 };
 
-/* The results of one reactor, which alone writes them until is_done. */
+/* The results of one reactor. Only that reactor writes them until is_done is set. */
 struct answer {
 	struct reactor_task task;
 	struct forecast *forecast;
 	bool is_done; /* under the lock */
 	bool failed;
-	bool counts_in;			/* it finished in time */
+	bool counts_in;			/* the answer came in time, so its results count */
 	struct forecast_counts *counts; /* one per export */
 	struct proof *proofs;
 	uint32_t proof_count;
@@ -88,7 +89,8 @@ static void answer_fini(struct answer *answer)
 
 void forecast_put(struct forecast *forecast)
 {
-	/* Acquire and release, so that the thread that frees sees the writes of all others. */
+	/* Acquire and release, so that the thread that frees the forecast sees the writes of all
+	 * others. */
 	if (forecast == NULL ||
 		atomic_fetch_sub_explicit(&forecast->references, 1, memory_order_acq_rel) > 1) {
 		return;
@@ -108,7 +110,7 @@ void forecast_put(struct forecast *forecast)
 
 /* --- questions ------------------------------------------------------------------------------- */
 
-/* NULL: no memory. */
+/* Returns the entry with the key, which is added if it is missing; NULL: no memory. */
 static struct entry *forecast_add(struct table *table, const void *key)
 {
 	struct entry *list = table->list;
@@ -299,7 +301,7 @@ bool forecast_run(struct forecast *forecast, struct reload *reload, struct react
 		answer->forecast = forecast;
 		answer->task.run = forecast_collect;
 		answer->task.context = answer;
-		/* Relaxed, because the caller has a reference. */
+		/* Relaxed, because the caller's own reference keeps the forecast alive. */
 		atomic_fetch_add_explicit(&forecast->references, 1, memory_order_relaxed);
 		posted = reload_post(reload, reactors[i], &answer->task);
 		if (!posted) {

@@ -30,7 +30,7 @@ struct forecast *forecast_create(uint32_t reactor_count);
 /* NULL is a no-op. */
 void forecast_put(struct forecast *forecast);
 
-/* The export will have these rules; NULL: none. At most once per export. */
+/* Adds an export that will have these rules; NULL: none. At most once per export. */
 GMB_MUST_CHECK int forecast_rules(
 	struct forecast *forecast, const struct export *export, struct access *rules);
 /* Connections with this policy are checked against the context. At most once per policy. */

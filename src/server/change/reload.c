@@ -11,18 +11,18 @@
 #include "server/change/snapshot.h"
 
 #define LOOK_S	  60
-#define REVIEW_S  5 /* for reactors to check their connections */
-#define CLOSING_S 2 /* for disks to close after their clients have gone */
+#define REVIEW_S  5 /* seconds in which reactors must check their connections */
+#define CLOSING_S 2 /* seconds in which disks must close after their clients have gone */
 #define JOIN_S	  5
 
 _Static_assert(REVIEW_S < LOOK_S, "each check ends before the next begins");
 
 enum reload_state {
 	RELOAD_IDLE,
-	RELOAD_READING,	  /* the thread works, without the lock */
-	RELOAD_READ,	  /* the main thread is to apply the result */
-	RELOAD_REVIEWING, /* the thread waits for reactors */
-	RELOAD_REVIEWED,  /* the main thread is to report the result */
+	RELOAD_READING,	  /* the thread reads and compares, without the lock */
+	RELOAD_READ,	  /* the main thread must apply the result */
+	RELOAD_REVIEWING, /* the thread waits for the reactors to check their connections */
+	RELOAD_REVIEWED,  /* the main thread must report the result */
 	RELOAD_STATE_COUNT
 };
 
@@ -37,7 +37,9 @@ static const uint32_t reload_edges[RELOAD_STATE_COUNT] = {
 /* Progress of one reactor. */
 struct reviewer {
 	struct reload *reload;
-	uint64_t turn; /* under the lock: turn of its last complete check of all connections */
+	/* under the lock: `turn` of the request after which all its connections were last
+	 * checked */
+	uint64_t turn;
 };
 
 struct reload {
@@ -46,31 +48,32 @@ struct reload {
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 
-	/* Under the lock. */
+	/* The following members are protected by the lock. */
 	enum reload_state state;
 	bool begun;
 	bool stopping;
-	bool has_stopped;		/* reload_stop() was called, so reactors may be destroyed */
+	/* reload_stop() was called, so reactors may already be destroyed */
+	bool has_stopped;
 	struct list_node requests;	/* waiting requests */
-	uint64_t turn;			/* counts the requests that have started */
-	struct reload_request *request; /* in progress, or NULL; freed by the main thread */
+	uint64_t turn;			/* number of requests that have started */
+	struct reload_request *request; /* request in progress, or NULL; freed by the main thread */
 	int result;
 	struct error error;
 	struct reload_news news;
-	json_t *lines;		    /* lines of its change, or NULL */
+	json_t *lines;		    /* description of the request's change, or NULL */
 	struct reviewer *reviewers; /* one per reactor */
-	uint32_t ended;		    /* connections ended since the last report */
+	uint32_t ended;		    /* connections ended because of the request in progress */
 	bool is_applied; /* the request's change is in effect, even if a later step fails */
-	/* Requests whose disks are still to close; later requests proceed. */
+	/* Requests that are applied and wait for disks to close. Later requests proceed. */
 	struct list_node parked;
 	bool looks; /* see reload_look() */
 
 	struct reload_request look; /* the thread's own request */
 
-	/* Written by the main thread while no request is in progress. */
+	/* The following member is written by the main thread while no request is in progress. */
 	struct server_config *config; /* as last read; NULL: options.config */
 
-	/* Main thread. */
+	/* The following member is used only by the main thread. */
 	/* Last logged error, so that it is not repeated every minute. */
 	char complaint[ERROR_TEXT_BYTES];
 };
@@ -126,7 +129,7 @@ static void change_reload_request_end(struct reload *reload, struct reload_reque
 
 /* --- applying -------------------------------------------------------------------------------- */
 
-/* Called on a reactor's thread. */
+/* Checks whether a connection's certificate is still valid. Called on a reactor's thread. */
 static bool may_stay(void *context, const struct session *session)
 {
 	struct engine *engine = session->engine;
@@ -146,7 +149,7 @@ static bool may_stay(void *context, const struct session *session)
 	return rc == 0;
 }
 
-/* Called on a reactor's thread. */
+/* Called on a reactor's thread when it has checked all its connections. */
 static void reviewed(void *context, uint64_t turn, uint32_t ended)
 {
 	struct reviewer *reviewer = context;
@@ -159,8 +162,8 @@ static void reviewed(void *context, uint64_t turn, uint32_t ended)
 	pthread_mutex_unlock(&reload->lock);
 }
 
-/* Applies everything that was read, also to existing connections. A reactor that hangs does its
- * part, and checks its connections, when it continues. */
+/* Applies everything that was read, and has the reactors check their connections. A reactor that
+ * hangs does both when it continues. */
 static void reload_apply(struct reload *reload, struct reload_news *news, uint64_t turn)
 {
 	if (news->credentials != NULL) {
@@ -190,8 +193,8 @@ static void reload_apply(struct reload *reload, struct reload_news *news, uint64
 	reload_news_drop(news);
 }
 
-/* Returns the number of reactors that have not checked all their connections. Called with the lock
- * held. */
+/* Returns the number of reactors that have not yet checked all their connections for this request.
+ * Called with the lock held. */
 static uint32_t count_behind(const struct reload *reload)
 {
 	uint32_t count = 0;
@@ -225,8 +228,8 @@ static bool change_reload_is_over(const struct reload_request *request)
 	return request->closing_count == 0 || !change_reload_is_before(&now, &request->until);
 }
 
-/* Makes the main thread answer requests whose disks are closed, or whose time is over. Returns true
- * if there are any. Called with the lock held. */
+/* Wakes the main thread if parked requests can be answered, because their disks are closed or their
+ * time limit has passed. Returns true if there are any. Called with the lock held. */
 static bool tell_parked(struct reload *reload)
 {
 	bool found = false;
@@ -252,7 +255,7 @@ static void wait_for_work(struct reload *reload)
 	struct timespec look = seconds_from_now(LOOK_S);
 	int rc = 0;
 
-	/* A disk might have closed while this thread did not wait here. */
+	/* While this thread was not waiting, a disk may have closed. */
 	(void)tell_parked(reload);
 	while (!reload->stopping && rc == 0 && reload->state != RELOAD_REVIEWING &&
 		(reload->state != RELOAD_IDLE || !reload->begun ||
@@ -275,7 +278,7 @@ static void wait_for_work(struct reload *reload)
 	}
 }
 
-/* Returns the next request, or the thread's own. Called with the lock held. */
+/* Returns the next request, or one for a periodic check. Called with the lock held. */
 static struct reload_request *next_request(struct reload *reload)
 {
 	struct list_node *node = reload->begun ? list_pop_front(&reload->requests) : NULL;
@@ -326,7 +329,8 @@ static void change_reload_work(struct reload *reload)
 	reload->options.wake(reload->options.context);
 }
 
-/* Called with the lock held. */
+/* Waits until all reactors have checked their connections, or for REVIEW_S. Called with the lock
+ * held. */
 static void wait_for_reactors(struct reload *reload)
 {
 	struct timespec until = seconds_from_now(REVIEW_S);
@@ -514,7 +518,7 @@ static void change_reload_give_up(struct reload *reload, int result)
 	change_reload_set_state(reload, RELOAD_REVIEWED);
 }
 
-/* Called with the lock held, which is released in between. */
+/* Prepares and applies what was read. Called with the lock held, which is released in between. */
 static void use_news(struct reload *reload)
 {
 	struct reload_news news = reload->news;
@@ -569,7 +573,8 @@ static void answer_all(struct reload *reload, struct outcome *outcome)
 	change_reload_request_end(reload, outcome->request);
 }
 
-/* Takes a request whose disks are closed, or whose time is over. Returns false if there is none. */
+/* Removes and returns a request whose disks are closed, or whose time limit has passed. Returns
+ * false if there is none. */
 static bool take_parked(struct reload *reload, struct outcome *outcome)
 {
 	struct reload_request *found = NULL;
@@ -616,7 +621,8 @@ void reload_finish(struct reload *reload)
 	}
 	pthread_mutex_lock(&reload->lock);
 	if (reload->state == RELOAD_READ && reload->result == 0) {
-		use_news(reload); /* it is called again, unless the request is complete */
+		/* more calls of reload_finish() follow, unless the request is complete */
+		use_news(reload);
 	} else if (reload->state == RELOAD_READ) {
 		change_reload_give_up(reload, reload->result);
 	}
@@ -682,7 +688,7 @@ static void begin_reload(void *context, struct control_client *client, const jso
 	begin_request(context, client, REQUEST_RELOAD, arguments, take_reload);
 }
 
-/* The client has gone; work in progress continues. */
+/* Called when the client has disconnected. Work in progress continues. */
 static void end_request(void *context, struct control_client *client)
 {
 	struct reload *reload = context;
@@ -853,8 +859,8 @@ static struct control_client *next_client(struct reload *reload)
 	return client;
 }
 
-/* Posts under the lock. Otherwise reload_stop() could return between the check and the post, and
- * the reactor could be destroyed. */
+/* The task is posted under the lock. Otherwise reload_stop() could return between the check and the
+ * post, and the reactor be destroyed before the post. */
 bool reload_post(struct reload *reload, struct reactor *reactor, struct reactor_task *task)
 {
 	bool posts;
@@ -898,7 +904,7 @@ bool reload_destroy(struct reload *reload)
 	reload->stopping = true;
 	pthread_cond_signal(&reload->changed);
 	pthread_mutex_unlock(&reload->lock);
-	/* Required by pthread_timedjoin_np(). */
+	/* CLOCK_REALTIME is what pthread_timedjoin_np() requires. */
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += JOIN_S;
 	if (pthread_timedjoin_np(reload->thread, NULL, &until) != 0) {
@@ -912,7 +918,7 @@ bool reload_destroy(struct reload *reload)
 	while ((node = list_pop_front(&reload->parked)) != NULL) {
 		struct reload_request *request = list_entry(node, struct reload_request, node);
 
-		/* No engine is left, so no disk is open. */
+		/* All engines have ended, so all disks of the request are closed. */
 		reload_request_free(request);
 	}
 	reload_config_free(reload->config);

@@ -10,7 +10,7 @@
  *
  * Everything is read and checked before any of it is used. An error is reported and leaves
  * everything unchanged. Changes are made one after the other. Connections whose credentials are no
- * longer valid, or that have lost all rights, are drained.
+ * longer valid, or that have lost all rights, complete their requests and are closed.
  *
  * Threading: the main thread. Files are read on a separate thread, which may block. Ownership:
  * borrows its options; control clients are borrowed until they are answered. Errors: reported to
@@ -41,11 +41,11 @@ struct reload_options {
 
 GMB_MUST_CHECK int reload_create(
 	const struct reload_options *options, struct reload **reload_out, struct error *error);
-/* Returns false if the thread hangs at a file; everything that it uses must then stay allocated.
- * NULL is a no-op. */
+/* Returns false if the thread hangs while it reads a file; everything that it uses must then stay
+ * allocated. NULL is a no-op. */
 GMB_MUST_CHECK bool reload_destroy(struct reload *reload);
 
-/* The server is ready: starts the requests that have been waiting. */
+/* Called when the server is ready: starts the requests that have been waiting. */
 void reload_begin(struct reload *reload);
 /* Makes requests wait again until the next reload_begin(). Returns false, without effect, if a
  * request is waiting or in progress. */
@@ -56,10 +56,11 @@ void reload_look(struct reload *reload);
 void reload_ask(struct reload *reload);
 /* Applies what the thread has read, if anything, and answers finished requests. */
 void reload_finish(struct reload *reload);
-/* The server stops: requests fail with an answer that says so. NULL is a no-op. */
+/* Called when the server stops: requests fail with an error that says so. NULL is a no-op. */
 void reload_stop(struct reload *reload);
 
-/* Their context is the struct reload. docs/protocol/control.md defines arguments and answers. */
+/* Control commands, to be registered with the struct reload as context. docs/protocol/control.md
+ * defines arguments and answers. */
 extern const struct control_command reload_command;
 extern const struct control_command export_command;
 extern const struct control_command snapshot_command;

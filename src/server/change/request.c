@@ -178,7 +178,8 @@ static int change_request_add_export(
 	return rc;
 }
 
-/* Sizes need no lock, because only the reload thread changes the recorded ones. */
+/* Recorded sizes are read without a lock, because only this thread, the reload thread, changes
+ * them. */
 static int look_at_size(const struct exports *exports, const struct reload_request *request,
 	struct reload_news *news, struct error *error)
 {

@@ -30,8 +30,8 @@ enum request_action {
 struct reload_request {
 	struct list_node node;
 	enum request_action action;
-	bool is_dry; /* report only, do not change anything */
-	/* NULL: the answer is not needed. */
+	bool is_dry; /* dry run: only report the effect */
+	/* Client that waits for the answer; NULL: none. */
 	struct control_client *client;
 	char *name;
 	char *path;
@@ -39,12 +39,12 @@ struct reload_request {
 	struct server_settings settings;
 	uint64_t deadline_ns;
 
-	/* Under the lock, from the commit on. */
+	/* The following members are protected by the reload's lock from the commit on. */
 	struct reload *reload;
 	uint32_t closing_count; /* disks that are still to be closed */
-	bool is_answered;	/* the last disk to close frees the request */
-	bool is_told;		/* the main thread has been informed that the wait is over */
-	struct timespec until;	/* time of the answer even if disks are still open */
+	bool is_answered;	/* the answer was sent; the last disk to close frees the request */
+	bool is_told;		/* the main thread was woken to answer the request */
+	struct timespec until;	/* when to answer, even if disks are still open */
 	uint32_t ended;		/* see struct outcome */
 	json_t *lines;
 };
@@ -73,8 +73,8 @@ GMB_MUST_CHECK bool reload_post(
 	struct reload *reload, struct reactor *reactor, struct reactor_task *task);
 
 /* Reads files, compares, and opens disks, without changing the server. configured: the
- * configuration that was last read. closed: called with the request, on any thread, for each disk
- * that the change has closed. Blocks. */
+ * configuration that was last read. closed: function to call on any thread, with the request, for
+ * each disk that the change has closed. Blocks. */
 GMB_MUST_CHECK int reload_request_read(const struct reload_options *options,
 	const struct server_config *configured, struct reload_request *request,
 	void (*closed)(void *context), struct reload_news *news, struct error *error);

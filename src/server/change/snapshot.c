@@ -68,7 +68,7 @@ static bool has_snapshot(
 
 /* --- the store ------------------------------------------------------------------------------- */
 
-/* One request to a store, for which a thread waits. */
+/* A request to a store on its reactor. Another thread waits for its result. */
 struct ask {
 	struct reactor_task task;
 	struct store_snapshot_request request;
@@ -203,7 +203,7 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 {
 	const struct served_export *served =
 		find_snapshot(options->exports, parent, request->snapshot);
-	/* Relaxed, because a client that connects now gets errors in any case. */
+	/* Relaxed, because the number is only for a message. */
 	uint32_t clients = served == NULL ? 0
 					  : atomic_load_explicit(&served->export->connections,
 						    memory_order_relaxed);
@@ -308,7 +308,8 @@ static json_t *snapshot_json(const struct exports *exports, const struct served_
 {
 	const struct served_export *served = find_snapshot(exports, parent, snapshot->name);
 	json_int_t clients = served == NULL
-				     /* The job that made it counts as a connection. */
+				     /* A temporary snapshot is not served, but the job that took it
+				      * counts as a connection. */
 				     ? snapshot->is_temporary
 				     : (json_int_t)atomic_load_explicit(
 					       &served->export->connections, memory_order_relaxed);

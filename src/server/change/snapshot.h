@@ -13,17 +13,17 @@
 
 #include "server/change/request.h"
 
-/* REQUEST_SNAPSHOT_CREATE or _DELETE: the store creates or deletes the snapshot durably, and the
- * export is added to or removed from the change. Reload thread; blocks. */
+/* For REQUEST_SNAPSHOT_CREATE and _DELETE. The store creates or deletes the snapshot durably, and
+ * the change gets the addition or removal of its export. Reload thread; blocks. */
 GMB_MUST_CHECK int snapshot_change(const struct reload_options *options,
 	struct reload_request *request, struct change *change, struct error *error);
-/* Deletes a created snapshot again, because its export could not be opened. Reload thread;
- * blocks. */
+/* Deletes the snapshot that the request created, because its export could not be opened. Reload
+ * thread; blocks. */
 void snapshot_undo(const struct reload_options *options, struct reload_request *request);
 /* Returns whether there are exports of snapshots that their stores have dropped. Reload thread,
  * while no change is in progress. */
 bool snapshots_were_dropped(const struct exports *exports);
-/* Removes those exports in the change. Reload thread, while no other change is in progress. */
+/* Adds their removal to the change. Reload thread, while no other change is in progress. */
 GMB_MUST_CHECK int snapshots_remove_dropped(
 	const struct exports *exports, struct change *change, struct error *error);
 /* Lists the snapshots of the named export, or of all exports if name is NULL, as an array that the

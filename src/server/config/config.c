@@ -14,7 +14,8 @@
 #include "nbd/server/server.h"
 
 enum { SHOWN_BYTES = 120 };
-#define MEMORY_BYTES_MAX (UINT64_C(8) << 40) /* per thread; half of what an arena supports */
+/* limit for each thread; half of the largest possible arena */
+#define MEMORY_BYTES_MAX (UINT64_C(8) << 40)
 
 void server_config_init(struct server_config *config)
 {
@@ -57,8 +58,8 @@ void server_config_fini(struct server_config *config)
 	server_config_init(config);
 }
 
-/* Grows the array before an element is added. Capacities are powers of two, so the count alone
- * determines when to grow. */
+/* Grows the array before an element is added. Capacities are powers of two, so the count shows when
+ * the array is full. */
 int server_config_grow(void *array_inout, uint32_t count, size_t element_bytes)
 {
 	void **array = array_inout;
@@ -176,15 +177,15 @@ static uint32_t cpus_allowed(void)
 {
 	cpu_set_t set;
 
-	/* If the machine has more CPUs than the set holds, it has more than our maximum of
-	 * threads. */
+	/* This fails if the machine has more CPUs than the set can hold, which is more than
+	 * SERVER_THREADS_MAX. */
 	if (sched_getaffinity(0, sizeof(set), &set) < 0) {
 		return SERVER_THREADS_MAX;
 	}
 	return (uint32_t)MAX(CPU_COUNT(&set), 1);
 }
 
-/* Formats a size for a sentence: 1K, but 1 byte. */
+/* Formats a size for a sentence, such as "1K" or "1 byte". */
 static const char *memory_text(char out[UNITS_TEXT_BYTES], uint64_t bytes)
 {
 	units_format_bytes(out, bytes);
@@ -235,7 +236,8 @@ static int finish_limits(struct server_config *config, struct error *error)
 			limits->threads, limits->threads == 1 ? "" : "s");
 	}
 	if (limits->memory_bytes / limits->threads < ARENA_SLAB_BYTES) {
-		GMB_ASSERT(config->memory_origin != NULL); /* the default is large enough */
+		/* without an explicit limit the default is used, which is large enough */
+		GMB_ASSERT(config->memory_origin != NULL);
 		return error_set(error, -EINVAL,
 			"%s: %s of memory is too little for %u thread%s: each needs at least %s; "
 			"raise the limit or lower the number of threads",
@@ -276,7 +278,7 @@ static int config_compare_names(const void *left, const void *right)
 	const struct server_export *const *b = right;
 	int order = strcmp((*a)->name, (*b)->name);
 
-	/* Equal names keep their order, so that errors name the second one. */
+	/* Entries with equal names keep their order, so the error names the second one. */
 	return order != 0 ? order : (*a > *b) - (*a < *b);
 }
 
@@ -318,7 +320,7 @@ static bool same_address(const struct export_uri *a, const struct export_uri *b)
 		return a->socket_path_bytes == b->socket_path_bytes &&
 		       memcmp(a->socket_path, b->socket_path, a->socket_path_bytes) == 0;
 	}
-	/* Port 0 requests a different free port each time. */
+	/* Two listeners with port 0 get different ports, so they are not the same address. */
 	return a->port == b->port && a->port != 0 && strcasecmp(a->host, b->host) == 0;
 }
 

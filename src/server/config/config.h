@@ -2,7 +2,7 @@
 /*
  * The validated configuration of a server: exports, listening addresses, limits and commands. The
  * command line and the configuration files fill it through the same tables of fields
- * (base/schema.h), so that a value is checked in one place, independent of its source.
+ * (base/schema.h), so that a value is checked in the same way wherever it was given.
  *
  *   command line ──┐
  *                  ├─▶ fields ─▶ struct server_config ─▶ server_config_finish() ─▶ server_run()
@@ -46,10 +46,11 @@ struct server_access_option {
 	struct server_access access;
 };
 
-/* Rate rules of identities, in order. The conditions of a rule are at the same index. */
+/* Rate rules of identities, in order. Element i of `conditions` and element i of `rules` form one
+ * rule. */
 struct server_rates {
 	struct server_access conditions; /* their rights are not used */
-	struct rate_rule *rules;	 /* their origins belong to the conditions */
+	struct rate_rule *rules;	 /* their origins are strings of the conditions */
 };
 
 /* The text given for a key or an option. */
@@ -63,7 +64,7 @@ struct server_settings {
 	uint32_t count;
 };
 
-/* The source of an export's description, which determines how its keys are written in messages. */
+/* Where an export was described; messages write its keys in this syntax. */
 enum server_syntax {
 	SERVER_SYNTAX_EXPORT, /* --export NAME=PATH,KEY=VALUE */
 	SERVER_SYNTAX_PATH,   /* PATH alone */
@@ -76,17 +77,18 @@ struct server_export {
 	char *name; /* UTF-8, "" is the default export */
 	char *path;
 	char *description;	    /* or NULL */
-	char *origin;		    /* where it was requested, for messages */
+	char *origin;		    /* where it was described: file and line, or option */
 	enum server_syntax syntax;  /* syntax of the origin */
-	struct store_options store; /* without the path */
+	struct store_options store; /* store options, without the path */
 	uint32_t connections_max;   /* 0 = no limit for this export */
 	uint32_t overlap;	    /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
 	struct rate_limits rate;
 	uint64_t memory_max;		 /* 0 = no limit for this export */
 	struct server_access access;	 /* rules in the file */
-	struct server_settings settings; /* all of its keys, as given */
-	bool is_added;			 /* added by a command; not copied */
-	uint32_t keys_given;		 /* private: a bit per own key, detects repetitions */
+	struct server_settings settings; /* all keys as they were given */
+	bool is_added;			 /* added by a command; not set in a copy */
+	/* private: a bit for each of the server's own keys that was given, to detect repetitions */
+	uint32_t keys_given;
 };
 
 /* Memory of a PCI device, for exports with mode=device. */
@@ -102,22 +104,24 @@ struct server_tls {
 	enum tls_mode mode;
 	enum tls_records records;
 	bool verify_peer;
-	char *certificates; /* or NULL, as are the next two */
+	char *certificates; /* NULL if not set, like the next two */
 	char *psk;
 	char *priority;
 };
 
 struct server_listen {
-	struct server_tls tls; /* first, see server_listen_field() */
-	char *text;	       /* the URI as written */
-	uint32_t given;	       /* a bit for each field that was set */
+	/* first member, so that a listener's TLS fields apply to it; see server_listen_field() */
+	struct server_tls tls;
+	char *text;	/* the URI as it was given */
+	uint32_t given; /* a bit for each field that was given */
 	struct export_uri uri;
 	char *origin;
 };
 
 enum server_spin { SERVER_SPIN_AUTO, SERVER_SPIN_OFF };
 
-/* Limits of the whole server. server_config_finish() fills in the defaults. */
+/* Limits of the whole server. Members that were not given are filled in by
+ * server_config_finish(). */
 struct server_limits {
 	uint64_t memory_bytes;
 	uint64_t handshake_timeout_ns;
@@ -154,18 +158,19 @@ struct server_config {
 	uint32_t access_option_count;
 	struct server_rates rates;  /* rules in the file */
 	char *file_path;	    /* the file that was loaded, or NULL */
-	uint32_t file_export_first; /* index of the first export from the file */
+	uint32_t file_export_first; /* index of the first export that the file describes */
 	char **export_folders;	    /* folders from which exports can be added later */
 	uint32_t export_folder_count;
 	struct place *push_places; /* destinations that any client may push to */
 	uint32_t push_place_count;
-	char *config_path;		/* argument of --config, or NULL */
-	char *check_path;		/* argument of --check, or NULL */
-	bool path_read_only;		/* applies to the export made from PATH */
-	uint64_t given;			/* private: a bit per field that was set */
+	char *config_path; /* argument of --config, or NULL */
+	char *check_path;  /* argument of --check, or NULL */
+	/* options read-only of the export that the operand PATH creates */
+	bool path_read_only;
+	uint64_t given;			/* private: a bit for each field that was given */
 	const char *origin;		/* private: origin of the value that is being set */
 	struct server_settings options; /* options on the command line, in order */
-	/* The keys of snapshots served by the process that this one takes over from. */
+	/* Keys of the snapshots that the previous process served, if this one takes over. */
 	struct server_export *snapshots;
 	uint32_t snapshot_count;
 };
@@ -183,8 +188,8 @@ void server_export_fini(struct server_export *entry);
 const struct field *server_export_field(uint32_t idx);
 
 /* Sets one key. value is NULL when none was given. The sentence of an error does not name the key,
- * because the caller adds the position. -ENOENT, with a sentence that names the key: there is no
- * such key. */
+ * because the caller adds it with its position. -ENOENT: there is no such key; this sentence names
+ * it. */
 GMB_MUST_CHECK int server_export_set(
 	struct server_export *entry, const char *key, const char *value, struct error *error);
 
@@ -194,13 +199,13 @@ GMB_MUST_CHECK int server_export_set_name(
 GMB_MUST_CHECK int server_export_set_path(
 	struct server_export *entry, const char *path, struct error *error);
 
-/* Makes *out, which is empty, a copy of entry. settings replace the entry's own settings of the
- * same keys; the value "default" leaves a key out, and the key "path" sets the path. Access rules
- * are not copied. Errors name the key. */
+/* Makes *out, which is empty, a copy of entry in which settings replace entry's values of the same
+ * keys. The value "default" removes a key, and the key "path" sets the path. Access rules are not
+ * copied. Errors name the key. */
 GMB_MUST_CHECK int server_export_copy(const struct server_export *entry,
 	const struct server_settings *settings, struct server_export *out, struct error *error);
-/* Returns whether both have the same value for the field, independent of how it was written. A
- * default counts as a value. */
+/* Returns whether the field has the same value in both, however it was written. A key that was not
+ * given has its default value. */
 bool server_export_same(
 	const struct server_export *a, const struct server_export *b, const struct field *field);
 
@@ -229,13 +234,13 @@ struct server_rule {
 	char text[SERVER_RULE_BYTES]; /* the conditions, in the syntax of --access */
 };
 
-/* Returns the idx-th rule key. The first one, rights or rate, is required. */
+/* Returns the idx-th key of a rule. The first one, "rights" or "rate", is required. */
 const struct field *server_access_field(uint32_t idx);
 const struct field *server_rate_field(uint32_t idx);
 /* Sets one rule key. */
 GMB_MUST_CHECK int server_rule_set(struct server_rule *rule, const struct field *field,
 	const char *value, struct error *error);
-/* Adds a rule that has all its keys. Takes the rule, also on failure. origin is copied. */
+/* Adds a complete rule. Takes the rule, also on failure. origin is copied. */
 GMB_MUST_CHECK int server_access_add(struct server_access *access, struct server_rule *rule,
 	const char *origin, struct error *error);
 GMB_MUST_CHECK int server_rate_add(struct server_rates *rates, struct server_rule *rule,
@@ -250,24 +255,24 @@ GMB_MUST_CHECK int server_config_add_access(
 	struct server_config *config, const char *text, struct error *error);
 /* Frees the access rules of the command line. */
 void server_access_options_fini(struct server_config *config);
-/* Checks the rules against exports and addresses. */
+/* Checks the rules against exports and addresses, such as conditions that no listener can
+ * fulfil. */
 GMB_MUST_CHECK int server_access_finish(const struct server_config *config, struct error *error);
 
-/* Fills sets, one per export: the command line's rules, then the file's rules. NULL for exports
- * without rules. */
+/* Fills sets with the rules of each export: first from the command line, then from the file. NULL
+ * for exports without rules of their own. */
 GMB_MUST_CHECK int server_access_build(
 	const struct server_config *config, struct access **sets, struct error *error);
-/* Gives the common rules, for an export that has no rules in either source; NULL: there are
- * none. */
+/* Returns the rules for exports that have no rules of their own; NULL: there are none. */
 GMB_MUST_CHECK int server_access_common(
 	const struct server_config *config, struct access **access_out, struct error *error);
 void server_access_drop(struct access **sets, uint32_t count);
 
-/* *rules_out is NULL when there are no rules. */
+/* Builds the rules. *rules_out is NULL when there are none. */
 GMB_MUST_CHECK int server_rates_build(
 	const struct server_rates *rates, struct rate_rules **rules_out, struct error *error);
-/* Returns whether both have the same rules, ignoring rates and memory, which can change while
- * clients are connected. */
+/* Returns whether both have the same rules. Rates and memory limits are not compared, because they
+ * can change while clients are connected. */
 bool server_rates_same(const struct server_rates *a, const struct server_rates *b);
 
 /* --- addresses and their TLS (tls.c) -------------------------------------------------------- */
@@ -282,7 +287,7 @@ extern const char *const server_tls_records[];
 #define SERVER_TLS_AT(at, member)                                                                  \
 	.offset = (at) + offsetof(struct server_tls, member),                                      \
 	.bytes = sizeof(((struct server_tls *)0)->member)
-/* The rows of a table for an object that has a struct server_tls at the offset. */
+/* Rows of a field table for a type that has a struct server_tls at offset `at`. */
 #define SERVER_TLS_FIELDS(at)                                                                      \
 	{ "tls", .help = "no TLS (default), TLS if the client requests it, or TLS only",           \
 		.type = FIELD_WORD, .words = server_tls_modes, SERVER_TLS_AT(at, mode),            \
@@ -310,15 +315,15 @@ void server_listen_fini(struct server_listen *entry);
 void server_tls_fini(struct server_tls *tls);
 /* Returns whether both have the same settings. */
 bool server_tls_equal(const struct server_tls *a, const struct server_tls *b);
-/* Completes the TLS settings of the addresses from the common ones, and checks that they fit their
- * URIs and each other. */
+/* Fills in TLS settings that an address does not have from the common ones. Checks that they fit
+ * the URIs and each other. */
 GMB_MUST_CHECK int server_tls_finish(struct server_config *config, struct error *error);
 
 /* --- options of the whole server (options.c) ---------------------------------------------------
  */
 
-/* Returns the idx-th field: the options of the command line, then the operand, then fields that are
- * only compared. */
+/* Returns the idx-th field: first the options of the command line, then the operand, then fields
+ * that are only used to compare two configurations. */
 const struct field *server_config_field(uint32_t idx);
 uint32_t server_config_option_count(void);
 /* Returns whether the field was given, on the command line or in the file. */
@@ -342,8 +347,8 @@ GMB_MUST_CHECK int server_config_set_defaults(
 /* Frees the values of the fields. */
 void server_config_clear_fields(struct server_config *config);
 
-/* Makes *again, finished, from the options and the current content of the file of config. config is
- * only read. Any thread. */
+/* Builds *again, which is complete, from the options of config and the current content of its file.
+ * config is only read. Any thread. */
 GMB_MUST_CHECK int server_config_again(
 	const struct server_config *config, struct server_config *again, struct error *error);
 
@@ -352,7 +357,7 @@ GMB_MUST_CHECK int server_config_again(
 /* Takes *entry, also on failure, and leaves it empty. origin is copied. */
 GMB_MUST_CHECK int server_config_add_export(struct server_config *config,
 	struct server_export *entry, const char *origin, struct error *error);
-/* Adds the address of entry->text. Takes *entry and copies origin in the same way. */
+/* Adds the address in entry->text. Takes *entry, also on failure, and copies origin. */
 GMB_MUST_CHECK int server_config_add_listen(struct server_config *config,
 	struct server_listen *entry, const char *origin, struct error *error);
 /* Checks that the text is a mode for a Unix socket. */

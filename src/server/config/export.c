@@ -60,8 +60,8 @@ const char *server_settings_text(
 	return out;
 }
 
-/* Returns the next value of the key from *at on, and advances *at past it; "yes" if no value was
- * given; NULL at the end. */
+/* Returns the key's next value from settings[*at] on, and sets *at to the setting after it; "yes"
+ * if the key was given without a value; NULL at the end. */
 static const char *next_value(const struct server_settings *settings, const char *key, uint32_t *at)
 {
 	while (*at < settings->count) {
@@ -191,7 +191,7 @@ static const struct field own_fields[] = {
 		"100M:requests=5000", .flags = FIELD_LIVE, .set = set_rate, AT(rate) },
 };
 
-/* Returns the number of keys from the store; stores are registered before there is an export. */
+/* Returns the number of store keys. Stores are registered before exports are parsed. */
 static uint32_t store_field_count(void)
 {
 	uint32_t count = 0;
@@ -266,7 +266,7 @@ int server_export_set(
 	return rc < 0 ? rc : server_settings_add(&entry->settings, key, value, error);
 }
 
-/* Like server_export_set(), but an error names the key. */
+/* Like server_export_set(), but every error names the key. */
 static int set_named(
 	struct server_export *entry, const char *key, const char *value, struct error *error)
 {
@@ -281,7 +281,7 @@ static int set_named(
 	return rc;
 }
 
-/* Sets a key in a copy; an error names the key. */
+/* Applies a setting to a copy; every error names the key. */
 static int copy_setting(
 	struct server_export *out, const struct server_setting *setting, struct error *error)
 {
@@ -333,8 +333,8 @@ int server_export_copy(const struct server_export *entry, const struct server_se
 }
 
 /*
- * Copies up to the first stop character that is not escaped, and returns a pointer to it. A
- * backslash is dropped where it escapes stop or another backslash.
+ * Copies the text before the first unescaped stop character, and returns a pointer to that
+ * character. A backslash that escapes stop or another backslash is dropped.
  */
 static const char *unescape_until(const char *from, char stop, char *out)
 {

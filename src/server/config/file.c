@@ -61,9 +61,9 @@ static int read_listen(void *context, const struct config_node *node, const stru
 /* A rule being read. */
 struct rule_reader {
 	struct server_rule rule;
-	const struct field *first; /* the required key */
+	const struct field *first; /* the required key, rights or rate */
 	bool has_first;
-	bool is_alone; /* it is the value of that key, without a group */
+	bool is_alone; /* the rule is only the value of the required key, without a group */
 };
 
 static int read_rule_key(void *context, const struct config_node *node, const struct field *field,
@@ -84,7 +84,7 @@ static int read_rule_key(void *context, const struct config_node *node, const st
 	return rc;
 }
 
-/* Reads a rule: a group with conditions, or the value of the first key alone. */
+/* Reads a rule: a group of keys, or only the value of the required key. */
 static int read_rule(
 	const struct config_node *node, field_at *at, struct server_rule *rule, struct error *error)
 {
@@ -115,7 +115,7 @@ static int read_access_rule(void *context, const struct config_node *node,
 		      : server_access_add(context, &rule, config_yaml_origin(node, origin), error);
 }
 
-/* Rejects an empty list, because readers would not expect its meaning: no client has access. */
+/* Rejects an empty list, because it would surprise its author: no client would have access. */
 static int read_access(
 	const struct config_node *list, struct server_access *access, struct error *error)
 {
@@ -163,7 +163,7 @@ static const struct field *export_key(uint32_t idx)
 					 : server_export_field(idx - ARRAY_COUNT(fields));
 }
 
-/* One value in the list of a key. */
+/* Context while the list of a key's values is read. */
 struct export_reader {
 	struct server_export *entry;
 	const struct field *field;
@@ -286,7 +286,7 @@ static int read_rates(
 	return config_yaml_list(node, read_rate_rule, &config->rates, error);
 }
 
-/* Keys of the file that are not options. */
+/* Sections of the file that are not options of the command line. */
 static const struct section {
 	struct field field;
 	int (*read)(
@@ -306,7 +306,7 @@ static const struct field *top_key(uint32_t idx)
 		       : option_with(idx - ARRAY_COUNT(sections), FIELD_IN_FILE);
 }
 
-/* One value of an option that is a list. */
+/* Context while the list of an option's values is read. */
 struct option_reader {
 	struct server_config *config;
 	const struct field *field;

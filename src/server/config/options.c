@@ -94,8 +94,8 @@ static int add_command(void *object, const char *command, struct error *error)
 	return 0;
 }
 
-/* Rejects a folder that does not exist: the sandbox is entered once, so exports could never be
- * added from it. */
+/* Rejects a folder that does not exist, because a folder created later could not be added to the
+ * sandbox. */
 static int add_export_folder(void *object, const char *path, struct error *error)
 {
 	struct server_config *config = object;
@@ -224,7 +224,7 @@ static int check_socket_mode(void *object, const char *text, struct error *error
 	return server_config_check_mode(text, error);
 }
 
-/* Records where the limit was given. Whether the memory is sufficient is checked at the end. */
+/* Records where the limit was given, for errors about it from server_config_finish(). */
 static int note_memory_origin(void *object, const char *text, struct error *error)
 {
 	struct server_config *config = object;
@@ -252,7 +252,7 @@ static bool same_mode(const char *a, const char *b)
 	return a == NULL || b == NULL ? a == b : strtoul(a, NULL, 8) == strtoul(b, NULL, 8);
 }
 
-/* Compares names or addresses. An IPv6 address can be written in many ways. */
+/* Compares host names or addresses. An IPv6 address can be written in several ways. */
 static bool same_name(const char *a, const char *b)
 {
 	struct in6_addr one;
@@ -372,8 +372,8 @@ static bool has_places(const struct server_config *config, const struct server_c
 	return found;
 }
 
-/* Returns the next place with credentials from *idx on, and advances *idx past it; NULL: no
- * more. */
+/* Returns the next push destination with TLS credentials from *idx on, and sets *idx to the one
+ * after it; NULL at the end. */
 static const struct place *next_tls_place(const struct server_config *config, uint32_t *idx)
 {
 	while (*idx < config->push_place_count) {
@@ -386,8 +386,8 @@ static const struct place *next_tls_place(const struct server_config *config, ui
 	return NULL;
 }
 
-/* The order of places matters, because a destination uses the credentials of the first place that
- * contains it. */
+/* Compares in order, because a push uses the credentials of the first destination in the list that
+ * matches. */
 static bool same_tls_places(const struct server_config *a, const struct server_config *b)
 {
 	uint32_t a_idx = 0;
@@ -572,7 +572,8 @@ bool server_config_has(const struct server_config *config, const struct field *f
 bool server_config_same(
 	const struct server_config *a, const struct server_config *b, const struct field *field)
 {
-	/* A default can depend on another option, which is compared separately. */
+	/* If neither was given, both have the default. It may depend on another option, which is
+	 * compared itself. */
 	bool is_default = (field->flags & FIELD_LIMIT) != 0 && !server_config_has(a, field) &&
 			  !server_config_has(b, field);
 
@@ -639,7 +640,8 @@ int server_config_file_option(struct server_config *config, const struct field *
 	struct server_config *into = has ? &unused : config;
 	int rc;
 
-	/* The value is checked even if the command line overrides it. */
+	/* If the command line overrides the value, it is still checked, in a configuration that is
+	 * dropped. */
 	server_config_init(&unused);
 	into->origin = origin;
 	rc = field_set(field, into, text, error);

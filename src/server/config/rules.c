@@ -141,7 +141,7 @@ static int set_rule_memory(void *object, const char *value, struct error *error)
 
 enum { OF_RATES = 3 };
 
-/* The keys of rate rules, the keys of access rules, and the conditions of both. */
+/* First the key of rate rules, then the keys of access rules, then the conditions of both. */
 static const struct field fields[] = {
 	{ "rate", "RATE[:requests=N][:burst=TIME]", .set = set_rule_rate },
 	{ "connections", "N", .type = FIELD_COUNT, .min = 1, .max = 1000000,
@@ -302,8 +302,8 @@ void server_access_fini(struct server_access *access)
 /* --- the command line --------------------------------------------------------------------------
  */
 
-/* Copies up to the first stop character that is not escaped, and returns a pointer to it. A
- * backslash is dropped where it escapes a stop character or another backslash. */
+/* Copies the text before the first unescaped stop character, and returns a pointer to that
+ * character. A backslash that escapes a stop character or another backslash is dropped. */
 static const char *copy_until(const char *from, const char *stops, char *out)
 {
 	while (*from != '\0' && strchr(stops, *from) == NULL) {
@@ -382,8 +382,8 @@ static int parse_rule(
 				    "rights=none");
 }
 
-/* Returns the command line's rules for the export; name NULL: for exports without rules of their
- * own. NULL: no memory. */
+/* Returns the command line's rules for the export, an empty list if there are none yet. name NULL:
+ * for exports without rules of their own. Returns NULL if there is no memory. */
 static struct server_access_option *option_for(struct server_config *config, const char *name)
 {
 	struct server_access_option *options;
@@ -476,8 +476,8 @@ static const struct server_export *export_of(const struct server_config *config,
 	return NULL;
 }
 
-/* Sets *rule_out to the first rule of the list that requires a certificate, if it is not set
- * yet. */
+/* Sets *rule_out to the first rule of the list that requires a certificate, unless it is already
+ * set. */
 static void find_certificate(
 	const struct server_access *access, const struct access_rule **rule_out)
 {
@@ -637,7 +637,7 @@ int server_rate_add(struct server_rates *rates, struct server_rule *rule, const 
 	rc = append_rule(&rates->conditions, &rule->access, origin, rule->text, error);
 	if (rc == 0) {
 		rates->rules[count] = rule->rate;
-		/* Still owned by the condition. */
+		/* The origin is a string of the condition. */
 		rates->rules[count].origin = rates->conditions.rules[count].origin;
 	}
 	return rc;

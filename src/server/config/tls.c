@@ -15,14 +15,15 @@ const char *const server_tls_records[] = { [TLS_RECORDS_AUTO] = "auto",
 
 enum { KEY_URI, KEY_MODE, KEY_TLS_FIRST = KEY_MODE };
 
-/* The TLS fields are also fields of struct server_tls, because it is the first member. */
+/* The TLS fields can be used for a struct server_tls and for a struct server_listen, because it is
+ * the first member of the latter. */
 static const struct field fields[] = {
 	[KEY_URI] = { "uri", "URI", .type = FIELD_TEXT, FIELD_IN(struct server_listen, text) },
 	SERVER_TLS_FIELDS(0),
 };
 _Static_assert(offsetof(struct server_listen, tls) == 0, "so that they are");
 
-/* Fields that have no effect without TLS: all except the URI and the mode concern handshakes. */
+/* Fields that have no effect without TLS: all except the URI and the mode. */
 static const uint32_t needs_tls = ~(BIT(KEY_URI) | BIT(KEY_MODE));
 
 const struct field *server_listen_field(uint32_t idx)
@@ -56,7 +57,7 @@ bool server_tls_equal(const struct server_tls *a, const struct server_tls *b)
 	return same;
 }
 
-/* Fills in the settings that the address does not have from the common ones. */
+/* Fills in from the common settings what the address itself does not set. */
 static int tls_fill(
 	struct server_listen *entry, const struct server_tls *common, struct error *error)
 {
@@ -70,7 +71,7 @@ static int tls_fill(
 	return rc;
 }
 
-/* Returns whether the command line has an option that concerns handshakes. */
+/* Returns whether the command line has an option that needs TLS. */
 static bool has_credentials(const struct server_config *config)
 {
 	bool has = false;

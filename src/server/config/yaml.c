@@ -19,13 +19,13 @@ enum {
 };
 
 struct config_yaml {
-	char path[PATH_SHOWN_BYTES]; /* printable */
+	char path[PATH_SHOWN_BYTES]; /* path of the file, escaped for messages */
 	uint8_t *text;
 	size_t text_bytes;
 	yaml_document_t document;
 	bool has_document;
 	bool has_content;
-	bool has_blamed; /* the error already names its position */
+	bool has_blamed; /* the error already contains its position */
 };
 
 /* --- the file's bytes ------------------------------------------------------------------------ */
@@ -201,8 +201,9 @@ static bool has_anchor(const yaml_event_t *event)
 	return false;
 }
 
-/* Checks only nesting and anchors, because libyaml's time grows with the square of both. No schema
- * is nested this deep. An anchor is useless, because aliases are not supported. */
+/* Checks nesting and anchors before the document is built, because the time that libyaml needs
+ * grows with the square of both. No valid file nests this deep. Anchors serve only aliases, which
+ * are not supported. */
 static int check_shape(struct config_yaml *yaml, yaml_parser_t *parser, struct error *error)
 {
 	uint32_t depth = 0;
@@ -236,7 +237,7 @@ static int check_shape(struct config_yaml *yaml, yaml_parser_t *parser, struct e
 	return rc;
 }
 
-/* Runs one pass over the text with its own parser. */
+/* Runs one pass over the text, with a new parser. */
 static int parse_pass(struct config_yaml *yaml,
 	int (*pass)(struct config_yaml *yaml, yaml_parser_t *parser, struct error *error),
 	struct error *error)
@@ -273,15 +274,15 @@ static const char *key_text(const yaml_node_t *key)
 
 /* --- positions ------------------------------------------------------------------------------- */
 
-/* Returns the position of the node: the key's position if the value is missing or a group, else the
- * value's. */
+/* Returns the position of the node: the key's position if the value is missing or a group,
+ * otherwise the value's. */
 static const yaml_mark_t *mark_of(const struct config_node *node)
 {
 	return node->key == NULL || node->value->type == YAML_SCALAR_NODE ? &node->value->start_mark
 									  : &node->key->start_mark;
 }
 
-/* Writes "exports entry 2, access entry 1, psk"; "" for the file. */
+/* Writes the path to the node, such as "exports entry 2, access entry 1, psk"; "" for the file. */
 static void node_name(const struct config_node *node, char out[NAME_BYTES])
 {
 	size_t used;
@@ -300,7 +301,7 @@ static void node_name(const struct config_node *node, char out[NAME_BYTES])
 	}
 }
 
-/* Prefixes the error with "FILE:LINE:COLUMN: NODE: ", once. */
+/* Prefixes the error with "FILE:LINE:COLUMN: NODE: ", unless it has a position already. */
 static int blame(const struct config_node *node, const yaml_mark_t *mark, struct error *error)
 {
 	char name[NAME_BYTES];
@@ -325,7 +326,7 @@ const char *config_yaml_origin(const struct config_node *node, char out[CONFIG_O
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* Rejects an unknown key, and a key that already occurs among the pairs from first on. */
+/* Rejects a key that is unknown, or that an earlier pair (from first on) of the group has. */
 static int check_key(const struct config_node *group, field_at *at, const yaml_node_pair_t *first,
 	const yaml_node_t *key, struct error *error)
 {

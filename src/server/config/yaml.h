@@ -22,12 +22,12 @@ struct config_yaml;
 struct config_node {
 	struct config_yaml *yaml;
 	const struct config_node *outer; /* the group or list that contains it; NULL: the file */
-	const yaml_node_t *key;		 /* NULL: entry of a list */
+	const yaml_node_t *key;		 /* NULL: the node is an entry of a list */
 	const yaml_node_t *value;
 	uint32_t entry; /* index in the list, from 0 */
 };
 
-/* The root's value is a group, or NULL when the file has no content. */
+/* Reads the file. The root node's value is a group, or NULL when the file has no content. */
 GMB_MUST_CHECK int config_yaml_open(const char *path, struct config_yaml **yaml_out,
 	struct config_node *root_out, struct error *error);
 void config_yaml_close(struct config_yaml *yaml);

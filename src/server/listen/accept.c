@@ -17,31 +17,31 @@
 struct peer_count {
 	struct list_node node;
 	struct peer_identity identity;
-	_Atomic uint32_t connections; /* decremented by reactors */
+	_Atomic uint32_t connections; /* connections of the peer; decremented by reactors */
 };
 
-/* One listening socket. Its op waits for a connection or for the end of a pause, never for both. */
+/* One listening socket. Its op is used to accept, or for the end of a pause. */
 struct door {
 	struct acceptor *acceptor;
 	const struct session_kind *kind;
 	struct tls_policy *tls;
-	int fd;		   /* the listener's */
+	int fd;		   /* descriptor, owned by the listener */
 	uint32_t listener; /* index of the listener */
-	bool takes_files;  /* clients can send descriptors through it */
+	bool takes_files;  /* Unix socket: clients can send descriptors over its connections */
 	struct ring_file file;
 	struct ring_op op;
 };
 
-/* A listener that a session kind runs itself, on the first reactor. */
+/* A listener that a session kind handles itself, on the first reactor. */
 struct inner_listener {
 	const struct session_kind *kind;
 	void *listener;
 	uint32_t number;
 };
 
-/* Returns the listener's number for struct peer. The service manager and the previous process may
- * have passed more sockets than a configuration can have addresses; then some share the rate limit
- * of their log lines. */
+/* Returns the listener's number for struct peer, which selects the rate limit of its log lines.
+ * Passed sockets can exceed the number of addresses of a configuration; the excess ones share one
+ * limit. */
 static uint32_t listen_accept_number_of(uint32_t listener)
 {
 	return listener % ENGINE_LISTENERS_MAX;
@@ -49,7 +49,7 @@ static uint32_t listen_accept_number_of(uint32_t listener)
 
 struct acceptor {
 	struct acceptor_options options;
-	struct engine *engine; /* the first reactor's, as soon as there are inner listeners */
+	struct engine *engine; /* the first reactor's engine; set when inner listeners are opened */
 	struct engine_door inner_door;
 	struct inner_listener inner[SERVER_LISTENS_MAX];
 	uint32_t inner_count;
@@ -57,7 +57,8 @@ struct acceptor {
 	struct log_limit failures;
 	struct log_limit refusals[ENGINE_LISTENERS_MAX];
 	uint64_t accepted;
-	struct list_node peers; /* entries without connections are freed by the next search */
+	/* entries without connections are freed when the list is searched the next time */
+	struct list_node peers;
 	bool stopping;
 	uint32_t active_count; /* doors with an operation in flight */
 	uint32_t door_count;
@@ -83,8 +84,8 @@ void acceptor_destroy(struct acceptor *acceptor)
 
 static void pause_done(struct ring_op *op, int result);
 
-/* Closing a connection that carried descriptors occupies a shared worker, even if the connection
- * was refused. So the door pauses while the workers have no free slot. */
+/* Accepts at the door, or pauses it while no dispose worker is free. Closing a connection over
+ * which a client sent descriptors occupies such a worker, even if the connection was refused. */
 static void open_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -99,7 +100,7 @@ static void open_door(struct door *door)
 	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
 }
 
-/* Removes the door. Removing the last one completes the stop of the acceptor. */
+/* Removes the door. When the last door is removed, the acceptor has stopped. */
 static void shut_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -139,8 +140,9 @@ static struct reactor *emptiest_reactor(const struct acceptor *acceptor)
 	return best;
 }
 
-/* Frees entries without connections while it searches. Acquire pairs with the release in
- * endpoint_closed(), after which the reactor does not use the count. NULL: no memory. */
+/* Returns the entry of the peer, which is added if it is missing; NULL: no memory. Frees entries
+ * without connections while it searches. Acquire pairs with the release in endpoint_closed(), after
+ * which the reactor does not use the entry. */
 static struct peer_count *listen_accept_count_of(
 	struct acceptor *acceptor, const struct peer_identity *identity)
 {
@@ -183,14 +185,15 @@ static void count_connection(struct acceptor *acceptor, struct peer_count *count
 	peer->connections = &count->connections;
 }
 
-/* Counts the connection if the limits permit it; else refuses it. */
+/* Counts the connection and returns true if the limits permit it. */
 static bool listen_accept_admit(struct acceptor *acceptor, struct peer *peer)
 {
 	const struct acceptor_options *options = &acceptor->options;
 	struct peer_count *count;
 
 	peer->id = ++acceptor->accepted;
-	/* The limits cannot be exceeded, because only this thread increments the counts. */
+	/* The check and the increment need not be atomic, because only this thread increments the
+	 * counts. */
 	if (atomic_load_explicit(options->connection_total, memory_order_relaxed) >=
 		options->connections_max) {
 		return listen_accept_refuse(acceptor, peer, options->connections_max, "");
@@ -248,7 +251,7 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	reactor_adopt(emptiest_reactor(acceptor), &endpoint, record);
 }
 
-/* Called for a connection of an inner listener. */
+/* Called for a new connection of an inner listener. Returns whether it is admitted. */
 static bool listen_accept_take(void *context, const struct session_kind *kind, const char *address)
 {
 	struct acceptor *acceptor = context;
@@ -277,8 +280,8 @@ static bool peer_went_away(int result)
 	       result == -ENOPROTOOPT;
 }
 
-/* Pauses after running out of descriptors or memory, or an unknown error. The connection stays
- * queued in the kernel, so an immediate retry would spin. */
+/* Pauses the door after an error such as a lack of descriptors or memory. The connection stays in
+ * the kernel's queue, so an immediate retry would fail again and again. */
 static void pause_door(struct door *door, int result)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -317,7 +320,7 @@ struct opening {
 	struct error *error;
 };
 
-/* Called on the first reactor's thread. */
+/* Opens an inner listener. Called on the first reactor's thread. */
 static void open_inner(struct engine *engine, void *context)
 {
 	struct opening *opening = context;
@@ -425,7 +428,7 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 		struct door *door = &acceptor->doors[i];
 
 		door->file = ring_file_add(ring, door->fd);
-		/* Other kinds need the descriptors of the client's memory. */
+		/* Other kinds must be able to receive descriptors, for the client's memory. */
 		if (!door->kind->keeps_messages) {
 			rights_refuse(door->fd);
 		}

@@ -32,16 +32,19 @@ struct acceptor_options {
 
 GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
 	struct acceptor **acceptor_out, struct error *error);
-/* The acceptor was never started or has stopped, and all of its connections are closed. NULL is a
- * no-op. */
+/* Called when the acceptor was never started or has stopped, and all of its connections are closed.
+ * NULL is a no-op. */
 void acceptor_destroy(struct acceptor *acceptor);
 
-/* Takes a connection of another process (engine/handover.h). The limits do not apply, because the
- * connection was established before. The acceptor is not started, and the reactors are paused. */
+/* Adopts a connection of another process (engine/handover.h). The limits do not apply, because the
+ * connection is an established one. Called before the acceptor is started, while the reactors are
+ * paused. */
 void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	const struct session_record *record, int fd);
 
-/* Can be called again after stopped(), unless a session kind has its own listeners. */
+/* Starts to accept. Can be called again after stopped(), unless a session kind has its own
+ * listeners. */
 void acceptor_start(struct acceptor *acceptor);
-/* A connection that has already been accepted is still handed over. */
+/* Stops accepting; stopped() is called later. A connection that was accepted before is still handed
+ * over. */
 void acceptor_stop(struct acceptor *acceptor);

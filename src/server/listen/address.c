@@ -141,7 +141,7 @@ static bool covers_tcp(
 	return count > 0 && served == count;
 }
 
-/* Compares paths by the file they lead to, because a path can be written in several ways. */
+/* Compares the files to which the paths lead, because a path can be written in several ways. */
 static bool is_same_socket(const struct export_uri *a, const struct export_uri *b)
 {
 	struct stat a_status;
@@ -180,7 +180,8 @@ bool listen_address_overlaps(const struct listener *listener, const struct expor
 	return served > 0;
 }
 
-/* A socket accepted at a path or an abstract name has the local address of its listener. */
+/* Returns whether the listener has the socket's local address, which an accepted Unix socket has
+ * from its listener. */
 static bool has_unix_name(const struct listener *listener, int fd)
 {
 	struct sockaddr_un a = { 0 };

@@ -11,8 +11,8 @@
 #include "server/listen/listen.h"
 
 /*
- * Returns true when these listeners serve every address of uri, so that another socket would only
- * find it in use. A wildcard serves each address of its family. Resolves host names.
+ * Returns true when these listeners serve every address of uri, so that opening it again would fail
+ * because it is in use. A wildcard serves each address of its family. Resolves host names.
  */
 bool listen_address_is_served(
 	const struct listener *listeners, uint32_t listener_count, const struct export_uri *uri);

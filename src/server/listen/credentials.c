@@ -15,7 +15,7 @@
 
 enum { SHOWN_BYTES = 160, FILES_BYTES = 600 };
 
-/* A listener with TLS. The listener is closed before its last connection ends. */
+/* A listener with TLS. */
 struct member {
 	const struct server_tls *settings;
 	struct tls_policy *policy;
@@ -23,9 +23,9 @@ struct member {
 };
 
 struct credentials {
-	struct place *places; /* push destinations, with and without TLS */
+	struct place *places; /* all push destinations, with and without TLS */
 	uint32_t place_count;
-	struct tls_pool *pool; /* NULL: no listener has TLS */
+	struct tls_pool *pool; /* pool of TLS handshake workers; NULL: no listener has TLS */
 	uint32_t count;
 	struct member members[];
 };
@@ -37,7 +37,7 @@ struct credentials_set {
 
 /* --- sets ------------------------------------------------------------------------------------ */
 
-/* Adds a remedy to an error about a file of the context in use. */
+/* Adds advice to an error about a file that the context in use also uses. */
 static void credentials_explain(const struct tls_context *context, struct error *error)
 {
 	const char *path;
@@ -49,7 +49,8 @@ static void credentials_explain(const struct tls_context *context, struct error 
 	}
 }
 
-/* At the start there is neither a context in use nor a sandbox. */
+/* Adds advice to an error of a member. At the start there is no context in use and no sandbox, so
+ * there is no advice. */
 static void explain_member(const struct member *member, struct error *error)
 {
 	if (member->policy != NULL) {
@@ -256,7 +257,7 @@ static int open_members(struct credentials *credentials, struct error *error)
 	return rc;
 }
 
-/* Reads the files now, so that a mistake in them is found at the start. */
+/* Reads the destination's TLS files at the start, so that mistakes in them are reported then. */
 static int open_place(struct place *place, struct error *error)
 {
 	struct tls_context *context;
@@ -358,9 +359,9 @@ void credentials_close(struct credentials *credentials)
 	free(credentials);
 }
 
-/* Permits the file's folder and that of the target of a symbolic link, also when the file does not
- * exist yet, because files are replaced by renaming others. Folders that other programs share are
- * not permitted. */
+/* Permits the file's folder, because a new file replaces it by renaming; and the target's folder if
+ * the file is a symbolic link. The file itself need not exist yet. Folders that other programs
+ * share are not permitted. */
 static int allow_file(
 	struct sandbox *sandbox, const char *path, const char *option, struct error *error)
 {

@@ -47,9 +47,8 @@ GMB_MUST_CHECK int credentials_load(const struct credentials *credentials,
 	struct credentials_set **set_out, struct error *error);
 /* Takes the set, which new handshakes then use. Logs warnings for the operator. */
 void credentials_use(struct credentials *credentials, struct credentials_set *set);
-/* Makes the forecast check connections against the set. After the forecast has run,
- * credentials_tell() adds a line for each address whose files have changed, or some of whose
- * connections would end. */
+/* Makes the forecast check connections against the set. credentials_tell(), after the forecast has
+ * run, adds a line for each address whose files have changed or that would lose connections. */
 GMB_MUST_CHECK int credentials_foresee(const struct credentials *credentials,
 	const struct credentials_set *set, struct forecast *forecast, struct error *error);
 void credentials_tell(const struct credentials *credentials, const struct credentials_set *set,

@@ -24,9 +24,9 @@
 
 enum {
 	URI_SHOWN_BYTES = 256,
-	/* How often a port picked by the kernel may be in use on another address. */
+	/* tries to find a port that is free on all addresses of a listener */
 	PORT_TRIES_MAX = 16,
-	BUSY_TRIES_MAX = 40, /* one second in total */
+	BUSY_TRIES_MAX = 40, /* tries while an address is in use, one second in total */
 	BUSY_PAUSE_NS = 25000000,
 };
 
@@ -111,8 +111,8 @@ static int tcp_socket(const union address *address, socklen_t address_bytes)
 	if (fd < 0) {
 		return -errno;
 	}
-	/* V6ONLY, so that an address means only itself, and [::]:N and 0.0.0.0:N can be given
-	 * together. */
+	/* V6ONLY, so that [::]:N does not include IPv4, and can be configured together with
+	 * 0.0.0.0:N. */
 	if (setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) < 0 ||
 		(address->any.sa_family == AF_INET6 &&
 			setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &on, sizeof(on)) < 0) ||
@@ -254,7 +254,7 @@ static bool listen_is_loopback(const struct addrinfo *entry)
 		       : ntohl(address.ipv4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
-/* Only decides whether listening is permitted; the kind opens the address later. */
+/* Checks whether listening is permitted. The session kind opens the address later. */
 static int kind_open(const struct export_uri *uri, struct listener *listener, struct error *error)
 {
 	bool may_be_seen =
@@ -300,7 +300,7 @@ void listener_is_bound(struct listener *listener)
 		log_warning("port %u is open to the whole network, and %s is not encrypted: any "
 			    "host that can reach this machine can use the disks",
 			listener->uri.port, listener->uri.protocol);
-		if (host != NULL) { /* otherwise the URI is printed as written */
+		if (host != NULL) { /* without a host the URI is printed as given */
 			free(listener->uri.host);
 			listener->uri.host = host;
 		}
@@ -334,9 +334,9 @@ static int unix_address(const struct export_uri *uri, union address *address,
 	return 0;
 }
 
-/* Returns the process that called listen() for the other end of a connected socket, if it has
- * ended: the kernel keeps the sockets of a killed server until the operations of its rings are
- * over. Returns 0 if it lives, or if that cannot be determined. */
+/* Returns the process that listens at the other end of a connected socket, if that process has
+ * ended. The kernel keeps a killed server's sockets until the operations of its rings have
+ * completed. Returns 0 if it lives, or if that is unknown. */
 static pid_t ended_listener(int fd)
 {
 	struct ucred peer;
@@ -355,7 +355,7 @@ static pid_t ended_listener(int fd)
 	snprintf(path, sizeof(path), "/proc/%ld/stat", (long)peer.pid);
 	file = open(path, O_RDONLY | O_CLOEXEC);
 	if (file < 0) {
-		return 0; /* its entry may only be hidden (ProtectProc=) */
+		return 0; /* its entry may only be hidden (ProtectProc=), so it may live */
 	}
 	(void)!read(file, stat, sizeof(stat) - 1);
 	close(file);
@@ -365,8 +365,8 @@ static pid_t ended_listener(int fd)
 }
 
 /*
- * The name is in use. Removes a socket file without a listener, which a killed server leaves
- * behind. Returns 0 if bind is to be tried again.
+ * Called when the address is in use. Removes the socket file of a killed server. Returns 0 if bind
+ * is to be tried again.
  */
 static int listen_remove_stale(const struct export_uri *uri, const union address *address,
 	socklen_t address_bytes, struct error *error)
@@ -418,11 +418,10 @@ static int listen_remove_stale(const struct export_uri *uri, const union address
 }
 
 /*
- * Locks the folder of a socket file while it is bound or removed. Between bind and listen a socket
- * looks as if it had no listener. So two servers that start at the same time would remove each
- * other's socket, and clients could reach only the last one. Returns a descriptor to close, or -1.
- * If the lock cannot be taken, the server continues without it, so that other processes cannot
- * prevent the start.
+ * Locks the folder of a socket file while the file is bound or removed. Between bind and listen a
+ * socket seems to be abandoned, so two servers that start at the same time could remove each
+ * other's socket. Returns a descriptor to close, or -1. If the lock cannot be taken, the server
+ * continues without it, because other processes must not be able to prevent the start.
  */
 static int lock_folder(const char *path)
 {
@@ -439,10 +438,11 @@ static int lock_folder(const char *path)
 	if (slash == NULL) {
 		memcpy(folder, ".", sizeof("."));
 	} else {
-		slash[slash == folder] = '\0'; /* keeps the slash of the root folder */
+		slash[slash == folder] = '\0'; /* for a folder below the root, keeps "/" */
 	}
 	fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	/* Any other error means that the file system does not support these locks. */
+	/* Any error other than EWOULDBLOCK means that the file system does not support these
+	 * locks. */
 	for (int tries = 1; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK &&
 			    tries < BUSY_TRIES_MAX;
 		tries++) {
@@ -458,7 +458,7 @@ static void unlock_folder(int fd)
 	}
 }
 
-/* Binds the socket; removes a stale socket file once. */
+/* Binds the socket. If the address is in use, removes a stale socket file and tries again, once. */
 static int unix_bind(int fd, const struct export_uri *uri, struct error *error)
 {
 	char shown[URI_SHOWN_BYTES];
@@ -492,8 +492,8 @@ static char *copy_bytes(const char *bytes, uint32_t len)
 	return copy;
 }
 
-/* Makes the path absolute, so that a client with another working directory can use it. It stays as
- * it is if the absolute path is too long for a socket address. */
+/* Makes the path absolute, so that a client with another working directory can use it. It stays
+ * relative if the absolute path is too long for a socket address. */
 static int set_unix_uri(struct listener *listener, const char *protocol, const char *path,
 	uint32_t path_bytes, struct error *error)
 {
@@ -515,9 +515,9 @@ static int set_unix_uri(struct listener *listener, const char *protocol, const c
 	return listener->uri.socket_path != NULL ? 0 : listen_out_of_memory(error);
 }
 
-/* Sets mode and group before the socket listens, so that clients never connect with rights that it
- * is not meant to grant. Symbolic links are not followed, because any user who can write to the
- * folder could have placed one. */
+/* Sets mode and group before the socket listens, so that no client can connect with wider
+ * permissions. Symbolic links are not followed, because any user who can write to the folder could
+ * have placed one. */
 static int listen_set_rights(
 	const struct export_uri *uri, struct listener *listener, struct error *error)
 {
@@ -618,8 +618,8 @@ static int listen_open_once(const struct export_uri *uri, const struct session_k
 }
 
 /*
- * Retries while the address is in use. The kernel dismantles a killed server's ring only after the
- * process is gone, and until then the ring keeps the listening sockets open. A restart must not
+ * Retries while the address is in use. When a server is killed, the kernel closes its listening
+ * sockets only after its ring is dismantled, a moment after the process is gone. A restart must not
  * fail in that moment.
  */
 int listener_open(const struct export_uri *uri, const struct session_kind *kind,
@@ -649,7 +649,7 @@ static int adopt_address(
 		const char *path = address.local.sun_path;
 		uint32_t len = bytes - (uint32_t)offsetof(struct sockaddr_un, sun_path);
 
-		/* A path includes its terminator, unlike an abstract name. */
+		/* A path in an address includes its terminator, unlike an abstract name. */
 		if (len > 0 && path[0] != '\0') {
 			len = (uint32_t)strnlen(path, len);
 		}
@@ -705,7 +705,7 @@ int listener_adopt(int fd, struct listener *listener, struct error *error)
 	} else {
 		rc = adopt_address(listener, fd, protocol, error);
 	}
-	/* The ring's accept would fail instead of wait on a non-blocking listener. */
+	/* On a non-blocking listener, the ring's accept would fail instead of waiting. */
 	flags = rc == 0 ? fcntl(fd, F_GETFL) : 0;
 	if (rc == 0 && (flags < 0 || fcntl(fd, F_SETFL, flags & ~O_NONBLOCK) < 0 ||
 			       fcntl(fd, F_SETFD, FD_CLOEXEC) < 0)) {
@@ -730,7 +730,7 @@ int listener_adopt_inherited(
 	listener->was_inherited = true;
 	listener->of_manager = socket->of_manager;
 	if (listener->uri.is_unix && !socket->of_manager) {
-		/* From now on the kernel reports our process ID. */
+		/* Makes the kernel report our process ID to clients. */
 		(void)listen(socket->fd, SOMAXCONN);
 	}
 	/* The path may lead to a different socket by now. */
@@ -764,8 +764,8 @@ void listener_forget_path(struct listener *listener)
 	listener->unlink_path = NULL;
 }
 
-/* Compares inode numbers, which is safe because no other file gets the number while the socket is
- * open. */
+/* Removes the socket file if it has our socket's inode number. While the socket is open, no other
+ * file gets this number. */
 static void listen_remove_own(const struct listener *listener)
 {
 	int lock_fd = lock_folder(listener->unlink_path);

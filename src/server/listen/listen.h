@@ -20,25 +20,26 @@ struct upgrade_take;
 enum { LISTENER_SOCKETS_MAX = 16 };
 
 struct listener {
-	/* The URI for a client on this machine, with the real port and no wildcard. Before
-	 * listener_is_bound(), a listener without sockets has the requested address here. */
+	/* The URI for a client on this machine, with the real port and no wildcard. If the session
+	 * kind has its own listeners, it is the configured address until listener_is_bound() is
+	 * called. */
 	struct export_uri uri;
 	const struct session_kind *kind;   /* the protocol of its connections */
 	const struct server_tls *settings; /* set by the caller; borrowed */
 	struct tls_policy *tls;		   /* NULL: off; see credentials.h */
 	int fds[LISTENER_SOCKETS_MAX];	   /* fd_count is 0 if the kind has its own listeners */
 	uint32_t fd_count;
-	bool of_manager; /* the service manager opened it */
-	/* It came from another process, which also has it open (upgrade/take.h). */
+	bool of_manager; /* opened by the service manager */
+	/* Passed by another process, which also has it open (upgrade/take.h). */
 	bool was_inherited;
 	char *unlink_path; /* the socket file to remove, or NULL */
 	dev_t unlink_device;
 	ino_t unlink_inode;
-	bool has_group; /* the configuration names the group of its socket */
+	bool has_group; /* the configuration sets the group of its socket */
 };
 
-/* Retries an address in use for a second before it reports the error. kind: the protocol; NULL:
- * some other protocol over streams. */
+/* Opens the address. If it is in use, retries for a second before it reports the error. kind: the
+ * protocol of its connections; NULL: another protocol over streams. */
 GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error);
 
@@ -53,19 +54,20 @@ GMB_MUST_CHECK int listeners_open(const struct server_config *config, struct upg
  * returns it. */
 int listener_tcp_error(const struct export_uri *uri, int code, struct error *error);
 
-/* Called when the kind listens at listener->uri. */
+/* Called when the session kind has opened its listener, at listener->uri. */
 void listener_is_bound(struct listener *listener);
 
-/* Takes over a listening socket of the service manager; one with SOCK_SEQPACKET is for gmb+unix.
- * The listener owns fd from now on. The caller sets the kind. */
+/* Adopts a listening socket of the service manager; one of type SOCK_SEQPACKET is for gmb+unix. The
+ * listener owns fd from now on. The caller sets the kind. */
 GMB_MUST_CHECK int listener_adopt(int fd, struct listener *listener, struct error *error);
 
-/* Takes over a socket that another process has passed. */
+/* Adopts a socket that another process has passed. */
 struct upgrade_socket;
 GMB_MUST_CHECK int listener_adopt_inherited(
 	const struct upgrade_socket *socket, struct listener *listener, struct error *error);
-/* The new process has failed: calls listen() again on a Unix socket, so that the kernel reports
- * this process as the listener, unless it has changed its user since. */
+/* Called when the new process of an upgrade has failed: calls listen() again on a Unix socket, so
+ * that the kernel reports this process as the listener. No effect if this process has changed its
+ * user since it opened the socket. */
 void listener_take_back(struct listener *listener);
 /* Makes the listener leave the socket file in place when it closes. */
 void listener_forget_path(struct listener *listener);

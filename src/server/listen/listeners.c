@@ -91,15 +91,16 @@ static int adopt_sockets(struct opening *opening, int count, struct error *error
 	return rc;
 }
 
-/* Compares only NBD against the others, because the type of a SOCK_SEQPACKET socket does not tell
- * gmb from push. */
+/* Distinguishes only NBD from the others, because gmb and push both use sockets of type
+ * SOCK_SEQPACKET. */
 static bool is_of_type(const struct export_uri *uri, const struct listener *listener)
 {
 	return (strcmp(uri->protocol, "nbd") == 0) == (strcmp(listener->uri.protocol, "nbd") == 0);
 }
 
-/* A socket of the previous server is used if its address is in the configuration, which then
- * determines the protocol. A socket of the service manager is always used. */
+/* Returns whether an adopted socket is used. One of the previous server is used only if its address
+ * is in the configuration, which then determines the protocol. One of the service manager is always
+ * used. */
 static bool is_wanted(const struct opening *opening, struct listener *listener)
 {
 	bool is_wanted = listener->of_manager || opening->config->listen_count == 0;
@@ -129,7 +130,7 @@ static int listeners_adopt_inherited(
 		if (rc == 0 && is_wanted(opening, listener)) {
 			rc = adopted(opening, error);
 		} else if (rc == 0) {
-			/* The other process may continue to use it. */
+			/* The other process may continue to use the socket, so its file stays. */
 			listener_forget_path(listener);
 			listener_close(listener);
 		}

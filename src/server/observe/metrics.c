@@ -24,18 +24,20 @@ _Static_assert(
 
 /* The object that a sample describes. */
 struct subject {
-	const char *label; /* "export", "client", or NULL */
-	const char *value; /* untrusted text */
+	const char *label; /* name of the first label, "export" or "client"; or NULL */
+	const char *value; /* its value, untrusted text */
 	size_t value_bytes;
 	const char *second; /* name of a second label, or NULL */
 	const char *second_value;
-	const char *more; /* formatted labels, or NULL */
+	const char *more; /* more labels, already formatted; or NULL */
 };
 
 /* The counters of one object. */
 struct series {
 	struct subject subject;
-	const void *values; /* a struct, or one uint64_t per counter of the table */
+	/* a struct that the table describes; or if is_list, an array with one uint64_t per
+	 * counter */
+	const void *values;
 	bool is_list;
 };
 
@@ -43,7 +45,7 @@ struct writer {
 	FILE *out;
 	const struct totals *totals;
 	bool openmetrics;
-	/* The series of the next table. */
+	/* Series added for the next table that is written. */
 	struct series *series;
 	size_t series_count;
 	size_t series_room;
@@ -54,7 +56,8 @@ enum metric_type { METRIC_COUNTER, METRIC_GAUGE, METRIC_HISTOGRAM };
 
 /* --- lines --------------------------------------------------------------------------------- */
 
-/* name: without the prefix and without a counter's suffix. unit: its last word, or NULL. */
+/* Writes the comment lines of a metric. name: without "gmblock_" and "_total". unit: the last word
+ * of the name, or NULL. */
 static void metrics_write_head(const struct writer *w, const char *name, enum metric_type type,
 	const char *unit, const char *help)
 {
@@ -68,7 +71,7 @@ static void metrics_write_head(const struct writer *w, const char *name, enum me
 	}
 }
 
-/* Writes a name of an export or client, which is UTF-8. */
+/* Escapes and writes a label's value, such as the name of an export or client, which is UTF-8. */
 static void write_escaped(const struct writer *w, const char *value, size_t bytes)
 {
 	for (size_t i = 0; i < bytes; i++) {
@@ -149,7 +152,8 @@ static void add(struct writer *w, const struct subject *subject, const void *val
 	w->series[w->series_count++] = (struct series){ *subject, values, is_list };
 }
 
-/* Writes the counters of all added series. Tables of clients have a prefix. */
+/* Writes the table's counters for all added series. prefix: distinguishes clients' counters from
+ * exports' counters. */
 static void write_table(
 	const struct writer *w, const struct counter_table *table, const char *prefix)
 {
@@ -191,7 +195,7 @@ static void write_table(
 	}
 }
 
-/* Writes the table and removes the series. */
+/* Writes the table for the added series, and removes them. */
 static void end_table(struct writer *w, const struct counter_table *table)
 {
 	write_table(w, table, "");
@@ -258,8 +262,8 @@ static void write_exports(struct writer *w)
 	}
 }
 
-/* Writes the counters of store layers. If a kind occurs more than once, the outermost layer counts,
- * because a series has one value. */
+/* Writes the counters of store layers. If several layers are of one kind, only the outermost one
+ * counts, because a series has one value. */
 static void write_layers(struct writer *w)
 {
 	const struct server_view *view = w->totals->view;

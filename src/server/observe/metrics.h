@@ -14,6 +14,6 @@
 #define METRICS_TEXT_TYPE	 "text/plain; version=0.0.4; charset=utf-8"
 #define METRICS_OPENMETRICS_TYPE "application/openmetrics-text; version=1.0.0; charset=utf-8"
 
-/* The text is terminated; *bytes_out excludes the terminator. */
+/* Formats the summary. The text has a terminator, which *bytes_out does not include. */
 GMB_MUST_CHECK int metrics_format(
 	const struct totals *totals, bool openmetrics, char **text_out, size_t *bytes_out);

@@ -25,7 +25,7 @@ struct scrape {
 	struct listener listener;
 	struct control_server *server;
 	bool stopped;
-	/* The last text in each format. */
+	/* The last content of the page in each format. */
 	struct {
 		char *text;
 		size_t bytes;
@@ -41,7 +41,7 @@ static int scrape_take_parameter(
 	char shown[SHOWN_BYTES];
 
 	if (strcmp(parameter->name, "socket") == 0) {
-		return 0; /* uri_parse() has handled it */
+		return 0; /* uri_parse() has processed it */
 	}
 	if (strcmp(parameter->name, "insecure-network") != 0 || uri->is_unix) {
 		return error_set(error, -EINVAL, "unknown parameter \"%s\"",
@@ -132,8 +132,8 @@ static bool scrape_is_loopback(int fd)
 	return address.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&ipv6.sin6_addr);
 }
 
-/* Rejects other addresses, because metrics contain names of exports and clients, and the connection
- * has neither encryption nor a password. */
+/* Rejects addresses that other machines can reach, because metrics contain names of exports and
+ * clients, and the connection has neither encryption nor a password. */
 static int check_exposure(
 	const struct export_uri *uri, const struct listener *listener, struct error *error)
 {
@@ -153,7 +153,7 @@ static int check_exposure(
 	return 0;
 }
 
-/* Adopts the previous process's sockets that match the address; closes others. */
+/* Adopts the previous process's sockets that match the address, and closes its others. */
 static int scrape_adopt_inherited(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {
@@ -185,7 +185,7 @@ static int scrape_adopt_inherited(const struct export_uri *uri, struct upgrade_t
 	return rc;
 }
 
-/* Adopts the sockets, or none if they do not cover the address. */
+/* Adopts the previous process's sockets if they cover the address completely, otherwise none. */
 static int scrape_take_over(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {

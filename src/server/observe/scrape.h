@@ -19,19 +19,19 @@ struct scrape;
 
 /* Parses the URI; its protocol is "http". Freed with export_uri_fini(). */
 GMB_MUST_CHECK int scrape_uri_parse(const char *text, struct export_uri *uri, struct error *error);
-/* Opens the listening sockets, before the server drops its privileges. text: the URI; NULL: the
- * listener gets no socket. take: may already have its sockets, or NULL. */
+/* Opens the listening sockets, before the server drops its privileges. text: the URI; NULL: no
+ * sockets. take: process that may already have the sockets, or NULL. */
 GMB_MUST_CHECK int scrape_listen(const char *text, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
 /* Takes the listener, also on failure. *scrape_out is NULL when it has no socket. */
 GMB_MUST_CHECK int scrape_open(struct listener *listener, const struct server_view *view,
 	struct scrape **scrape_out, struct error *error);
-/* Like the functions of server_control. */
+/* The following functions correspond to server_control_begin() and so on. */
 void scrape_begin(struct scrape *scrape);
 void scrape_look(struct scrape *scrape, const struct server_view *view);
 void scrape_stop(struct scrape *scrape);
 void scrape_close(struct scrape *scrape);
-/* Returns its listener; NULL: none. */
+/* Returns the listener; NULL if scrape is NULL. */
 struct listener *scrape_listener(struct scrape *scrape);
 int scrape_fd(const struct scrape *scrape);
 void scrape_run(struct scrape *scrape);

@@ -71,7 +71,8 @@ static json_t *counters_json(const struct counter_table *table, const void *valu
 	return object;
 }
 
-/* Lists the buckets with requests: [upper limit in us, requests]; the last bucket has no limit. */
+/* Lists the latency buckets that have requests: [upper limit in us, requests]. The last bucket has
+ * no limit. */
 static json_t *buckets_json(const struct path_stats *stats)
 {
 	json_t *list = json_array();
@@ -276,7 +277,7 @@ static json_t *export_json(const struct totals *totals, uint32_t export_index)
 			}
 		}
 	}
-	/* A path can have any bytes, but JSON must be UTF-8. */
+	/* A path may contain any bytes, but JSON must be UTF-8. */
 	whole = json_pack("{s:s%, s:s}", "name", entry->name, (size_t)entry->name_bytes, "path",
 		log_escape(shown, sizeof(shown), path, strlen(path)));
 	parts_add(whole, about);
@@ -324,7 +325,8 @@ json_t *stats_document(const struct server_view *view, int *code)
 		for (uint32_t i = 0; i < totals.client_count; i++) {
 			json_t *client = client_json(&totals.clients[i]);
 
-			/* "other" is included only if it represents a client. */
+			/* "other", the sum of clients without an entry, is left out if no client is
+			 * in it. */
 			if (totals.clients[i].session_count > 0 ||
 				json_array_size(json_object_get(client, "operations")) > 0) {
 				json_array_append(clients, client);

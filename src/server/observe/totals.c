@@ -84,7 +84,8 @@ const struct counter_table totals_client_table = { "client", "client", "client_"
 
 /* --- sums ------------------------------------------------------------------------------------ */
 
-/* Returns sum, allocated if it is NULL. NULL: no memory, which is recorded. */
+/* Returns the struct `sum`, which is allocated if it is NULL. If there is no memory, returns NULL
+ * and records that. */
 static void *sum_of(struct totals *totals, void *sum, size_t bytes)
 {
 	sum = sum != NULL ? sum : calloc(1, bytes);
@@ -110,7 +111,8 @@ static void totals_add_operations(
 	}
 }
 
-/* Converts a rate or limit; 0 means none. */
+/* Converts a rate or limit to a counter: 0, which means that there is none, becomes
+ * COUNTER_NONE. */
 static uint64_t totals_known(uint64_t value)
 {
 	return value > 0 ? value : COUNTER_NONE;
@@ -207,7 +209,7 @@ static void add_client(struct totals *totals, const struct engine_client *client
 	}
 }
 
-/* Called on a reactor's thread while the main thread waits. */
+/* Adds a reactor's counters. Called on the reactor's thread while the main thread waits. */
 static void inspect(struct engine *engine, void *context)
 {
 	struct totals *totals = context;

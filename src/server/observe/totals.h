@@ -10,7 +10,7 @@
 
 #include "server/control.h"
 
-/* The measurements that control the splitting of large reads or writes, on the reactor with the
+/* Measured values that determine how large reads or writes are split, from the reactor with the
  * fastest disk. Each may be COUNTER_NONE. */
 struct totals_direction {
 	uint64_t part_bytes;
@@ -34,8 +34,8 @@ struct totals_export {
 	uint64_t memory_max;	    /* COUNTER_NONE: no limit, as below */
 	uint64_t rate_bytes_max;    /* per second */
 	uint64_t rate_requests_max; /* per second */
-	/* The layers of its store, from the outermost on; each has as many values as its table has
-	 * counters. */
+	/* Counters of the layers of its store, from the outermost layer on, in the order of each
+	 * layer's table. */
 	uint64_t *layers[STORE_KINDS_MAX];
 };
 
@@ -52,7 +52,7 @@ struct totals {
 	struct engine_counters counters;
 	struct path_arena ram;
 	struct path_arena device;
-	struct totals_export *exports; /* one per export of the view */
+	struct totals_export *exports; /* one per export of the server_view, in its order */
 	struct totals_client *clients; /* names are unique */
 	uint32_t client_count;
 
@@ -61,7 +61,7 @@ struct totals {
 	bool short_of_memory;
 };
 
-/* The tables that describe struct totals_export, each a part of it. Parts with the same table are
+/* Parts of struct totals_export that a table of counters describes. Parts with the same table are
  * adjacent. */
 struct totals_part {
 	const struct counter_table *table;
@@ -76,6 +76,7 @@ extern const struct totals_part totals_parts[TOTALS_PARTS];
 
 extern const struct counter_table totals_client_table; /* of struct totals_client */
 
-/* -ETIMEDOUT when a reactor does not answer, -ENOMEM. Call totals_fini() in all cases. */
+/* Collects the sums. -ETIMEDOUT: a reactor does not answer. -ENOMEM. Call totals_fini() in all
+ * cases. */
 GMB_MUST_CHECK int totals_collect(const struct server_view *view, struct totals *totals);
 void totals_fini(struct totals *totals);

@@ -14,13 +14,15 @@ struct tracing {
 	const struct server_view *view;
 	struct control_client *client; /* waits for the records, or NULL */
 	struct ring *ring;	       /* of the main thread */
-	struct ring_message enough;    /* reports that enough requests have ended */
+	struct ring_message enough;    /* message to the main thread: enough requests have ended */
 	_Atomic bool enough_is_posted;
 	_Atomic uint32_t
-		wanted; /* 0: not recording; set by the main thread, read by the reactors */
-	/* Incremented by the reactors, to determine when to wake the main thread. Acquire and
-	 * release, so that the reactor that wakes it has seen the records that it counts on other
-	 * reactors. */
+		/* number of requests to record; 0: not recording; set by the main thread, read by
+		 * the reactors */
+		wanted;
+	/* Number of recorded requests, incremented by the reactors. Acquire and release: the
+	 * reactor that reaches the wanted number and wakes the main thread has then seen the
+	 * records of the others. */
 	_Atomic uint32_t ended_count;
 	struct path_trace **recorders; /* one per reactor, while wanted > 0 */
 };
@@ -139,21 +141,22 @@ static int take_arguments(const struct tracing *tracing, const json_t *arguments
 
 /* --- recording ----------------------------------------------------------------------------- */
 
-/* Called on a reactor's thread. */
+/* Called on a reactor's thread when a recorded request has ended. */
 static void count_ended(void *context)
 {
 	struct tracing *tracing = context;
 	uint32_t before = atomic_fetch_add_explicit(&tracing->ended_count, 1, memory_order_acq_rel);
 
-	/* Relaxed, because wanted was set before the recorder was handed over. Acquire and release,
-	 * so that a message of the previous recording that is still in flight finds the count. */
+	/* Relaxed, because wanted was set before the reactor got its recorder. The exchange
+	 * acquires and releases, so that after a message of the previous recording the new count is
+	 * seen. */
 	if (before + 1 == atomic_load_explicit(&tracing->wanted, memory_order_relaxed) &&
 		!atomic_exchange_explicit(&tracing->enough_is_posted, true, memory_order_acq_rel)) {
 		ring_post(tracing->ring, &tracing->enough);
 	}
 }
 
-/* Called on a reactor's thread while the main thread waits. */
+/* Sets or removes the recorder. Called on a reactor's thread while the main thread waits. */
 static void tracing_arm(struct engine *engine, void *context)
 {
 	path_set_trace(engine->path, context);
@@ -164,7 +167,7 @@ static void disarm(struct tracing *tracing, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
 		if (reactor_call(tracing->view->reactors[i], tracing_arm, NULL) < 0) {
-			/* Not freed, because the reactor still uses it. */
+			/* This recorder is not freed, because the reactor still uses it. */
 			tracing->recorders[i] = NULL;
 		}
 	}
@@ -385,7 +388,8 @@ static const struct control_command trace_command = {
 	.end = end_trace,
 };
 
-/* The message may be of a previous recording, which ended for another reason. */
+/* The message may be from the previous recording, which had ended for another reason when it
+ * arrived. */
 static void deliver_enough(struct ring *ring, struct ring_message *message)
 {
 	struct tracing *tracing = container_of(message, struct tracing, enough);

@@ -44,7 +44,7 @@ int upgrade_added_write(const struct server_export *about, char out[UPGRADE_STRI
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* Returns the next string, which exists because the message was checked. */
+/* Returns the next string of the message, whose form was checked. */
 static const char *next(const char **at)
 {
 	const char *text = *at;
@@ -72,7 +72,7 @@ int upgrade_added_read(
 {
 	const char *at = message->strings;
 	const char *end = at + message->strings_bytes;
-	/* Not const, but only read as text. */
+	/* The strings are not changed through this struct. */
 	struct server_export told = {
 		.name = (char *)(uintptr_t)next(&at),
 		.path = (char *)(uintptr_t)next(&at),

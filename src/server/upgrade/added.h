@@ -13,11 +13,11 @@
 /* Writes to out and returns the number of bytes. -E2BIG: its keys do not fit into a message. */
 GMB_MUST_CHECK int upgrade_added_write(
 	const struct server_export *about, char out[UPGRADE_STRINGS_BYTES_MAX]);
-/* Parses the strings of a message, which are untrusted. *about_out is freed with
+/* Parses the strings of a message, which are untrusted. The caller frees *about_out with
  * server_export_fini(). */
 GMB_MUST_CHECK int upgrade_added_read(const struct upgrade_message *message,
 	struct server_export *about_out, struct error *error);
-/* Keeps the keys of a snapshot until it is served. Takes *about. */
+/* Stores the keys of a snapshot in the configuration until the snapshot is served. Takes *about. */
 GMB_MUST_CHECK int upgrade_added_keep_snapshot(
 	struct server_config *config, struct server_export *about, struct error *error);
 /* Appends the export to the configuration, unless the name is already in use there. Takes

@@ -56,7 +56,8 @@ static void list_ends(const struct engine_fate *fate, bool in_handshake, char li
 	for (int i = 0; i < ENGINE_KINDS_MAX && fate->end[i].kind != NULL; i++) {
 		const struct session_kind *kind = fate->end[i].kind;
 
-		/* Sessions of a kind that can be handed over end only because of this layer. */
+		/* A session of a kind that can be handed over ends only because of its TLS
+		 * layer. */
 		fate_add(list,
 			kind->can_hand_over != NULL ? "TLS not handled by the kernel" : kind->name,
 			fate->end[i].count);

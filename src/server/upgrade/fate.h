@@ -13,7 +13,7 @@
 
 struct reactor;
 
-/* Sums up all reactors. */
+/* Adds up the forecasts of all reactors. */
 GMB_MUST_CHECK int upgrade_foresee(struct reactor *const *reactors, uint32_t reactor_count,
 	struct engine_fate *fate, struct error *error);
 /* Returns the number of connections that would end. in_handshake: includes clients that have not

@@ -14,7 +14,7 @@
 enum {
 	SEND_SECONDS = 2, /* send timeout of the new process */
 	NAME_SHOWN_BYTES = 120,
-	OFFER_FILES = 3, /* the socket, standard error, the working directory */
+	OFFER_FILES = 3, /* the socket, standard error and the working directory */
 };
 
 _Static_assert((int)OFFER_FILES <= (int)CONTROL_FILES_MAX, "the offer fits into one note");

@@ -13,6 +13,7 @@
 /* Returns 0 if everything that is served can be handed over. */
 GMB_MUST_CHECK int upgrade_offer_check(const struct upgrade_options *options, struct error *error);
 
-/* Sends the client what only this process has and the new one needs; the client starts the new
- * process. Gives *channel_out, this process's end of the socket between both; -1 on failure. */
+/* Sends the client the descriptors that the new process needs from this one; the client starts the
+ * new process. *channel_out: this process's end of the socket between both processes; -1 on
+ * failure. */
 GMB_MUST_CHECK int upgrade_offer(struct control_client *client, int *channel_out);

@@ -13,7 +13,7 @@ enum { NAME_SHOWN_BYTES = 120 };
 struct disk {
 	struct engine_quiesce base;
 	struct quiesce *quiesce;
-	int result; /* published by busy_count */
+	int result; /* result of the flush; published by the release on busy_count */
 };
 
 struct quiesce {
@@ -35,7 +35,7 @@ struct quiesce *quiesce_create(struct reactor *const *reactors, uint32_t reactor
 	return quiesce;
 }
 
-/* Called when no flush is in progress. */
+/* Drops the exports. Called when no flush is in progress. */
 static void forget_disks(struct quiesce *quiesce)
 {
 	GMB_ASSERT(quiesce_is_over(quiesce));
@@ -66,11 +66,12 @@ static void disk_quiesced(struct engine_quiesce *base, int result)
 	struct disk *disk = container_of(base, struct disk, base);
 
 	disk->result = result;
-	/* Release, because it publishes the result. After the last one, the disks may be freed. */
+	/* Release, because it publishes the result. When the count is 0, the main thread may free
+	 * the disks. */
 	atomic_fetch_sub_explicit(&disk->quiesce->busy_count, 1, memory_order_release);
 }
 
-/* The disks of one reactor; disks are distributed over the reactors in turn. */
+/* Argument of a call to one reactor. Disks are distributed over the reactors in turn. */
 struct quiesce_turn {
 	struct quiesce *quiesce;
 	uint32_t index; /* of the reactor */
@@ -91,7 +92,7 @@ static void begin_disks(struct engine *engine, void *context)
 	}
 }
 
-/* Adds the disks; no flush has started yet. */
+/* Adds all disks with store_needs_quiesce(), before the first flush starts. */
 static int add_disks(struct quiesce *quiesce, const struct exports *exports, struct error *error)
 {
 	quiesce->disks = calloc(MAX(exports->count, 1U), sizeof(*quiesce->disks));
@@ -127,8 +128,8 @@ int quiesce_begin(
 		struct quiesce_turn turn = { quiesce, i, last };
 		int called = reactor_call(quiesce->reactors[i], begin_disks, &turn);
 
-		/* A failed call was not and will not be made (reactor_call()), so its disks are
-		 * ended here. */
+		/* After an error the call was not and will not be made (reactor_call()), so this
+		 * reactor's disks are finished here. */
 		for (uint32_t k = i; called < 0 && k < quiesce->disk_count;
 			k += quiesce->reactor_count) {
 			disk_quiesced(&quiesce->disks[k].base, called);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Flushes the disks that must be quiesced, before another process takes over (store/store.h).
+ * Flushes the disks with store_needs_quiesce() before another process takes over (store/store.h).
  *
  *   quiesce_begin() ──▶ each on one of the reactors ──▶ quiesce_is_over() ──▶ quiesce_result()
  *
@@ -15,13 +15,14 @@
 
 struct quiesce;
 
-/* NULL: no memory. */
+/* Returns NULL if there is no memory. */
 struct quiesce *quiesce_create(struct reactor *const *reactors, uint32_t reactor_count);
 /* NULL is a no-op. */
 void quiesce_destroy(struct quiesce *quiesce);
 
-/* Starts flushing all disks that must be quiesced; last as in engine_quiesce(). quiesce_result()
- * reports failures of the flushes. -EBUSY: earlier flushes are still in progress. -ENOMEM. */
+/* Starts to flush all disks with store_needs_quiesce(). last: as in engine_quiesce().
+ * quiesce_result() reports failed flushes. -EBUSY: earlier flushes are still in progress. -ENOMEM.
+ */
 GMB_MUST_CHECK int quiesce_begin(
 	struct quiesce *quiesce, const struct exports *exports, bool last, struct error *error);
 bool quiesce_is_over(const struct quiesce *quiesce);

@@ -18,12 +18,12 @@ enum {
 	COMMAND_BYTES_MAX = 2 << 20, /* the kernel's limit on arguments */
 	TEXT_BYTES_MAX = COMMAND_BYTES_MAX + PATH_MAX + 64,
 	STAT_BYTES = 1024,
-	START_FIELD = 22, /* in /proc/PID/stat */
+	START_FIELD = 22, /* position of the start time in /proc/PID/stat */
 };
 
 static const char magic[] = "gmblock start 1";
 
-/* Reads a small file with a zero after its content; to be freed. -EFBIG: it is longer. */
+/* Reads a small file, and adds a zero. The caller frees *text_out. -EFBIG: the file is larger. */
 static int record_read_file(int fd, size_t bytes_max, char **text_out, size_t *bytes_out)
 {
 	char *text = malloc(bytes_max + 1);
@@ -72,7 +72,7 @@ static int start_ticks(pid_t pid, unsigned long long *ticks_out)
 	if (rc < 0) {
 		return rc;
 	}
-	/* The name, field 2, can contain any characters. */
+	/* The program's name, field 2, can contain any characters, so the last ')' is searched. */
 	at = strrchr(text, ')');
 	for (int field = 2; at != NULL && field < START_FIELD; field++) {
 		at = strchr(at + 1, ' ');
@@ -107,7 +107,7 @@ static int write_record(const char *path, const char *command, size_t command_by
 	if (rc < 0 || getcwd(folder, sizeof(folder)) == NULL) {
 		return rc < 0 ? rc : -errno;
 	}
-	/* Removes the record of an earlier process with this ID. */
+	/* Removes a record that an earlier process with this ID has left. */
 	(void)unlink(path);
 	fd = open(path, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0600);
 	file = fd >= 0 ? fdopen(fd, "w") : NULL;
@@ -134,7 +134,8 @@ void server_record_write(char path[SERVER_RECORD_PATH_BYTES])
 		rc = record_path(getpid(), path);
 	}
 	if (rc == 0) {
-		/* At this point only the caller has influenced this process. */
+		/* At this point no client has influenced this process, so it still has the caller's
+		 * arguments. */
 		rc = read_path("/proc/self/cmdline", COMMAND_BYTES_MAX, &command, &bytes);
 	}
 	if (rc == 0) {

@@ -18,9 +18,10 @@
 
 enum {
 	ANSWER_MS = 60000, /* longer than any time limit of the old process */
-	GOODBYE_MS = 2000, /* for the old process to report this one to the service manager */
+	/* for the old process to report this one's process ID to the service manager */
+	GOODBYE_MS = 2000,
 	NAME_SHOWN_BYTES = 120,
-	/* For clients and metrics. */
+	/* Listening sockets for clients and for metrics. */
 	SOCKETS_MAX = (SERVER_LISTENS_MAX + 1) * LISTENER_SOCKETS_MAX,
 };
 
@@ -34,33 +35,34 @@ struct before {
 	char *name;
 	uint32_t name_bytes;
 	uint32_t session_count;
-	/* fd: the memory of a disk in memory, owned by the claim, or -1. */
+	/* For a disk in memory, fd is its memory, and is closed with this entry; otherwise it is
+	 * -1. */
 	struct store_claim inherited;
 	uint64_t epoch;
-	struct export *same; /* this process's export on the same disk; NULL: none */
+	struct export *same; /* this process's export on the same disk, or NULL */
 };
 
-/* A connection to a snapshot. It waits, because the snapshot is served only after its disk was
- * read. */
+/* A connection to a snapshot. It is adopted late, because the snapshot can be served only after the
+ * disk's contents were read. */
 struct deferred_session {
 	const struct session_kind *kind;
-	struct session_record record; /* its strings lie in bytes */
-	int fd;			      /* -1: has been taken */
+	struct session_record record; /* its strings are stored in `bytes` */
+	int fd;			      /* -1: adopted already */
 	size_t byte_count;
 	uint8_t *bytes;
 };
 
 struct upgrade_take {
 	int channel;
-	bool keeps_all;			/* give up the upgrade if a connection is refused */
-	struct upgrade_socket *sockets; /* fd -1: has been taken */
+	bool keeps_all;			/* fail if a connection is refused */
+	struct upgrade_socket *sockets; /* fd -1: returned by upgrade_take_socket() already */
 	uint32_t socket_count;
-	struct upgrade_socket control; /* fd -1: none, or has been taken */
+	struct upgrade_socket control; /* fd -1: there is none, or it was returned already */
 	struct before *exports;
 	uint32_t export_count;
 	struct deferred_session *deferred;
 	uint32_t deferred_count;
-	uint8_t *received; /* received data of the next session, or NULL */
+	uint8_t *received; /* received data that belongs to the next session, or NULL */
 	uint32_t received_count;
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* the last message */
 };
@@ -103,7 +105,8 @@ static void take_free(struct upgrade_take *take)
 	free(take);
 }
 
-/* Appends a zeroed element; capacities are powers of two. NULL: no memory. */
+/* Appends a zeroed element to the array, and returns it; NULL: no memory. Capacities are powers of
+ * two. */
 static void *take_grow(void **array, uint32_t *count, size_t element_bytes)
 {
 	uint32_t room = *count == 0 ? 1 : 2 * *count;
@@ -175,7 +178,7 @@ static int keep_export(
 	if (entry != NULL) {
 		entry->name = strndup(message->record.export, message->record.export_bytes);
 	}
-	/* The descriptor of a claim was taken by store_adopt(). */
+	/* Unless it is the memory of a disk, store_adopt() has taken the descriptor. */
 	if (claim.hold != STORE_HOLD_MEMORY) {
 		claim.fd = -1;
 	}
@@ -193,7 +196,7 @@ static int keep_export(
 	return 0;
 }
 
-/* Receives the next message; FAILED is an error. */
+/* Receives the next message. If it is FAILED, its text is returned as an error. */
 static int take_receive(
 	struct upgrade_take *take, struct upgrade_message *message, struct error *error)
 {
@@ -255,7 +258,8 @@ static int receive_all(struct upgrade_take *take, struct server_config *config, 
 	}
 }
 
-/* Returns -1 if the environment names no channel. */
+/* Returns the descriptor of the channel to the old process, or -1 if the environment does not name
+ * one. */
 static int channel_of_environment(struct error *error)
 {
 	const char *text = getenv(variable);
@@ -278,7 +282,7 @@ static int channel_of_environment(struct error *error)
 	return (int)fd;
 }
 
-/* Switches standard error from the caller that started this process to the old process's. */
+/* Replaces the caller's standard error by the old process's. */
 static void take_standard_error(void)
 {
 	const char *text = getenv(errors_variable);
@@ -319,8 +323,8 @@ int upgrade_take_find(
 	return config->file_path != NULL ? trust_path(config->file_path, error) : 0;
 }
 
-/* Checks that both processes have the same user. An upgrade must not add rights, and data of the
- * old process must be read without rights that the old process lacks. */
+/* Checks that both processes have the same user. With another user, the new process could have
+ * rights that the old one lacks, and read its data with them. */
 static int take_check_user(const struct upgrade_take *take, struct error *error)
 {
 	struct ucred peer;
@@ -388,7 +392,8 @@ uint32_t upgrade_take_socket_count(const struct upgrade_take *take)
 
 /* --- exports --------------------------------------------------------------------------------- */
 
-/* Starts at index, because both processes nearly always have the same exports in the same order. */
+/* The search starts at index, because both processes nearly always have the same exports in the
+ * same order. */
 const struct store_claim *upgrade_take_disk(
 	const struct upgrade_take *take, const char *name, uint32_t index)
 {
@@ -476,8 +481,8 @@ static const struct before *find_before(
 	return NULL;
 }
 
-/* Keeps the epochs of the old process, so that the state that clients have about these disks stays
- * valid. */
+/* Keeps the epochs of the old process. A different epoch would tell clients that written data may
+ * be lost. */
 static void keep_epochs(const struct upgrade_take *take)
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
@@ -534,7 +539,7 @@ static void *take_append(uint8_t **at, const void *bytes, size_t count)
 	return copy;
 }
 
-/* Takes the descriptor on success. */
+/* Stores a session for adopt_deferred(). Takes the descriptor on success. */
 static int keep_deferred(struct upgrade_take *take, const struct session_kind *kind,
 	const struct upgrade_message *message, struct error *error)
 {
@@ -565,7 +570,7 @@ static int keep_deferred(struct upgrade_take *take, const struct session_kind *k
 	return 0;
 }
 
-/* Returns whether it is a snapshot of a disk that both processes serve. */
+/* Returns whether `served` is a snapshot of a disk that the old process also served. */
 static bool is_same_snapshot(const struct upgrade_take *take, const struct served_export *served)
 {
 	for (uint32_t i = 0; i < take->export_count; i++) {
@@ -576,7 +581,8 @@ static bool is_same_snapshot(const struct upgrade_take *take, const struct serve
 	return false;
 }
 
-/* Returns whether both processes serve the snapshot's disk, whose name precedes the last '@'. */
+/* Returns whether both processes serve the disk of the session's snapshot. The name of its export
+ * precedes the last '@'. */
 static bool has_disk_of(const struct upgrade_take *take, const struct session_record *record)
 {
 	const char *end = memrchr(record->export, '@', record->export_bytes);
@@ -590,8 +596,8 @@ static bool has_disk_of(const struct upgrade_take *take, const struct session_re
 	return before != NULL && before->same != NULL;
 }
 
-/* Called after the disks were read. If a snapshot is no longer on its disk, it was dropped, and its
- * connections are closed. */
+/* Adopts the connections to snapshots. Called after the disks were read. If a snapshot is no longer
+ * on its disk, it was dropped, and its connections are closed. */
 static int adopt_deferred(
 	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
 {
@@ -610,8 +616,9 @@ static int adopt_deferred(
 	return 0;
 }
 
-/* The old process accepts clients until it pauses, also for disks that had no client before. Takes
- * the descriptor on success. */
+/* Adopts a session, or stores it for adopt_deferred(). It may be on a disk that had no client when
+ * check_exports() was called, because the old process accepts clients until it pauses. Takes the
+ * descriptor on success. */
 static int take_session(struct upgrade_take *take, const struct upgrade_taker *taker,
 	const struct upgrade_message *message, struct error *error)
 {
@@ -633,7 +640,7 @@ static int take_session(struct upgrade_take *take, const struct upgrade_taker *t
 	return 0;
 }
 
-/* Keeps received data of the next session. */
+/* Stores received data that belongs to the next session. */
 static int keep_received(
 	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
 {
@@ -700,7 +707,7 @@ static void take_count_kept(struct engine *engine, void *context)
 	*count += engine->counters.sessions_adopted - engine->counters.sessions_failed;
 }
 
-/* Counts sessions; so far there are only adopted ones. */
+/* Checks that all sessions were adopted. No other sessions exist yet. */
 static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct error *error)
 {
 	uint64_t kept = 0;
@@ -720,8 +727,9 @@ static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct 
 				       (unsigned long long)(count - kept));
 }
 
-/* On failure, the other process is unaffected. The reactors are paused before READY, so that
- * adopted sessions send nothing before the old process has released them. */
+/* Receives and adopts the sessions. After an error the old process continues to serve. The reactors
+ * are paused before READY, so that adopted sessions do not send before the old process has released
+ * them. */
 static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *taker,
 	struct upgrade_message *message, struct error *error)
 {
@@ -748,8 +756,7 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 			return rc;
 		}
 		keep_epochs(take);
-		/* The other process releases its resources when it receives this message, and not
-		 * earlier. */
+		/* When the old process receives this message, it releases its resources. */
 		rc = upgrade_send(take->channel, &started);
 	}
 	return rc == 0 ? 0
@@ -768,8 +775,8 @@ int upgrade_take_over(
 	}
 	rc = take_sessions(take, taker, &message, error);
 	if (rc < 0) {
-		/* Adopted sessions must not send anything to their peers, so the process exits at
-		 * once. */
+		/* The process exits immediately, because a clean stop would send to the peers of
+		 * adopted sessions, which still belong to the old process. */
 		log_error("%s", error->text);
 		upgrade_send_failure(take->channel, error->text);
 		_exit(1);
@@ -788,7 +795,7 @@ void upgrade_take_finish(struct upgrade_take *take)
 	struct upgrade_message message;
 	struct error error;
 
-	/* The old process closes the channel, which ends the wait. */
+	/* Waits until the old process closes the channel. No message is expected. */
 	(void)!upgrade_receive(take->channel, GOODBYE_MS, take->bytes, &message, &error);
 	store_adopt_end();
 	take_free(take);

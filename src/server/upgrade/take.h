@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The new process of an upgrade (upgrade.h): what it receives from the old one while it starts, in
- * the order of the functions. Without an old process, find sets *take_out to NULL, which the other
- * functions accept.
+ * The new process of an upgrade (upgrade.h): what it receives from the old one while it starts. The
+ * functions are declared in calling order. Without an old process, upgrade_take_find() sets
+ * *take_out to NULL, which the other functions accept.
  *
  *   sockets, claims ─▶ the exports are opened ─▶ READY ─▶ sessions ─▶ STARTED
  *
- * Threading: the main thread. Up to the sessions there are no other threads. Ownership: the taker
- * closes the sockets; the rest is borrowed. Errors: a sentence, which is also sent to the old
- * process.
+ * Threading: the main thread; before the sessions there are no other threads. Ownership: the caller
+ * closes the sockets that it gets; the rest is borrowed. Errors: a sentence, which is also sent to
+ * the old process.
  */
 #pragma once
 
@@ -17,12 +17,12 @@
 
 struct upgrade_take;
 
-/* Checks the environment for an old process; does not read any data from it yet. -EPERM: another
- * user can write to the configuration file that has been read. */
+/* Checks the environment for an old process, without reading its data. -EPERM: another user can
+ * write to the configuration file that was read. */
 GMB_MUST_CHECK int upgrade_take_find(
 	const struct server_config *config, struct upgrade_take **take_out, struct error *error);
-/* Receives the resources of the old process. This process already has the user that it will serve
- * as, and the old one must have the same user. Exports that commands added there are appended to
+/* Receives the sockets and the claims on disks. This process already runs as the user that it will
+ * serve as; the old one must have the same user. Exports that commands added there are appended to
  * the configuration. */
 GMB_MUST_CHECK int upgrade_take_begin(
 	struct upgrade_take *take, struct server_config *config, struct error *error);
@@ -30,7 +30,7 @@ struct upgrade_socket {
 	int fd;
 	bool of_manager;
 	bool of_metrics;
-	bool has_path; /* of this socket file, which is removed at the end */
+	bool has_path; /* the socket has a file, which is to be removed at the end */
 	uint64_t device;
 	uint64_t inode;
 };
@@ -39,17 +39,17 @@ struct upgrade_socket {
  * one. */
 GMB_MUST_CHECK bool upgrade_take_socket(
 	struct upgrade_take *take, bool of_metrics, struct upgrade_socket *out);
-/* Returns the control socket, if it is the socket file at path. */
+/* Returns the control socket if it is the one at path. */
 GMB_MUST_CHECK bool upgrade_take_control(
 	struct upgrade_take *take, const char *path, struct upgrade_socket *out);
 uint32_t upgrade_take_socket_count(const struct upgrade_take *take);
 /* Returns the old process's claim on the disk that it serves under that name, for struct
- * store_options; borrowed. NULL: it serves none. index: of the export here; the search starts
- * there. */
+ * store_options; borrowed. NULL: it serves no such disk. index: position of the export in this
+ * process, where the search starts. */
 const struct store_claim *upgrade_take_disk(
 	const struct upgrade_take *take, const char *name, uint32_t index);
 
-/* Receives the sessions. */
+/* Arguments of upgrade_take_over(). */
 struct upgrade_taker {
 	const struct exports *exports;
 	const struct session_kind *const *kinds;
@@ -57,7 +57,8 @@ struct upgrade_taker {
 	struct acceptor *acceptor; /* not started */
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
-	/* Called when the disks that need it are quiesced: reads their contents. */
+	/* Called when the old process has flushed its disks: reads the contents of disks with
+	 * store_needs_quiesce(). */
 	int (*quiesced)(void *context, struct error *error);
 	void *context;
 };
@@ -69,10 +70,11 @@ struct upgrade_taker {
  */
 GMB_MUST_CHECK int upgrade_take_over(
 	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error);
-/* Then waits until the old process no longer uses the control socket and the service manager. */
+/* Called after upgrade_take_over(): waits until the old process no longer uses the control socket
+ * and the service manager. */
 void upgrade_take_finish(struct upgrade_take *take);
-/* Called when this process fails earlier: sends the reason to the old one, and leaves the socket
- * files to it. */
+/* Called when this process fails before upgrade_take_over(): sends the reason to the old process,
+ * and leaves the socket files to it. */
 void upgrade_take_abandon(struct upgrade_take *take, struct listener *listeners,
 	uint32_t listener_count, struct listener *control, struct listener *metrics,
 	const struct error *failure);

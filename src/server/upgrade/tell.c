@@ -59,7 +59,7 @@ static int send_export(struct upgrade_tell *tell, const struct export *export)
 	struct store_claim claim;
 
 	if (store_handover(export->store, &claim) != NULL) {
-		return -EIO; /* it has failed since the offer */
+		return -EIO; /* the reason arose after upgrade_offer_check() */
 	}
 	message.fd = claim.fd;
 	message.hold = claim.hold;
@@ -67,7 +67,7 @@ static int send_export(struct upgrade_tell *tell, const struct export *export)
 	return send_next(tell, &message);
 }
 
-/* Sends an export that the new process does not have in its configuration: one that a command has
+/* Sends an export that the new process does not find in its configuration: one that a command has
  * added, or a snapshot. */
 static int send_added(
 	struct upgrade_tell *tell, const struct served_export *served, enum upgrade_type type)
@@ -96,8 +96,8 @@ static int send_served_export(struct upgrade_tell *tell, const struct served_exp
 	return rc == 0 && served->is_added ? send_added(tell, served, UPGRADE_ADDED) : rc;
 }
 
-/* Each call goes through all messages from the start; send_next() skips those that were sent
- * before. */
+/* If the socket is full, the caller repeats the call. Each call goes through all messages from the
+ * first one; send_next() skips those that were sent before. */
 int upgrade_tell_all(struct upgrade_tell *tell, const struct upgrade_sockets *sockets,
 	const struct exports *exports)
 {
@@ -142,7 +142,8 @@ static int tell_send_piece(struct upgrade_tell *tell, const struct session_piece
 	return rc;
 }
 
-/* Discards received data that was sent for a session that has ended since. */
+/* Tells the new process to discard received data that was sent for a session that has ended
+ * since. */
 static int take_back(struct upgrade_tell *tell)
 {
 	const struct upgrade_message nothing = { .type = UPGRADE_RECEIVED, .fd = -1 };

@@ -17,8 +17,10 @@ struct upgrade_tell {
 	int channel;	     /* to the new process, or -1 */
 	bool needs_room;     /* the last call stopped because the channel was full */
 	uint32_t told_count; /* messages sent by upgrade_tell_all() */
-	uint32_t next_index; /* index of the next message */
-	uint64_t telling_id; /* session of which later_told bytes have been sent */
+	/* index of the next message in the current call of upgrade_tell_all() */
+	uint32_t next_index;
+	/* session whose received data is being sent; its first later_told bytes have been sent */
+	uint64_t telling_id;
 	uint32_t later_told;
 	uint32_t handed_over_count; /* sessions sent */
 };
@@ -31,14 +33,16 @@ struct upgrade_sockets {
 	const struct listener *metrics;
 };
 
-/* Nothing has been sent over the channel yet. */
+/* Initializes the struct. Nothing was sent over the channel before. */
 void upgrade_tell_init(struct upgrade_tell *tell, int channel);
-/* Returns true if the call is to be repeated; it then continues where it stopped. */
+/* Returns true if the call that returned rc failed only for lack of room, and is to be repeated. It
+ * then continues where it stopped. */
 bool upgrade_tell_waits(struct upgrade_tell *tell, int rc);
 /* Sends all sockets and disks. */
 GMB_MUST_CHECK int upgrade_tell_all(struct upgrade_tell *tell,
 	const struct upgrade_sockets *sockets, const struct exports *exports);
 /* A callback for engine_hand_over(). */
 GMB_MUST_CHECK int upgrade_tell_session(void *tell, const struct session_record *record);
-/* Ends the list of sessions; ended_count: sessions that have ended. */
+/* Sends the end of the list of sessions. ended_count: number of sessions that were closed
+ * instead. */
 GMB_MUST_CHECK int upgrade_tell_end(struct upgrade_tell *tell, uint32_t ended_count);

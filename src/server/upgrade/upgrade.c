@@ -23,11 +23,11 @@
 #define MS_NS	      UINT64_C(1000000)
 #define PREPARE_NS    (10000 * MS_NS) /* from the offer to READY */
 #define FLUSH_NS      (10000 * MS_NS) /* for disks that must be quiesced; clients continue */
-#define HANDSHAKES_NS (1000 * MS_NS)  /* for handshakes; clients continue */
-#define STOP_NS	      (4000 * MS_NS) /* beyond HANDSHAKES_NS, for the first reactor to stop accepting */
+#define HANDSHAKES_NS (1000 * MS_NS)  /* for TLS handshakes; clients continue */
+#define STOP_NS	      (4000 * MS_NS) /* after HANDSHAKES_NS, for the first reactor to stop accepting */
 #define PAUSE_NS      (5000 * MS_NS) /* for requests in flight */
-/* For peers to receive: limit of one pause, then the minimum time of serving the others, and the
- * limit in total. */
+/* Limits for peers that do not receive: RECEIVE_NS for one pause, then at least SERVE_NS in which
+ * the others are served, and WAIT_NS for all pauses together. */
 #define RECEIVE_NS (20 * MS_NS)
 #define SERVE_NS   (50 * MS_NS)
 #define WAIT_NS	   (20000 * MS_NS)
@@ -40,7 +40,7 @@ enum {
 	PAUSE_LOOK_MS = 1,
 };
 
-/* See the picture in upgrade.h. */
+/* States of an upgrade; see the diagram in upgrade.h. */
 enum upgrade_state {
 	UPGRADE_IDLE,
 	UPGRADE_OFFERED,
@@ -76,21 +76,22 @@ struct upgrade {
 	struct server_control *control; /* or NULL */
 	struct scrape *scrape;		/* or NULL */
 	enum upgrade_state state;
-	bool stopping;	    /* the server is stopping */
-	bool accepts_later; /* the upgrade failed before the acceptor had stopped as requested */
-	bool keeps_all;	    /* no connection may end because of the upgrade */
+	bool stopping; /* the server is stopping */
+	/* it failed while the acceptor was stopping, so accepting must be restarted later */
+	bool accepts_later;
+	bool keeps_all;		       /* no connection may end because of the upgrade */
 	struct control_client *client; /* to be answered; NULL if none waits */
 	struct upgrade_tell tell;      /* includes the channel to the new process */
 	uint64_t deadline_ns;	       /* deadline of the state */
 	uint64_t pause_begin_ns;
-	uint64_t pause_longest_ns; /* of the completed pauses */
+	uint64_t pause_longest_ns; /* longest completed pause */
 	uint64_t serve_begin_ns;
-	uint64_t wait_deadline_ns;  /* for peers; 0: before the first pause */
-	char peer[PEER_TEXT_BYTES]; /* the last one that was waited for */
+	uint64_t wait_deadline_ns;  /* time limit for all pauses; 0: before the first pause */
+	char peer[PEER_TEXT_BYTES]; /* name of the last peer that did not receive */
 	uint32_t pid;
 	struct quiesce *quiesce;
-	bool flushes_last;	/* PAUSING: only the last flushes are in flight */
-	uint32_t paused_count;	/* the number of reactors paused, from the first on */
+	bool flushes_last;	/* PAUSING: only the last flushes of disks are awaited */
+	uint32_t paused_count;	/* number of paused reactors, from the first one on */
 	uint32_t drained_count; /* sessions that could not be handed over */
 	uint32_t ended_count;	/* sessions whose peers stalled */
 };
@@ -118,20 +119,21 @@ static bool upgrade_is_overdue(const struct upgrade *upgrade)
 
 /* --- the acceptor ---------------------------------------------------------------------------- */
 
-/* Returns whether the acceptor accepts connections, or has received the order to do so. */
+/* Returns whether the acceptor accepts connections, or was ordered to. */
 static bool accepts(const struct upgrade *upgrade)
 {
 	return upgrade->state <= UPGRADE_FLUSHING || upgrade->state == UPGRADE_SERVING;
 }
 
-/* Acquire, pairs with the release in acceptor_has_stopped(): no connection is handed over after
- * this. */
+/* Acquire pairs with the release in acceptor_has_stopped(): all accepted connections were handed
+ * over before. */
 static bool has_stopped_accepting(const struct upgrade *upgrade)
 {
 	return atomic_load_explicit(upgrade->options.acceptor_stopped, memory_order_acquire);
 }
 
-/* Restarts the acceptor after it has stopped. It cannot handle both requests at the same time. */
+/* Restarts the acceptor. It must have stopped, because it cannot process a stop and a start at the
+ * same time. */
 static void accept_again(const struct upgrade *upgrade)
 {
 	GMB_ASSERT(has_stopped_accepting(upgrade));
@@ -139,7 +141,8 @@ static void accept_again(const struct upgrade *upgrade)
 	acceptor_start(upgrade->acceptor);
 }
 
-/* A reactor that hangs stops it when it goes on, perhaps long after the upgrade was given up. */
+/* Restarts the acceptor after a failed upgrade as soon as it has stopped. If its reactor hangs,
+ * that can be long after the failure. */
 static void accept_when_stopped(struct upgrade *upgrade)
 {
 	if (upgrade->accepts_later && !upgrade->stopping && has_stopped_accepting(upgrade)) {
@@ -164,8 +167,8 @@ static bool revoke_offer(struct upgrade *upgrade)
 	struct upgrade_message message;
 	struct error error;
 
-	/* From here on its STARTED fails. One that has already arrived counts, but only in state
-	 * HANDED_OVER. */
+	/* From here on the new process cannot send STARTED. One that was sent before counts in
+	 * state PASSED. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
 		if (message.fd >= 0) {
@@ -192,7 +195,7 @@ static void upgrade_forget(struct upgrade *upgrade)
 	upgrade->peer[0] = '\0';
 }
 
-/* Returns the control socket if the new process is to use the same path, else NULL. */
+/* Returns the control listener if the new process takes over its path, else NULL. */
 static struct listener *own_control(const struct upgrade *upgrade)
 {
 	return upgrade->options.config->control_path != NULL
@@ -212,7 +215,8 @@ static void take_back_listeners(const struct upgrade *upgrade)
 	}
 }
 
-/* Returns false if the new process already serves. */
+/* Gives up the upgrade, and continues to serve. Returns false if that is impossible because the new
+ * process serves already. */
 static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reason)
 {
 	bool accepted = accepts(upgrade);
@@ -256,8 +260,8 @@ static void count_handshakes(struct engine *engine, void *context)
 	look->count += engine->counters.handshakes;
 }
 
-/* Does not pause if a connection would end that must not. This is checked in the same call, so that
- * no connection can come in between. */
+/* Pauses the engine, unless a connection would end although none may. Both happen in one call, so
+ * that no connection can be accepted in between. */
 static void upgrade_pause_engine(struct engine *engine, void *context)
 {
 	struct look *look = context;
@@ -271,7 +275,8 @@ static void upgrade_pause_engine(struct engine *engine, void *context)
 	}
 }
 
-/* Ends sessions of stalled peers only while the others are served, and only if sessions may end. */
+/* Checks whether sessions are ready to be handed over. Ends sessions of stalled peers only in state
+ * SERVING, and only if connections may end. */
 static void look_at_rest(struct engine *engine, void *context)
 {
 	struct look *look = context;
@@ -299,7 +304,7 @@ static void let_engine_go(struct engine *engine, void *context)
 	engine_let_go(engine);
 }
 
-/* Calls ask on all reactors. Returns 0 or a negative errno. */
+/* Calls ask on all reactors, each of which adds to *look. Returns 0 or a negative errno. */
 static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context),
 	struct look *look)
 {
@@ -313,7 +318,7 @@ static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	return rc;
 }
 
-/* Calls ask on all reactors. Returns the sum of the counts, or a negative errno. */
+/* Calls ask on all reactors. Returns the sum of their counts, or a negative errno. */
 static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context))
 {
 	struct look look;
@@ -322,7 +327,8 @@ static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	return rc < 0 ? rc : (int64_t)look.count;
 }
 
-/* Gives up because a connection would end. Returns true if the new process already serves. */
+/* Gives up because a connection would end although none may. Returns true if the new process
+ * already serves. */
 static bool give_up_ending(struct upgrade *upgrade)
 {
 	const struct upgrade_options *options = &upgrade->options;
@@ -366,8 +372,8 @@ static uint64_t longest_pause_ns(const struct upgrade *upgrade)
 	return MAX(pause_ns, upgrade->pause_longest_ns);
 }
 
-/* Serves the other sessions when a peer does not receive. Its process may be waiting for another
- * connection, possibly one that it has just started. */
+/* Serves the other sessions while a peer does not receive. The peer's process may be waiting for an
+ * answer on another connection, perhaps a new one. */
 static bool serve_others(struct upgrade *upgrade)
 {
 	int64_t rc = ask_all(upgrade, serve_engine);
@@ -402,7 +408,8 @@ static void upgrade_leave(struct upgrade *upgrade)
 	if (metrics != NULL) {
 		listener_forget_path(metrics);
 	}
-	/* Before the answer, because another client may request an upgrade after it. */
+	/* Before the answer, because a client may then connect to the control socket, and must
+	 * reach the new process. */
 	server_control_let_go(upgrade->control);
 	log_info("process %u is now serving: connections passed within %.1f ms: %u, closed: %u",
 		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.handed_over_count,
@@ -417,7 +424,8 @@ static void upgrade_leave(struct upgrade *upgrade)
 		upgrade->client = NULL;
 	}
 	if (ask_all(upgrade, let_engine_go) < 0) {
-		/* The reactor would close connections of the new process. */
+		/* This reactor has not released its sessions, and would close connections that
+		 * belong to the new process. */
 		log_error("a thread does not respond: exiting immediately");
 		_exit(1);
 	}
@@ -434,7 +442,7 @@ void upgrade_goodbye(struct upgrade *upgrade)
 
 static bool server_upgrade_receive(struct upgrade *upgrade);
 
-/* Checks for the end of the new process or a failure that it reports; no other message is expected.
+/* Checks whether the new process has ended or reported a failure; no other message is expected.
  * Returns false if the upgrade is over. */
 static bool is_there(struct upgrade *upgrade)
 {
@@ -462,7 +470,8 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 		}
 		return;
 	}
-	/* Flushes most of the data while clients continue and the new process opens everything. */
+	/* Starts to flush while clients continue and the new process opens everything, so that
+	 * little is left to flush during the pause. */
 	rc = quiesce_begin(upgrade->quiesce, upgrade->options.exports, false, &error);
 	if (rc < 0) {
 		(void)upgrade_give_up(upgrade, rc, error.text);
@@ -480,7 +489,7 @@ static enum upgrade_type expected(const struct upgrade *upgrade)
 						       : UPGRADE_TYPE_END;
 }
 
-/* Returns true if the new process serves. */
+/* Processes a message. Returns true if the new process serves. */
 static bool upgrade_take_message(struct upgrade *upgrade, const struct upgrade_message *message)
 {
 	char text[ERROR_TEXT_BYTES];
@@ -505,7 +514,7 @@ static bool upgrade_take_message(struct upgrade *upgrade, const struct upgrade_m
 	return message->type == UPGRADE_STARTED;
 }
 
-/* Returns true if the new process serves. */
+/* Receives and processes a message, if there is one. Returns true if the new process serves. */
 static bool server_upgrade_receive(struct upgrade *upgrade)
 {
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
@@ -522,7 +531,7 @@ static bool server_upgrade_receive(struct upgrade *upgrade)
 					  : error.text);
 	}
 	if (message.fd >= 0) {
-		close(message.fd); /* descriptors are not expected from there */
+		close(message.fd); /* the new process sends no descriptors */
 	}
 	return upgrade_take_message(upgrade, &message);
 }
@@ -618,8 +627,7 @@ static bool give_up_waiting(struct upgrade *upgrade)
 	return !upgrade_give_up(upgrade, -ETIMEDOUT, reason);
 }
 
-/* Records the peer, because it is named in the error even if it is served again when the time is
- * over. */
+/* Records the peer's name for the error. At the time limit the peer may no longer be waiting. */
 static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
 {
 	if (rest->waiting > 0 && rest->peer[0] != '\0') {
@@ -627,7 +635,8 @@ static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
 	}
 }
 
-/* Continues until all peers that were waited for have received. */
+/* Serves until all peers that were waited for have received. Returns true if the new process
+ * already serves. */
 static bool upgrade_serve(struct upgrade *upgrade)
 {
 	uint64_t now_ns = clock_now_ns();
@@ -748,7 +757,8 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 	switch (upgrade->state) {
 	case UPGRADE_TELLING:
 	case UPGRADE_HANDING_OVER:
-		/* Polls, because a lack of descriptors in flight (ETOOMANYREFS) sends no event. */
+		/* Polls, because there is no event when descriptors in flight (ETOOMANYREFS) have
+		 * arrived. */
 		return TELL_LOOK_MS;
 	case UPGRADE_FLUSHING:
 		return FLUSH_LOOK_MS;
@@ -844,7 +854,8 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 	upgrade_set_state(upgrade, UPGRADE_OFFERED, PREPARE_NS);
 }
 
-/* The client is gone. It has started the new process, or has not, which the time limit detects. */
+/* Called when the client has disconnected. If it did not start the new process, the time limit ends
+ * the upgrade. */
 static void end_upgrade(void *context, struct control_client *client)
 {
 	struct upgrade *upgrade = context;
@@ -903,7 +914,7 @@ bool upgrade_stop(struct upgrade *upgrade)
 	bool was_told = !accepts(upgrade) || upgrade->accepts_later;
 
 	upgrade->stopping = true;
-	upgrade->acceptor = NULL; /* prevents another upgrade */
+	upgrade->acceptor = NULL; /* NULL prevents another upgrade */
 	if (upgrade->state != UPGRADE_IDLE && upgrade->state != UPGRADE_REPLACED &&
 		!upgrade_give_up(upgrade, -ESHUTDOWN, "the server is stopping")) {
 		upgrade_leave(upgrade);

@@ -61,17 +61,18 @@ struct upgrade_options {
 
 GMB_MUST_CHECK int upgrade_create(
 	const struct upgrade_options *options, struct upgrade **upgrade_out, struct error *error);
-/* The upgrade is IDLE or REPLACED. NULL is a no-op. */
+/* Frees the upgrade, which must be idle or gone. NULL is a no-op. */
 void upgrade_destroy(struct upgrade *upgrade);
 
 /* The "upgrade" command of the control socket; its context is the struct upgrade. */
 extern const struct control_command upgrade_command;
 
-/* The server serves: upgrades are possible from now on. control, scrape: may be NULL. */
+/* Called when the server serves: upgrades are possible from now on. control, scrape: may be
+ * NULL. */
 void upgrade_enable(struct upgrade *upgrade, struct acceptor *acceptor,
 	struct server_control *control, struct scrape *scrape);
-/* The server stops: gives up an upgrade in progress. Returns true if the acceptor has already been
- * stopped. */
+/* Called when the server stops: gives up an upgrade in progress. Returns true if the acceptor has
+ * already been stopped. */
 bool upgrade_stop(struct upgrade *upgrade);
 
 /* Called after upgrade_run() or upgrade_stop(), when the control socket is no longer used. The new
@@ -79,7 +80,7 @@ bool upgrade_stop(struct upgrade *upgrade);
  * manager. */
 void upgrade_goodbye(struct upgrade *upgrade);
 
-/* The descriptor to poll, and the events; -1: nothing to wait for. */
+/* Returns the descriptor to poll for upgrade_events(); -1: none. */
 int upgrade_fd(const struct upgrade *upgrade);
 short upgrade_events(const struct upgrade *upgrade);
 /* Returns the time until upgrade_run() must be called; -1: no limit. */

@@ -85,13 +85,13 @@ const char *upgrade_type_name(enum upgrade_type type)
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* The rest of a packet. */
+/* The part of a packet that is not parsed yet. */
 struct reader {
 	const uint8_t *at;
 	size_t left;
 };
 
-/* Takes the next bytes; NULL: fewer are left. */
+/* Takes the next bytes; returns NULL if fewer are left. */
 static const uint8_t *upgrade_wire_take(struct reader *reader, size_t count)
 {
 	const uint8_t *at = reader->at;
@@ -104,7 +104,7 @@ static const uint8_t *upgrade_wire_take(struct reader *reader, size_t count)
 	return at;
 }
 
-/* Takes bytes whose length has a limit. */
+/* Takes the next count bytes. Fails if there are fewer, or if count exceeds max. */
 static bool take_bounded(struct reader *reader, uint32_t count, uint32_t max, const uint8_t **out)
 {
 	*out = count <= max ? upgrade_wire_take(reader, count) : NULL;
@@ -166,8 +166,8 @@ static bool parse_session(const uint8_t *fixed, struct reader *rest, struct sess
 	return true;
 }
 
-/* Parses two strings, then pairs of strings. The second one of a pair is empty or starts with
- * '='. */
+/* Parses two strings, followed by pairs of strings. The second string of a pair is empty or starts
+ * with '='. */
 static bool parse_strings(struct reader *rest, struct upgrade_message *message)
 {
 	size_t bytes = rest->left;
@@ -337,8 +337,9 @@ int upgrade_receive(int channel, int timeout_ms, uint8_t bytes[UPGRADE_PACKET_BY
 	}
 	got = recvmsg(channel, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (got < 0 && errno == ECONNRESET) {
-		/* The other end closed with messages unread. The kernel reports that once, and
-		 * before what the other end had sent: its reason to end. */
+		/* The other end has closed without reading all of our messages. The kernel reports
+		 * that once, before the messages that the other end had sent, one of which has its
+		 * reason. */
 		got = recvmsg(channel, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	}
 	if (got <= 0) {
@@ -498,7 +499,7 @@ static int send_packet(int channel, const struct upgrade_message *message, int f
 		sent = sendmsg(channel, &packet, MSG_NOSIGNAL | flags);
 		rc = sent < 0 ? -errno : 0;
 	} while (rc == -EINTR);
-	/* The packet can contain a session's secrets. */
+	/* The packet may contain secrets of a session. */
 	explicit_bzero(writer.bytes, writer.count);
 	return rc;
 }

@@ -13,29 +13,30 @@
 #include "engine/handover.h"
 
 enum {
-	UPGRADE_MAGIC = 0x676d6255, /* "gmbU" */
+	UPGRADE_MAGIC = 0x676d6255, /* the bytes "gmbU" */
 	UPGRADE_VERSION = 1,
 	UPGRADE_PACKET_BYTES_MAX = 32 << 10,
 	UPGRADE_NAME_BYTES_MAX = EXPORT_NAME_BYTES_MAX,
 	UPGRADE_KIND_BYTES_MAX = 16,
-	UPGRADE_STRINGS_BYTES_MAX = 16 << 10, /* in ADDED */
+	UPGRADE_STRINGS_BYTES_MAX = 16 << 10, /* in ADDED and SNAPSHOT */
 	UPGRADE_SETTINGS_MAX = 256,
-	UPGRADE_RECEIVED_BYTES_MAX = 24 << 10, /* in one message */
+	UPGRADE_RECEIVED_BYTES_MAX = 24 << 10, /* in one RECEIVED */
 };
 
 enum upgrade_type {
-	UPGRADE_HELLO = 1,    /* new process: it runs */
-	UPGRADE_LISTENER,     /* old process: a listening socket */
-	UPGRADE_EXPORT,	      /* old process: a disk, with its claim */
-	UPGRADE_PREPARE,      /* old process: end of sockets and disks */
-	UPGRADE_READY,	      /* new process: everything is open */
-	UPGRADE_SESSION,      /* old process: a connection */
-	UPGRADE_SESSIONS_END, /* old process: end of sessions; no request is in flight */
-	UPGRADE_STARTED,      /* new process: owns everything from here on */
-	UPGRADE_FAILED,	      /* either process: the reason to give up */
-	UPGRADE_ADDED,	      /* old process, after EXPORT: an export added by a command */
-	UPGRADE_SNAPSHOT,     /* old process: the keys of a snapshot's export */
-	/* Old process, before SESSION: received data that exceeds its state. */
+	UPGRADE_HELLO = 1, /* from the new process: it runs */
+	UPGRADE_LISTENER,  /* from the old process: a listening socket */
+	UPGRADE_EXPORT,	   /* from the old process: a disk, with its claim */
+	UPGRADE_PREPARE,   /* from the old process: all sockets and disks were sent */
+	UPGRADE_READY,	   /* from the new process: everything is open */
+	UPGRADE_SESSION,   /* from the old process: a connection */
+	/* from the old process: all sessions were sent; no request is in flight */
+	UPGRADE_SESSIONS_END,
+	UPGRADE_STARTED,  /* from the new process: it owns everything from now on */
+	UPGRADE_FAILED,	  /* from either process: the reason to give up */
+	UPGRADE_ADDED,	  /* from the old process, after EXPORT: an export added by a command */
+	UPGRADE_SNAPSHOT, /* from the old process: the keys of a snapshot's export */
+	/* From the old process, before SESSION: received data for which SESSION has no room. */
 	UPGRADE_RECEIVED,
 	UPGRADE_TYPE_END
 };
@@ -59,7 +60,7 @@ struct upgrade_message {
 	uint64_t device; /* of the socket file */
 	uint64_t inode;
 
-	/* EXPORT, with its name in record.export */
+	/* EXPORT; its name is in record.export */
 	enum store_hold hold;
 	uint32_t session_count; /* current number of sessions on it */
 	uint64_t identity[2];	/* as in struct store_claim */
@@ -88,9 +89,9 @@ struct upgrade_message {
 /* Parses a packet; a pure function. fd_count: number of descriptors received with it. */
 GMB_MUST_CHECK int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd_count,
 	struct upgrade_message *message, struct error *error);
-/* Called after a send with descriptors failed with code. Returns true if it is to be retried,
- * because this user's programs have too many descriptors in flight (ETOOMANYREFS). Waits a moment,
- * at most two seconds in total; *tries starts at 0. */
+/* Called after sending descriptors has failed with code. If the reason is that this user's programs
+ * have too many descriptors in flight (ETOOMANYREFS), waits a moment and returns true to retry; for
+ * at most two seconds in total. *tries starts at 0. */
 GMB_MUST_CHECK bool upgrade_wait_for_descriptors(int code, uint32_t *tries);
 /* Waits for room in the socket up to its send timeout. */
 GMB_MUST_CHECK int upgrade_send(int channel, const struct upgrade_message *message);
@@ -102,7 +103,7 @@ GMB_MUST_CHECK int upgrade_send_now(int channel, const struct upgrade_message *m
 GMB_MUST_CHECK int upgrade_receive(int channel, int timeout_ms,
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX], struct upgrade_message *message,
 	struct error *error);
-/* "HELLO" */
+/* Returns the name of the type, such as "HELLO". */
 const char *upgrade_type_name(enum upgrade_type type);
 /* Sends UPGRADE_FAILED without waiting. A failure is ignored. */
 void upgrade_send_failure(int channel, const char *text);
