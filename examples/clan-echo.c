@@ -2,11 +2,12 @@
 /*
  * Two programs in one:
  *
- *   clan-echo ADDRESS             answers every message, and puts a text into the memory of whoever
- *                                 sends a cookie
+ *   clan-echo ADDRESS             answers every message, and writes a text into the memory of a
+ *                                 client that sends a cookie
  *   clan-echo ADDRESS MESSAGE     sends a message and a cookie, prints the answer and the text
  *
- * ADDRESS is shm:PATH, shm:@NAME or tcp:HOST:PORT, which everybody on the network can reach.
+ * ADDRESS is shm:PATH, shm:@NAME or tcp:HOST:PORT. Anybody on the network can connect to a tcp
+ * address.
  *
  *   cc clan-echo.c $(pkg-config --cflags --libs clan) -o clan-echo
  */
@@ -54,8 +55,8 @@ static void answer(struct clan_conn *conn, const struct clan_message *message, c
 	} else {
 		result = -EINVAL;
 	}
-	if (result != 0 && result != -EINPROGRESS) { /* a server that may not lose any would wait
-							for CLAN_EVENT_READY */
+	if (result != 0 && result != -EINPROGRESS) { /* a server that must answer every message
+							would wait for CLAN_EVENT_READY */
 		fprintf(stderr, "clan-echo: a message was not answered: %s\n", strerror(-result));
 	}
 }
@@ -71,7 +72,7 @@ static void serve(struct clan_queue *queue, const char *address)
 	char bytes[CLAN_BULK_BYTES_MAX];
 
 	if (strncmp(address, "shm:", 4) != 0) {
-		options.access = CLAN_ACCESS_ANY; /* a network knows no users */
+		options.access = CLAN_ACCESS_ANY; /* over a network, users cannot be checked */
 	}
 	if (clan_listen(queue, address, &options, &listener, &error) != 0) {
 		fprintf(stderr, "clan-echo: %s\n", error.text);
@@ -91,7 +92,7 @@ static void serve(struct clan_queue *queue, const char *address)
 			clan_accept(event.conn, NULL, 0);
 			break;
 		case CLAN_EVENT_READY:
-			/* Until it says -EAGAIN: then the event comes again with the next message.
+			/* Until -EAGAIN: only then does the next message cause another event.
 			 */
 			while (clan_recv(event.conn, CLAN_ANY, &message, bytes, sizeof(bytes)) ==
 				0) {
@@ -112,7 +113,7 @@ static void serve(struct clan_queue *queue, const char *address)
 /* --- the client ---------------------------------------------------------------------------------
  */
 
-/* Waits for an event of that type. */
+/* Waits for an event of this type and returns it. */
 static struct clan_event wait_for(struct clan_queue *queue, unsigned type)
 {
 	struct clan_event event;
@@ -170,7 +171,7 @@ static void ask(struct clan_queue *queue, const char *address, const char *text)
 	message = receive(queue, conn, bytes);
 	printf("%.*s\n", (int)message.bytes, bytes);
 
-	/* Memory that the server may write, and the right to one range of it. */
+	/* Memory that the server can write, and the right to write one range of it. */
 	result = clan_region_create(queue, TEXT_BYTES, 0, &region, &memory);
 	if (result == 0) {
 		result = clan_region_share(conn, region, CLAN_WRITE);

@@ -4,9 +4,9 @@
  *
  *   clan-mesh NUMBER ADDRESS ADDRESS...
  *
- * NUMBER says which of the addresses, from 0, is that of this process; the addresses are the same
- * for all, shm:PATH or shm:@NAME. Prints a line for each answer, and ends when it has called and
- * was called by all.
+ * All processes get the same addresses, shm:PATH or shm:@NAME. NUMBER is the index, from 0, of the
+ * address of this process. It prints a line for each answer, and ends when it has called all others
+ * and was called by all.
  *
  *   cc clan-mesh.c $(pkg-config --cflags --libs clan) -o clan-mesh
  */
@@ -26,7 +26,7 @@ static void die(const char *text)
 	exit(EXIT_FAILURE);
 }
 
-/* Handles one event; counts what is done of two things for each node. */
+/* Handles one event. Increments *done_count for each answer received and each call answered. */
 static void handle(struct clan_rpc *rpc, uint32_t number, const struct clan_rpc_event *event,
 	uint32_t *done_count)
 {
@@ -55,7 +55,7 @@ static void handle(struct clan_rpc *rpc, uint32_t number, const struct clan_rpc_
 		printf("%.*s\n", (int)event->bytes, buffer);
 		++*done_count;
 		break;
-	default: /* one that is done goes first */
+	default: /* a node that is done may end first */
 		break;
 	}
 }
@@ -79,7 +79,7 @@ int main(int argc, char **argv)
 		die(error.text);
 	}
 	while (done_count < 2 * (count - 1)) {
-		/* Those that do not listen yet are dialled again after a while. */
+		/* It connects to nodes that do not listen yet after a while. */
 		int missing = clan_rpc_mesh(rpc, addresses, count, &error);
 
 		if (missing < 0) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * copy-extents SOURCE TARGET: copies one export to another, only where there is data.
+ * copy-extents SOURCE TARGET: copies the data of one export to another, without its holes.
  *
  *   cc copy-extents.c $(pkg-config --cflags --libs gmblock) -o copy-extents
  *
- * Two clients on one queue, blocking calls. Block status tells what of the source reads as zeroes;
- * that is zeroed on the target, without any payload. The rest is read into a scatter list and
- * written from it: nothing is copied in between.
+ * Two clients on one queue, blocking calls. Block status shows which ranges of the source read as
+ * zeroes: these are zeroed on the target, without payload. The rest is read into a scatter list and
+ * written from it, without a copy in between.
  */
 #include <errno.h>
 #include <stdbool.h>
@@ -43,7 +43,7 @@ static int copy_data(struct copy *copy, uint64_t offset, uint64_t bytes)
 	uint32_t count = 0;
 	int err;
 
-	/* As many pieces as it takes, the last one shorter. */
+	/* Divide the range into pieces; the last one may be shorter. */
 	for (uint64_t left = bytes; left > 0; count++) {
 		copy->pieces[count].iov_len = left < PIECE_BYTES ? (size_t)left : PIECE_BYTES;
 		left -= copy->pieces[count].iov_len;
@@ -90,7 +90,7 @@ static int copy_all(struct copy *copy)
 	gmb_get_info(copy->source, &info);
 	maps = (info.capabilities & GMB_CAN_STATUS) != 0;
 	for (uint64_t offset = 0; offset < info.bytes;) {
-		/* Without block status everything counts as data. */
+		/* Without block status, the whole range counts as data. */
 		uint32_t count = 1;
 		int err = 0;
 

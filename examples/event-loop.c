@@ -4,9 +4,9 @@
  *
  *   cc event-loop.c $(pkg-config --cflags --libs gmblock) -o event-loop
  *
- * One poll() watches standard input and the queue. Lines are taken while reads are on their way,
- * and answers come when they come: each says which offset it is for. The same works in any loop
- * that can watch a file descriptor. (C that is also C++.)
+ * One poll() watches standard input and the queue. Lines are accepted while reads are in flight.
+ * Results are printed as they arrive, each with its offset. The same works in any event loop that
+ * can watch a file descriptor. (This file is also valid C++.)
  */
 #include <errno.h>
 #include <poll.h>
@@ -65,7 +65,7 @@ static void peek_at(struct gmb_client *client, const char *line)
 	gmb_submit(client, &peek->request);
 }
 
-/* Takes what was typed; false at its end. */
+/* Handles the lines that were typed. Returns false at the end of the input. */
 static bool take_input(struct gmb_client *client)
 {
 	static char line[256];
@@ -85,7 +85,7 @@ static bool take_input(struct gmb_client *client)
 		memmove(line, end + 1, len + 1);
 	}
 	if (len == sizeof(line) - 1) {
-		len = 0; /* no number is that long */
+		len = 0; /* discard the line: no number is that long */
 	}
 	return true;
 }
@@ -96,7 +96,7 @@ static void run(struct gmb_queue *queue, struct gmb_client *client)
 	bool typing = true;
 
 	while (typing || in_flight > 0) {
-		/* Sends what was submitted, and calls back for what has arrived. */
+		/* Sends submitted requests, and calls done for those that have completed. */
 		gmb_queue_wait(queue, 0);
 		if (!typing && in_flight == 0) {
 			break;

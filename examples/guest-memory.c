@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * guest-memory URI: reads the first 64 KiB of an export into the memory of another process, which
- * prints them. Over gmb+unix the server's disk writes there itself.
+ * prints them. Over gmb+unix the server reads from its disk directly into that memory.
  *
  *   cc guest-memory.c $(pkg-config --cflags --libs gmblock) -o guest-memory
  *
- * The memory is a memfd, as the host of a virtual machine has it. The child stands for the guest:
- * it maps the memfd, and knows nothing of gmblock.
+ * The memory is a memfd, as for the host of a virtual machine. The child process plays the guest:
+ * it maps the memfd and does not use gmblock.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -33,7 +33,7 @@ static int make_memory(void)
 {
 	int memfd = memfd_create("guest", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
-	/* Nobody may take pages away from under the server. */
+	/* Sealed, so that no process can remove pages while the server uses them. */
 	if (memfd < 0 || ftruncate(memfd, BYTES) != 0 ||
 		fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW) != 0) {
 		die("memfd");
@@ -41,7 +41,7 @@ static int make_memory(void)
 	return memfd;
 }
 
-/* Prints how much of its memory it is told to. */
+/* Waits for the number of bytes that the host has read, and prints them. */
 static int guest(int memfd, int interrupt)
 {
 	const char *memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
@@ -51,12 +51,12 @@ static int guest(int memfd, int interrupt)
 		die("mmap");
 	}
 	if (read(interrupt, &bytes, sizeof(bytes)) != sizeof(bytes)) {
-		return EXIT_FAILURE; /* the host has said why */
+		return EXIT_FAILURE; /* the host has printed the error */
 	}
 	return fwrite(memory, 1, bytes, stdout) == bytes ? EXIT_SUCCESS : EXIT_FAILURE;
 }
 
-/* How many bytes are there now; 0 after an error. */
+/* Reads the export into the memory. Returns the number of bytes, or 0 after an error. */
 static size_t host(const char *uri, int memfd)
 {
 	struct gmb_info info = { .size = sizeof(info) };
@@ -103,7 +103,7 @@ int main(int argc, char **argv)
 	if (pipe(pipe_fds) != 0) {
 		die("pipe");
 	}
-	child = fork(); /* before the library is used */
+	child = fork(); /* fork before the library is used */
 	if (child < 0) {
 		die("fork");
 	}

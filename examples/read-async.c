@@ -4,9 +4,9 @@
  *
  *   cc read-async.c $(pkg-config --cflags --libs gmblock) -o read-async
  *
- * Every slot is a request and its buffer. When a read is done its callback writes the block to the
- * file and submits the same request again for the next block, until there is none left: the queue
- * stays full without anybody counting.
+ * Each slot is a request with its buffer. When a read is done, its callback writes the block to the
+ * file and submits the same request again for the next block, until none is left. So DEPTH reads
+ * stay in flight without further bookkeeping.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -22,8 +22,8 @@ enum { BLOCK_BYTES = 256 << 10, DEPTH_DEFAULT = 16, DEPTH_MAX = 1024 };
 struct copy {
 	struct gmb_client *client;
 	int fd;
-	uint64_t bytes; /* of the export */
-	uint64_t next;	/* where the next read begins */
+	uint64_t bytes; /* size of the export */
+	uint64_t next;	/* offset of the next read */
 	unsigned int in_flight;
 	int failure;
 };

@@ -4,7 +4,7 @@
  *
  *   cc send-file.c $(pkg-config --cflags --libs gmblock) -o send-file
  *
- * With a URI of gmb+unix the server's disk writes from the memory that the file was read into.
+ * With a gmb+unix URI, the server writes to its disk from the memory that the file was read into.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* O_DIRECT */
@@ -57,7 +57,7 @@ int main(int argc, char **argv)
 		return 2;
 	}
 	fd = open(argv[2], O_RDONLY | O_CLOEXEC | O_DIRECT);
-	if (fd < 0 && errno == EINVAL) { /* the file system has none of that */
+	if (fd < 0 && errno == EINVAL) { /* the filesystem does not support O_DIRECT */
 		fd = open(argv[2], O_RDONLY | O_CLOEXEC);
 	}
 	if (fd < 0) {

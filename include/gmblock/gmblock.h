@@ -11,9 +11,9 @@
  *   gmb_close(client);                 gmb_queue_destroy(queue);
  *
  * The library receives payloads directly into their scatter list, splits requests that are larger
- * than the server allows, uses several connections where the server says that they are coherent,
- * restores lost connections, and replays what was in flight (see gmb_options). It checks every byte
- * that a server sends.
+ * than the server allows, uses several connections if the server says that they are coherent,
+ * restores lost connections, and replays the requests in flight (see gmb_options). It checks every
+ * byte that a server sends.
  *
  * Threads: the library's own threads only resolve names, read credentials and calculate handshakes,
  * and never call the program, except for gmb_set_log(). A queue and everything opened on it belong
@@ -83,8 +83,8 @@ enum gmb_log_level {
  * the library's own and several at once; must not call the library. */
 typedef void gmb_log(void *context, enum gmb_log_level level, const char *text);
 
-/* Passes messages up to that level to log, instead of writing those that GMBLOCK_LOG asks for to
- * standard error. If log is NULL, messages up to that level are written to standard error. From
+/* Passes messages up to that level to log, instead of writing the messages selected by GMBLOCK_LOG
+ * to standard error. If log is NULL, messages up to that level are written to standard error. From
  * then on GMBLOCK_LOG has no effect. Any thread, while the process has no queue and no call of
  * gmb_list_exports() is in progress. */
 void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level);
@@ -133,8 +133,8 @@ void gmb_queue_wake(struct gmb_queue *queue);
 
 /*
  * For programs with an event loop of their own: a descriptor that polls readable when
- * gmb_queue_wait(queue, 0) has work. Also call that once after submitting, to send the requests.
- * The descriptor belongs to the queue.
+ * gmb_queue_wait(queue, 0) has work. After submitting, call gmb_queue_wait(queue, 0) once as well,
+ * to send the requests. The descriptor belongs to the queue.
  */
 int gmb_queue_fd(const struct gmb_queue *queue);
 
@@ -151,36 +151,37 @@ enum gmb_buffer_flags {
 	GMB_BUFFER_HUGE = 1 << 0, /* ask for transparent huge pages */
 };
 
-enum { GMB_BUFFERS_MAX = 15 }; /* of a queue: take few and large ones */
+enum { GMB_BUFFERS_MAX = 15 }; /* per queue: use few large buffers */
 
 /*
- * Allocates zeroed memory for the requests of all clients on the queue; it begins at a page.
- * flags: enum gmb_buffer_flags. Direct I/O needs places and lengths that are multiples of the
- * export's block_preferred, or the server copies. The program that forks must not let the child use
- * it. Freed with gmb_buffer_free(), or with the queue.
- * Errors: -EINVAL, -ENOMEM, -EMFILE, -ENOSPC (GMB_BUFFERS_MAX).
+ * Allocates zeroed, page-aligned memory for the requests of all clients on the queue. flags: enum
+ * gmb_buffer_flags. For direct I/O, addresses and lengths must be multiples of the export's
+ * block_preferred; otherwise the server copies the data. After fork() the child must not use the
+ * memory. Freed with gmb_buffer_free(), or with the queue. Errors: -EINVAL, -ENOMEM, -EMFILE,
+ * -ENOSPC (GMB_BUFFERS_MAX).
  */
 int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void **base_out,
 	struct gmb_error *error);
 
 /*
- * The same with memory that exists: bytes of a memfd from offset on, both multiples of the page
- * size, are mapped at *base_out, and requests name places there. For hosts of virtual machines and
- * containers, whose guests have the memory mapped. memfd must be sealed with F_SEAL_SHRINK and
- * F_SEAL_GROW, and be open for reading and writing; the library duplicates it.
+ * Makes a buffer from existing memory: maps bytes of a memfd from offset on at *base_out; both must
+ * be multiples of the page size. Requests use addresses in this mapping. For hosts of virtual
+ * machines and containers whose guests have mapped the same memfd. memfd must be sealed with
+ * F_SEAL_SHRINK and F_SEAL_GROW, and open for reading and writing; the library duplicates it.
  *
- * After the loss of a connection such memory cannot get fresh pages. A server writes into it only
- * where it sees to the end of what a lost connection had asked for (exports that can be written and
- * whose disk the server's machine knows; not with GMB_OPEN_NO_RECONNECT); elsewhere what is read is
- * copied. A request waits for that end. One that ends with -ENOTCONN has not waited: its memory may
- * still change until the server's process is gone and its disk has done what was asked of it.
- * Errors: -EINVAL, -EPERM no such memfd, -ENOMEM, -EMFILE, -ENOSPC, -EOPNOTSUPP.
+ * After the loss of a connection, the pages of such memory cannot be replaced. So a server writes
+ * into it directly only if it can wait for the end of the requests of a lost connection (writable
+ * exports whose disk is known to the server's machine; not with GMB_OPEN_NO_RECONNECT); otherwise
+ * the data of reads is copied. Replayed requests wait for that end. A request that ends with
+ * -ENOTCONN has not waited: its memory may still change until the server's process has ended and
+ * its disk has completed all requests. Errors: -EINVAL, -EPERM memfd is not sealed or open as
+ * required, -ENOMEM, -EMFILE, -ENOSPC, -EOPNOTSUPP.
  */
 int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_t bytes,
 	void **base_out, struct gmb_error *error);
 
-/* Frees what gmb_buffer_alloc() or gmb_buffer_import() gave; no request that uses it may be in
- * flight. The memory of a memfd stays. NULL is a no-op. */
+/* Frees a buffer of gmb_buffer_alloc() or gmb_buffer_import(); no request that uses it may be in
+ * flight. A memfd keeps its memory. NULL is a no-op. */
 void gmb_buffer_free(struct gmb_queue *queue, void *base);
 
 /* ---- clients: open exports -------------------------------------------------------------------
@@ -191,8 +192,8 @@ enum gmb_open_flags {
 	GMB_OPEN_NO_RECONNECT = 1 << 1, /* requests fail when the last connection is lost */
 	GMB_OPEN_NO_EXTENDED = 1 << 2,	/* do not ask for 64-bit extended headers */
 	GMB_OPEN_SIMPLE = 1 << 3,	/* ask for simple replies only (implies NO_EXTENDED) */
-	/* The URI may name files of this machine (tls-certificates, tls-psk-file): set it only for
-	 * one that comes from the user. */
+	/* The URI may name files of this machine (tls-certificates, tls-psk-file): set this only if
+	 * the URI comes from the user. */
 	GMB_OPEN_URI_FILES = 1 << 4,
 };
 
@@ -206,7 +207,7 @@ struct gmb_tls_settings {
 	size_t size;
 	const char *certificates; /* folder, as tls-certificates */
 	const char *psk_file;	  /* file of pre-shared keys, as tls-psk-file */
-	const char *username;	  /* whose key, as USER@ */
+	const char *username;	  /* user whose key is used, as USER@ in the URI */
 	const char *hostname;	  /* name in the server's certificate, as tls-hostname */
 	uint32_t flags;		  /* enum gmb_tls_flags */
 	uint32_t reserved;	  /* 0 */
@@ -216,25 +217,25 @@ enum gmb_event {
 	GMB_EVENT_LOST,	       /* a connection was lost; the text says why */
 	GMB_EVENT_RECONNECTED, /* restored; requests in flight were replayed */
 	GMB_EVENT_GAVE_UP,     /* requests fail with -ENOTCONN from now on */
-	GMB_EVENT_RESIZED,     /* the size of the export has changed: gmb_get_info() says it. While
-				* connected, from gmblock serve; from others after a reconnect */
-	GMB_EVENT_RETRYING,    /* no connection could be restored yet; the text says why: told
+	GMB_EVENT_RESIZED,     /* the export's size has changed, see gmb_get_info(). gmblock serve
+				  reports it while connected; other servers after a reconnect */
+	GMB_EVENT_RETRYING,    /* no connection could be restored yet; the text says why. Reported
 				  again when the reason changes */
 };
 
 struct gmb_options {
 	size_t size;
 	uint32_t flags;		     /* enum gmb_open_flags */
-	uint32_t connections;	     /* 1 to 16; more than one only where the server offers
-					multi-conn; 0 = chosen by the library */
-	uint32_t connect_timeout_ms; /* name, connection and handshake together; 0 = 10 s */
+	uint32_t connections;	     /* 1 to 16; above 1 only if the server offers multi-conn;
+					0: the library chooses */
+	uint32_t connect_timeout_ms; /* name, connecting and handshake together; 0 = 10 s */
 	uint32_t request_timeout_ms; /* a connection on which requests wait and nothing arrives for
 					this long counts as lost; 0 = 30 s; see slow_timeout_ms */
 	uint32_t reconnect_timeout_ms; /* how long to try to reconnect before requests fail;
 					  0 = 120 s */
 	uint32_t depth; /* commands in flight per connection; 0 = 128; at most 1024 */
 	/* Called when connections are lost or restored, from gmb_queue_wait() and the blocking
-	 * calls; must not call the library, but for gmb_get_info(). May be NULL. */
+	 * calls; must not call the library, except gmb_get_info(). May be NULL. */
 	void (*event)(void *context, enum gmb_event event, const char *text);
 	void *context; /* for event and opened */
 	/* gmb_open_start() only: called once, when the export is open or cannot be opened, from
@@ -242,10 +243,11 @@ struct gmb_options {
 	 * success; error is valid until the callback returns. It may do what a gmb_done may.
 	 * NULL: use gmb_open_result(). */
 	void (*opened)(void *context, struct gmb_client *client, const struct gmb_error *error);
-	/* The same for flushing, trimming, zeroing, caching and writes with GMB_FUA, which some
-	 * servers carry out without a word. gmblock serve says that it lives meanwhile: with it,
-	 * request_timeout_ms is the limit of its silence for all requests, and this the time
-	 * within which it must answer one of them. 0 = 600 s; at least request_timeout_ms. */
+	/* Replaces request_timeout_ms for flushes, trims, zeroes, caching, copies and writes with
+	 * GMB_FUA, during which some servers send nothing. gmblock serve sends signs of life: with
+	 * it, request_timeout_ms limits its silence for all requests, and slow_timeout_ms is the
+	 * time within which it must answer at least one of them. 0 = 600 s; at least
+	 * request_timeout_ms. */
 	uint32_t slow_timeout_ms;
 	uint32_t reserved; /* 0 */
 	/* Copied. Only for URIs with TLS. NULL: what the URI says. */
@@ -253,25 +255,25 @@ struct gmb_options {
 };
 
 /*
- * Opens the export that a URI names: nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH
- * (rows P132-P134 of docs/protocol/nbd.md), the same over TLS as nbds://[USER@]HOST[:PORT]/EXPORT
- * and nbds+unix:///EXPORT?socket=PATH with tls-certificates=FOLDER, tls-psk-file=FILE,
+ * Opens the export that a URI names: nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH (rows
+ * P132-P134 of docs/protocol/nbd.md), the same over TLS as nbds://[USER@]HOST[:PORT]/EXPORT and
+ * nbds+unix:///EXPORT?socket=PATH with tls-certificates=FOLDER, tls-psk-file=FILE,
  * tls-hostname=NAME and tls-verify-peer=0 (gmblock(1)), gmb+unix:///EXPORT?socket=PATH or
  * gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]. Credentials are read before each
- * connection when their files have changed. Blocks until it is usable; requests of other clients on
- * the queue continue meanwhile. options may be NULL.
+ * connection when their files have changed. Blocks until the export is usable; requests of other
+ * clients on the queue continue. options may be NULL.
  *
  * Errors: -EINVAL invalid URI, -EPERM it names files (GMB_OPEN_URI_FILES), -ENOENT no such export,
  * or a file of TLS is missing, -EPROTO the server violated the protocol, -ETIMEDOUT,
- * -EPROTONOSUPPORT TLS is asked for by one side only, -EACCES the server's policy, or its
- * certificate is not believed, -EKEYREJECTED the server does not believe ours, -EDEADLK inside a
+ * -EPROTONOSUPPORT only one side requires TLS, -EACCES the server's policy, or its certificate is
+ * not trusted, -EKEYREJECTED the server does not accept our credentials, -EDEADLK inside a
  * callback, and those of name resolution and connecting.
  */
 int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
 
 /*
- * Starts to open an export and returns a client at once. It never blocks, not even to resolve a
+ * Starts to open an export and returns a client immediately. It never blocks, not even to resolve a
  * name. The result is one completion of gmb_queue_wait(), reported by options->opened and
  * gmb_open_result(). Requests can be submitted before that: they wait, and are checked once the
  * export is known; blocking calls wait; gmb_get_info() returns zeroes. If it fails, these and all
@@ -289,7 +291,7 @@ int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_op
 int gmb_open_result(const struct gmb_client *client, struct gmb_error *error);
 
 /*
- * Waits for what is in flight (bounded by the timeouts of gmb_options), disconnects from the
+ * Waits for the requests in flight (bounded by the timeouts of gmb_options), disconnects from the
  * server, and frees the client in any case. Does not flush. An opening in progress is cancelled
  * without waiting for the server or a name: options->opened gets -ECANCELED, requests -ENOTCONN.
  * Returns 0, or -EDEADLK inside a callback (nothing is closed then). NULL is a no-op.
@@ -306,10 +308,11 @@ struct gmb_export {
 
 /*
  * Calls found for each export that the server of a URI lists; the export name in the URI is not
- * used. Of the options, flags, connect_timeout_ms (for all of it) and tls count. It blocks, needs
- * no queue, and can be called by any thread, also inside a callback; found must not call the
- * library. Returns 0, after which the list is complete, or a negative errno: as gmb_open(); -EACCES
- * or -EOPNOTSUPP the server does not list its exports, -E2BIG it lists more than 65536.
+ * used. Of the options, only flags, connect_timeout_ms (for the whole call) and tls are used. It
+ * blocks, needs no queue, and can be called by any thread, also inside a callback; found must not
+ * call the library. Returns 0, after which the list is complete, or a negative errno: as
+ * gmb_open(); -EACCES or -EOPNOTSUPP the server does not list its exports, -E2BIG it lists more
+ * than 65536.
  */
 int gmb_list_exports(const char *uri, const struct gmb_options *options,
 	void (*found)(void *context, const struct gmb_export *exported), void *context,
@@ -347,22 +350,22 @@ struct gmb_info {
 	uint32_t connections;	  /* open now */
 	uint32_t depth;		  /* the maximum of commands in flight on all connections */
 	enum gmb_replies replies;
-	/* A GMB_WRITE with GMB_FUA of at most so many bytes, whose offset and length are multiples
-	 * of block_preferred, is on the disk as a whole or not at all after a crash of the server
-	 * or its machine. 0: nothing is promised, as always over NBD. */
+	/* A GMB_WRITE with GMB_FUA of at most this many bytes, whose offset and length are
+	 * multiples of block_preferred, is on the disk as a whole or not at all after a crash of
+	 * the server or its machine. 0: no guarantee, as always over NBD. */
 	uint32_t atomic_bytes;
 };
 
 /* Information about the export. info->size must be set. */
 void gmb_get_info(const struct gmb_client *client, struct gmb_info *info);
 
-/* The export's name and description as the server told it; "" if none. Valid as long as the client.
- */
+/* The export's name and description as reported by the server; "" if none. Valid as long as the
+ * client. */
 const char *gmb_export_name(const struct gmb_client *client);
 const char *gmb_export_description(const struct gmb_client *client);
 
-/* How the connection is protected, for people: "TLS 1.3, AES-128-GCM, server verified"; "" without
- * TLS. Whether there is TLS follows from the URI alone. Valid as long as the client. */
+/* Describes the encryption of the connection, for people: "TLS 1.3, AES-128-GCM, server verified";
+ * "" without TLS. Whether there is TLS follows from the URI alone. Valid as long as the client. */
 const char *gmb_tls(const struct gmb_client *client);
 
 /* The URI it was opened with. Valid as long as the client. */
@@ -375,13 +378,13 @@ struct gmb_stats {
 	uint64_t commands;	/* sent, including replays */
 	uint64_t bytes_read;	/* of reads that succeeded */
 	uint64_t bytes_written; /* of writes that succeeded */
-	uint64_t bytes_moved;	/* payload that was copied: it could not be received in place, or
-				   its memory is out of the server's reach (gmb) */
-	uint64_t system_calls;	/* of the whole queue */
+	uint64_t bytes_moved;  /* payload that was copied, because it could not be received in place
+				  or the server cannot access its memory (gmb) */
+	uint64_t system_calls; /* of the whole queue */
 	uint64_t connections_lost;
 	uint64_t commands_replayed;
-	/* Copied by the server, by the way that it took: both files share the blocks, the kernel
-	 * copied, through memory of a device, through the server's memory, and holes. */
+	/* Bytes copied by the server (GMB_COPY), by method: blocks shared by both files, copied by
+	 * the kernel, through the memory of a device, through the server's memory, and holes. */
 	uint64_t bytes_copied_reflink;
 	uint64_t bytes_copied_range;
 	uint64_t bytes_copied_device;
@@ -396,11 +399,10 @@ void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats);
 enum gmb_operation {
 	GMB_READ,
 	GMB_WRITE,
-	GMB_FLUSH,  /* everything whose done was called before the submit is durable when it is done
-		     */
+	GMB_FLUSH,  /* requests that were done before its submit become durable */
 	GMB_TRIM,   /* contents undefined afterwards */
 	GMB_ZERO,   /* reads back as zeroes afterwards */
-	GMB_CACHE,  /* likely to be read soon */
+	GMB_CACHE,  /* hint that the range will be read soon */
 	GMB_STATUS, /* extents: what is allocated, what reads as zero */
 	GMB_COPY,   /* from an export of the same server, see gmb_prepare_copy() */
 };
@@ -463,11 +465,10 @@ struct gmb_request {
 	uint32_t private_number;
 	struct iovec single; /* used by the gmb_prepare functions */
 
-	/* COPY: where the bytes come from, on the same queue; it must stay open until done. */
+	/* COPY: the client of the source export, on the same queue; must stay open until done. */
 	struct gmb_client *source;
 	uint64_t source_offset;
-	uint64_t copied; /* result: so many bytes from the beginning were copied; length when
-			    result is 0 */
+	uint64_t copied; /* number of bytes copied from the beginning; length when result is 0 */
 
 	uint64_t private_space[9];
 };
@@ -488,13 +489,13 @@ void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
 	uint32_t extents_max, uint64_t offset, uint64_t bytes);
 
 /*
- * COPY: the server copies bytes of an export, which source has open, to the request's client; they
- * do not come here. Both clients are of one queue and of one server (gmb_can_copy()). The ranges
- * must not overlap in one export, and what is copied of a range of the source that changes
- * meanwhile is undefined, also while a lost connection is restored: the copy is then made again.
- * Holes of the source become zeroes. Errors besides those of a write: -EXDEV the clients are not
- * of one server, -ENOENT the server does not show the source to the client any more, -ESTALE the
- * source may have lost what was written to it.
+ * COPY: the server copies bytes from the export of `source` to the export of the request's client;
+ * the data does not pass through this process. Both clients must use one queue and one server
+ * (gmb_can_copy()). The ranges must not overlap in one export. If the source range changes during
+ * the copy, or during a reconnect, which repeats the copy, the copied data is undefined. Holes of
+ * the source become zeroes. Errors besides those of a write: -EXDEV the clients use different
+ * servers, -ENOENT the server no longer shows the source to the client, -ESTALE writes to the
+ * source may have been lost.
  */
 void gmb_prepare_copy(struct gmb_request *request, uint64_t offset, struct gmb_client *source,
 	uint64_t source_offset, uint64_t bytes);
@@ -512,8 +513,8 @@ int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *sourc
  * that needs an order waits for done. A request is done when every part of it is.
  *
  * gmb_submit_sized() is for callers without this header, such as other languages: request_bytes is
- * the size of their struct gmb_request. A later version of the library has more members, and leaves
- * those alone that the caller does not have.
+ * the size of their struct gmb_request. A later version of the library may have more members; it
+ * does not access those that the caller does not have.
  */
 void gmb_submit_sized(struct gmb_client *client, struct gmb_request *request, size_t request_bytes);
 static inline void gmb_submit(struct gmb_client *client, struct gmb_request *request)
@@ -522,12 +523,11 @@ static inline void gmb_submit(struct gmb_client *client, struct gmb_request *req
 }
 
 /*
- * Ends a request early, with -ECANCELED. Parts that were given to a connection are still waited
- * for, because the server may use their memory, and may be carried out, also those that are sent
+ * Ends a request early, with -ECANCELED. Parts that were passed to a connection are still waited
+ * for, because the server may access their memory. They may be executed, also those that are sent
  * again after a reconnect. done is called later by gmb_queue_wait(), never from here. Returns 0;
- * -EALREADY if no part of it is left to be given to a connection, so that it ends as usual, or it
- * has ended; -EINVAL it was submitted to another client. The thread of the queue, also inside a
- * callback.
+ * -EALREADY if all parts were passed to connections, so that it ends as usual, or it has ended;
+ * -EINVAL if it was submitted to another client. The thread of the queue, also inside a callback.
  */
 int gmb_cancel(struct gmb_client *client, struct gmb_request *request);
 
@@ -544,7 +544,7 @@ const char *gmb_explain(const struct gmb_client *client, const struct gmb_reques
 
 /*
  * Submit one request and wait for it: 0 or a negative errno, -EDEADLK inside a callback. done is
- * called for other requests of the same queue that complete meanwhile. flags: enum
+ * called for other requests of the same queue that complete in the meantime. flags: enum
  * gmb_request_flags.
  */
 int gmb_pread(struct gmb_client *client, void *buffer, size_t bytes, uint64_t offset);
@@ -573,12 +573,12 @@ enum gmb_send_file_flags {
 };
 
 /*
- * Writes bytes of a file from fd_offset on to the export at offset, all of them or an error; the
- * position of fd is not used. Over gmb, from the memory that the file is read into, without a copy.
- * crc_out: their CRC-32C, or NULL. flags: enum gmb_send_file_flags. It needs one buffer of the
- * queue (GMB_BUFFERS_MAX) meanwhile. After an error a part may have been written. Errors, besides
- * those of a write, of gmb_buffer_alloc() and of pread(): -ENODATA the file ends before, -EINVAL,
- * -EDEADLK inside a callback.
+ * Writes bytes of a file, from fd_offset on, to the export at offset. The position of fd is not
+ * used. Over gmb the data is written from the memory that the file is read into, without a copy.
+ * crc_out: set to the CRC-32C of the bytes; may be NULL. flags: enum gmb_send_file_flags. Uses one
+ * buffer of the queue (GMB_BUFFERS_MAX) during the call. After an error a part may have been
+ * written. Errors, besides those of a write, of gmb_buffer_alloc() and of pread(): -ENODATA the
+ * file ends before its last byte, -EINVAL, -EDEADLK inside a callback.
  */
 int gmb_send_file(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_t bytes,
 	uint64_t offset, uint32_t flags, uint32_t *crc_out);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Buffers for processors without clan, where no server can access them. The page before each buffer
+/* Buffers for builds without clan, in which no server can access them. The page before each buffer
  * contains the length of its mapping. */
 #include <errno.h>
 #include <string.h>

@@ -59,11 +59,11 @@ struct carrier_facts {
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
-	/* identifies the server process, with CAN_COPY */
+	/* identifies the server process; only if GMB_CAN_COPY is set */
 	uint8_t instance[CARRIER_INSTANCE_BYTES];
-	/* this connection gets signs of life: see carrier_start.alive_ms */
+	/* the server sends signs of life on this connection, see carrier_start.alive_ms */
 	bool says_alive;
-	char tls[CARRIER_TLS_BYTES_MAX]; /* description of its encryption, or "" */
+	char tls[CARRIER_TLS_BYTES_MAX]; /* description of the connection's encryption, or "" */
 	char name[CARRIER_NAME_BYTES_MAX];
 	char description[CARRIER_NAME_BYTES_MAX];
 };
@@ -75,7 +75,7 @@ struct command_copied {
 	uint64_t by_way[5];
 };
 
-/* One command. The client fills the first part before add. */
+/* One command. The client fills in the members up to source_offset before add. */
 struct command {
 	uint8_t operation; /* enum gmb_operation */
 	uint32_t flags;	   /* enum gmb_request_flags, only flags that the facts allow */
@@ -95,7 +95,7 @@ struct command {
 	/* for a command of a long range: time at which it was first sent; otherwise 0 */
 	uint64_t begun_ns;
 	struct list_node node; /* in client.replays or client.free_commands */
-	uint64_t covers;       /* FLUSH: client.changes at the time it was first sent */
+	uint64_t covers;       /* FLUSH: client.changes when the command was first sent */
 
 	alignas(16) uint8_t space[]; /* used by the carrier: ops->command_bytes bytes */
 };
@@ -193,11 +193,12 @@ void command_extent(struct command *command, uint64_t described, uint64_t length
 /* --- state of a protocol, once per queue ------------------------------------------------------ */
 
 struct queue_part {
-	/* called with the queue's destruction, after its last client */
+	/* called when the queue is destroyed or released, after its last client has ended */
 	void (*destroy)(struct queue_part *part);
 };
 
-/* Returns the location of that state in the queue; NULL until the protocol sets it. */
+/* Returns the address of the queue's pointer to its protocol state: NULL until the protocol sets
+ * it. */
 struct queue_part **queue_part(struct gmb_queue *queue);
 struct ring *queue_ring(struct gmb_queue *queue);
 /* Copies an error into its public form. */

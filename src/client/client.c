@@ -493,7 +493,7 @@ int client_connection_ready(
 			client_resized(client, facts->bytes);
 		}
 		if (err == 0 && !may_be_several(client)) {
-			connection_leave(connection); /* it was only needed to replace lost ones */
+			connection_leave(connection); /* it only had to replace lost ones */
 		}
 		return err;
 	}

@@ -87,12 +87,13 @@ struct connection {
 	uint32_t number;   /* unique number among the client's connections, current and past */
 	uint32_t attempts; /* attempts since the server last answered a command */
 	bool was_ready;
-	uint32_t replaces[CLIENT_LOST_MAX]; /* contents of client.lost when it connected */
+	uint32_t replaces[CLIENT_LOST_MAX]; /* contents of client.lost when this connection was
+					       started */
 	uint32_t replaces_count;
 	/* the server is shutting down, so it gets no new commands (rule P127) */
 	bool draining;
 	bool leaving;	     /* closed on purpose: no reconnect */
-	struct error reason; /* reason of the loss */
+	struct error reason; /* reason why the connection was lost */
 
 	struct carrier *carrier;
 	/* Waiting commands, fast ones [0] and slow ones [1] (is_slow()): their number, and since
@@ -100,7 +101,7 @@ struct connection {
 	uint32_t waiting[2];
 	uint64_t waiting_since_ns[2];
 	bool is_stopped;	 /* CLOSING: the carrier has no operation in flight */
-	struct ring_op timer_op; /* back-off, or silence limit */
+	struct ring_op timer_op; /* timer of the back-off, or for a silent server */
 };
 
 enum client_state {
@@ -151,7 +152,7 @@ struct gmb_client {
 	 * a range one command covers depends on the duration of earlier commands, for each
 	 * operation separately. */
 	struct list_node ranges;
-	uint32_t ranges_in_flight; /* commands of ranges */
+	uint32_t ranges_in_flight; /* commands of the requests in `ranges` */
 	bool range_was_last;
 	uint64_t range_bytes[GMB_COPY + 1]; /* powers of two */
 	struct list_node replays;	    /* commands without a connection, in order */
@@ -173,7 +174,7 @@ struct gmb_client {
  * and runs callbacks. For blocking calls. */
 void queue_round(struct gmb_queue *queue, uint64_t limit_ns);
 
-/* Calls opened(); the result is in open_error. */
+/* Calls the program's opened() with the result in client->open_error. */
 void queue_tell_opened(struct gmb_client *client);
 
 /* Reports a request whose result is set: calls done(). */
@@ -234,7 +235,7 @@ void connection_destroy(struct connection *connection);
 void connection_start(struct connection *connection, uint64_t delay_ns);
 /* Returns the name with which the connection was started. */
 void connection_name(const struct connection *connection, char out[CARRIER_TOKEN_BYTES_MAX]);
-/* Sends its carrier's commands, and starts the silence limit. */
+/* Sends the commands given to its carrier, and starts the timer that detects a silent server. */
 void connection_flush(struct connection *connection);
 /* Ends the connection because of an error; the client decides when it reconnects. */
 void connection_lose(struct connection *connection, const struct error *error);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The library on the ring of a server that is also a client of other servers. Nothing here blocks:
- * the ring's owner runs it, and calls queue_pump() after every batch.
+ * The client library on the ring of a server that is also a client of other servers. Nothing here
+ * blocks: the owner of the ring runs it, and calls queue_pump() after every batch.
  *
  *   queue_create_on() ─▶ client_open_start() ─▶ gmb_submit() ... ─▶ client_end()
  *                                  gmb_queue_destroy() ◀─ client_join() ◀─┘
@@ -45,6 +45,6 @@ bool client_join(struct gmb_client *client);
 /* Returns the reason why an open client no longer has a connection, or "" if it has one. Valid as
  * long as the client. */
 const char *client_trouble(const struct gmb_client *client);
-/* Stores the name under which our servers know the connection of an open client. The client must
- * have a connection and must not reconnect. takeover_has() looks the name up. */
+/* Stores the name under which a gmblock server knows the connection of an open client. The client
+ * must have a connection and must not reconnect. takeover_has() looks the name up. */
 void client_name(const struct gmb_client *client, char out[CLIENT_NAME_BYTES]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The protocols, and the call that needs no client. */
+/* The table of protocols, and gmb_list_exports(), which needs no client. */
 #include "client/client_private.h"
 
 #include <string.h>

@@ -205,7 +205,8 @@ static void client_queue_wake_deliver(struct ring *ring, struct ring_message *me
 	atomic_store(&queue->woken, true);
 }
 
-/* Called on any thread. The flag permits one message at a time, so the queue needs only one. */
+/* Called on any thread. wake_posted permits one message in flight, so the queue contains only
+ * one. */
 void gmb_queue_wake(struct gmb_queue *queue)
 {
 	struct ring *ring;

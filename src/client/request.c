@@ -322,7 +322,7 @@ int gmb_cancel(struct gmb_client *client, struct gmb_request *request)
 			request->copied = MIN(state->copied, state->split);
 		}
 		end_now(client, request, -ECANCELED);
-		ring_poll_again(client->queue->ring); /* for programs with their own event loop */
+		ring_poll_again(client->queue->ring); /* makes gmb_queue_fd() readable */
 	} else if (state->failure == 0) {
 		state->failure = -ECANCELED;
 	}
@@ -477,7 +477,7 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 	}
 	if (!state->whole) {
 		state->whole = true;
-		list_remove(&state->node); /* remove it from waiting or ranges */
+		list_remove(&state->node); /* from waiting or ranges */
 	}
 	if (state->parts == 0) {
 		client_request_end(client, request);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The write cache: slots and the pages in them, eviction, flushes, and the way for the collector.
- * cache_file.c has the file, cache_lru.c the order of eviction.
+ * The write cache: slots and the pages in them, eviction, flushes, and how the collector moves
+ * cached blocks. cache_file.c finds and opens the file, cache_lru.c has the order of eviction.
  *
  * Invariants: at most one slot has the lpn of a block, and flash_cache_find() returns it. Further
  * slots can be busy without a page, in the held list, because a record is written from them. A
@@ -24,7 +24,7 @@ enum {
 	DIRECT_BYTES = 64 << 10, /* writes of this size and more bypass the cache */
 	PICKS_MAX = FLASH_RECORD_ENTRIES,
 	LOADS_MAX = 32,	   /* map pages that are read at a time */
-	ROOM_DIVISOR = 16, /* this part of the slots is kept available for new pages */
+	ROOM_DIVISOR = 16, /* one of this many slots is kept available for new pages */
 };
 
 /* A read of a map page for pages that will be written. */
@@ -182,7 +182,7 @@ static void enter(struct flash_cache *cache, uint32_t slot, const struct flash_c
 	cache->page_counts[page->lpn / FLASH_NODE_ENTRIES]++;
 }
 
-/* Removes a page from the lookup tables. A record in flight no longer counts for the slot. */
+/* Removes a page from the lookup tables, and its record in flight from writing_count. */
 static void leave(struct flash_cache *cache, uint32_t slot)
 {
 	uint64_t lpn = cache->slots[slot].lpn;
@@ -239,7 +239,7 @@ static void cache_count_dirty(struct flash *flash)
 		cache_lru_dirty_count(&flash->cache.lru) + flash->cache.writing_count;
 }
 
-/* The record being filled has the page in the slot, or newer contents. */
+/* Notes that the record being filled contains the slot's page, or newer contents. */
 static void set_writing(struct flash *flash, uint32_t slot)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -282,14 +282,15 @@ bool flash_cache_has_room(struct flash *flash)
 	if (cache_room_of(cache) > 0) {
 		return true;
 	}
-	/* Pages appended by the collector can be in a record that no part waits for. */
+	/* The busy slots may be in a record of the collector, which no part waits for: close it, so
+	 * that it is written and frees them. */
 	if (flash->log.flying_count == 0 && cache->lru.lists[CACHE_BUSY].count > 0) {
 		flash_log_close(flash);
 	}
 	return false;
 }
 
-/* True if the record being filled has an entry for the block. Only a pinned page can have one. */
+/* True if the record being filled has an entry for the block; if so, its map page is pinned. */
 static bool is_being_filled(struct flash *flash, uint64_t lpn)
 {
 	const struct flash_buffer *buffer = flash->log.filling;
@@ -375,8 +376,8 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data)
 	entry->lpn = htole64(page.lpn);
 	entry->counter = htole64(page.counter);
 	entry->stamp = htole64(page.stamp);
-	/* A kill before this store leaves the old page valid. A kill after it leaves both valid,
-	 * and the page with the greater counter counts. */
+	/* If the process is killed before this commit, the old page is valid; after it, both pages
+	 * are valid and the one with the greater counter counts. */
 	commit(cache, slot, FLASH_CACHE_DIRTY << 32 | flash_cache_crc(entry, bytes));
 	if (old != CACHE_NO_SLOT) {
 		home = home == GC_NO_SEGMENT ? cache->lru_slots[old].home : home;
@@ -398,7 +399,7 @@ void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_
 
 /* --- records with newer contents ------------------------------------------------------------- */
 
-/* The newer contents are in the record being filled. */
+/* Marks dirty pages of these blocks as superseded by the record being filled. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -513,8 +514,8 @@ void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment)
 
 /* --- pages that are written ------------------------------------------------------------------ */
 
-/* Returns the slot with the page that will be written, or CACHE_NO_SLOT if it need not be any more.
- * An eviction skips a page that was changed since, because it is hot again. */
+/* Returns the slot of a picked block, or CACHE_NO_SLOT if the block need no longer be written. An
+ * eviction skips a page that was changed after it was picked, because it is hot again. */
 static uint32_t picked(const struct flash *flash, const struct flash_cache_pick *pick)
 {
 	const struct flash_cache *cache = &flash->cache;
@@ -566,7 +567,7 @@ static void pick_cold(struct flash_cache *cache, uint32_t count)
 	sort(cache->picks, cache->pick_count);
 }
 
-/* Picks the pages up to this counter in flush order. */
+/* Picks pages in flush order: those with an unwritten change up to this counter. */
 static void pick_all(struct flash_cache *cache, uint64_t counter)
 {
 	uint32_t slot = cache->first;
@@ -584,7 +585,7 @@ static void load_ready(struct flash_wait *wait, int result)
 {
 	struct flash *flash = container_of(wait, struct flash_cache_load, wait)->flash;
 
-	if (result < 0) { /* the pages of the cache that belong to it can never be written */
+	if (result < 0) { /* the cached blocks of this map page can never be written */
 		flash_fail(flash, result, "has a map that cannot be read");
 	}
 }
@@ -680,7 +681,7 @@ static bool write_picks(struct flash *flash)
 	}
 	*counter += count;
 	flash_gc_credit(flash, count);
-	/* The others go into the next record. */
+	/* The remaining picks go into the next record. */
 	cache->pick_count -= count;
 	memmove(cache->picks, cache->picks + count, cache->pick_count * sizeof(*cache->picks));
 	if (cache->pick_count == 0) {
@@ -729,7 +730,8 @@ static bool flush_step(struct flash *flash)
 	part = list_entry(list_first(&cache->flushing), struct store_part, node);
 	if (flash->failed == 0 && cache->first != CACHE_NO_SLOT &&
 		cache->slots[cache->first].since <= flash_scratch_of(part)->counter) {
-		/* A snapshot leaves no room for the pages. */
+		/* Pages of the flush are not written yet. If snapshots leave no room for them, it
+		 * fails. */
 		if (flash->snapshots.is_stuck) {
 			list_remove(&part->node);
 			flush_refused(part, -ENOSPC);
@@ -787,7 +789,8 @@ bool flash_cache_step(struct flash *flash)
 		return true;
 	}
 	if (cache->is_draining && cache_lru_dirty_count(&cache->lru) == 0) {
-		flash_log_close(flash); /* it can have pages that the collector has appended */
+		flash_log_close(flash); /* the open record may contain pages that the collector has
+					   appended */
 	}
 	if (flash->failed != 0 || flash_checkpoint_blocks(flash) ||
 		(cache->pick_count == 0 && !cache_choose(flash))) {

@@ -43,20 +43,21 @@ struct flash_cache_slot {
 	uint64_t lpn; /* FLASH_CACHE_NONE: no page */
 	uint64_t counter;
 	uint64_t stamp;
-	/* Number of the record in flight that contains the page or newer contents, or 0. In a slot
-	 * without a page: the record that is written from it. */
+	/* Number of the record, being filled or in flight, that contains the page or newer
+	 * contents; or 0. In a slot without a page: number of the record that is written from this
+	 * slot. */
 	uint64_t writing;
-	/* dirty: counter of its block's first change since the last written version. */
+	/* dirty: counter of the oldest change of its block that is in no record. */
 	uint64_t since;
 	/* Next slot in its bucket, or in the held list. */
 	uint32_t chain;
 	bool is_superseded; /* the record in `writing` has newer contents */
-	uint32_t before;    /* dirty: neighbours in the order of since */
+	uint32_t before;    /* dirty: neighbours in the list ordered by `since` */
 	uint32_t behind;
 };
 #define FLASH_CACHE_NONE UINT64_MAX
 
-/* A block that will be written. */
+/* A cached block that was chosen to be written. */
 struct flash_cache_pick {
 	uint64_t lpn;
 	/* Counter of the block's page when it was picked; an eviction skips a newer page. */
@@ -71,10 +72,11 @@ struct flash_cache {
 	uint32_t slot_count; /* 0: no cache */
 	uint32_t cold_percent;
 	bool is_recorded; /* the anchor contains the tag */
-	bool is_busy;	  /* another process has the store, and its own file */
+	bool is_busy;	  /* another process still uses the store, with its own cache file */
 	bool is_found;	  /* the file was left by a process that was killed */
-	bool is_leaving;  /* it takes no new pages: it was found, but no cache is configured */
-	/* It takes no new pages and is emptied: writes might soon be refused. */
+	bool is_leaving; /* the file takes no new pages: it was found, but no cache is configured */
+	/* New writes bypass the cache, and its pages are written: snapshots leave so little space
+	 * that writes might soon be refused. */
 	bool is_tight;
 	bool is_draining;     /* the store is closed: all pages are written */
 	uint32_t found_count; /* pages found in the file */
@@ -87,7 +89,7 @@ struct flash_cache {
 	uint16_t *page_counts;		   /* cached blocks for each page of the map */
 	uint32_t *buckets;
 	uint32_t bucket_mask;
-	uint32_t first; /* dirty pages, in the order of since */
+	uint32_t first; /* list of dirty pages, in the order of `since` */
 	uint32_t last;
 	/* Slots with a record in flight (writing != 0). */
 	uint32_t writing_count;
@@ -97,12 +99,12 @@ struct flash_cache {
 	uint64_t counter;
 
 	struct flash_cache_pick *picks;
-	struct flash_cache_load *loads; /* reads of map pages */
+	struct flash_cache_load *loads; /* reads of map pages for the picked blocks */
 	uint32_t pick_count;
 	/* For a flush or the shutdown: newer versions of the picked blocks are written as well. */
 	bool picks_for_all;
-	uint64_t wanted;	   /* pages up to this counter must be written */
-	struct list_node flushing; /* parts in order of arrival */
+	uint64_t wanted;	   /* changes up to this counter must be written, for a snapshot */
+	struct list_node flushing; /* flushes in order of arrival */
 };
 
 /* --- cache_file.c ---------------------------------------------------------------------------- */
@@ -115,7 +117,7 @@ enum flash_others { FLASH_OTHERS_REFUSE, FLASH_OTHERS_TAKE, FLASH_OTHERS_LEAVE }
 struct flash_cache_options {
 	const char *directory; /* NULL: the default */
 	uint64_t bytes;	       /* 0: no cache */
-	/* Another process has the store, and will hand it over before the start. */
+	/* Another process still uses the store, and hands it over before the start. */
 	bool is_inherited;
 	enum flash_others others;
 };
@@ -130,7 +132,7 @@ const char *flash_cache_directory(const char *directory);
  * - If the file that the anchor refers to is lost, the loss is recorded in the anchor.
  * - Errors that are no loss: the folder cannot be examined, cache-dir= names another folder than
  *   the file's, the file cannot be used (-EPERM and others), or it has pages of another disk and
- *   the options do not decide about them. The store is not opened, because a loss is for good.
+ *   the options do not decide about them. The store is not opened, as a recorded loss is final.
  * - A read-only store returns -EBUSY if the file has pages, because they are not on the disk. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);
@@ -146,12 +148,12 @@ GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct
 /* True if the killed server had written all records before `end`, and no others. Valid only if the
  * log continues after the checkpoint, because the file's position can be older than the anchor. */
 bool flash_cache_knows_end(const struct flash *flash, uint64_t end);
-/* Stores the position in the file after a record has been written or a checkpoint has completed;
- * pages that come later are newer. */
+/* Stores in the file up to which record the log is written. Called after each record and each
+ * checkpoint. */
 void flash_cache_follow(struct flash *flash);
 /* Returns the tag for the anchor that is about to be written; 0: the next process needs no file. */
 uint64_t flash_cache_tag(const struct flash *flash);
-/* Stores the folder and boot ID of the file with the anchor's tag in the anchor. */
+/* Stores in the anchor the folder and boot ID of the file that its cache_tag refers to. */
 void flash_cache_tell_place(struct flash *flash);
 /* Number of pages that are only in the file. */
 uint32_t flash_cache_left(const struct flash *flash);
@@ -206,31 +208,33 @@ bool flash_cache_has_room(struct flash *flash);
 /* Stores data, one block, as the newest contents of block lpn. They survive a kill. There must be
  * room. */
 void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data);
-/* The record being filled has newer contents of these blocks. */
+/* Called when newer contents of these blocks were appended to the record being filled. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count);
-/* The blocks are zeroes, and no record contains them. All must be in one page of the map. */
+/* Discards the pages of these blocks, which read as zeroes from now on although no record says so.
+ * All must be in one page of the map. */
 void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count);
-/* The record is written, and the entry has been applied to the map. */
+/* Called for each entry of record seq after it was applied to the map: discards the older page, or
+ * makes the written one clean. */
 void flash_cache_written(struct flash *flash, const struct flash_record_entry *entry, uint64_t seq);
-/* All entries of the record have been applied: frees the slots that were held for it. */
+/* Called after all entries of record seq were applied: frees the slots that were held for it. */
 void flash_cache_retired(struct flash *flash, uint64_t seq);
-/* The map refers to the block in that segment from now on, or (GC_NO_SEGMENT) no longer. */
+/* Called when the device's version of the block is now in that segment, or (GC_NO_SEGMENT) gone. */
 void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment);
 /* Recovery: a replayed record has these blocks, so pages with a stamp up to seq are discarded. */
 void flash_cache_replayed(struct flash *flash, uint64_t lpn, uint32_t count, uint64_t seq);
 
 /* Continues evictions and flushes. Returns true if there was progress. */
 bool flash_cache_step(struct flash *flash);
-/* True if a client or the shutdown waits until pages are in the log. */
+/* True if a client, a snapshot or the shutdown waits until pages are in the log. */
 bool flash_cache_wants_log(const struct flash *flash);
 /* Completes the part when all changes answered before it are durable. */
 void flash_cache_flush(struct flash *flash, struct store_part *part);
 /* Requests that the changes answered until now be written soon, for a snapshot. */
 void flash_cache_want_written(struct flash *flash);
-/* True when these changes are in records, which need not be written yet. */
+/* True when the changes requested by flash_cache_want_written() are in records, written or not. */
 bool flash_cache_has_written(const struct flash *flash);
 
 /* Returns how the collector must move a live block of segment victim with checksum crc. */
 enum gc_way flash_cache_gc_way(struct flash *flash, uint64_t lpn, uint32_t victim, uint32_t crc);
-/* The collector has appended the dirty page of the block to the record being filled. */
+/* Called when the collector has appended the block's dirty page to the record being filled. */
 void flash_cache_written_back(struct flash *flash, uint64_t lpn);

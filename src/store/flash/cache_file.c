@@ -3,8 +3,8 @@
  * The file of the write cache: finding it, deciding whether this disk may use it, and restoring the
  * pages that a killed process has left.
  *
- * Invariants: an error in the configuration is never taken for a loss, because a loss is recorded
- * in the anchor for good. A valid file with pages is never removed.
+ * Invariants: an error in the configuration is never recorded as a loss of data, because the record
+ * in the anchor is permanent. A valid file with pages is never removed.
  *
  * Called when the store is opened and closed, by recovery, by checkpoints (tag and folder of the
  * anchor) and by `gmblock check`.
@@ -33,8 +33,8 @@ const char *flash_cache_directory(const char *directory)
 	return told != NULL && told[0] == '/' ? told : FLASH_CACHE_DIRECTORY;
 }
 
-/* Makes the prefix that the names of all cache files of this UUID have. The rest of a name is
- * the tag. It is random, so that no other user can take the name before, and no two files
+/* Makes the prefix that the names of all cache files of this UUID have. The rest of a name is the
+ * tag. It is random, so that no other user can create a file of that name first, and no two files
  * have the same name. */
 static void make_prefix(const struct flash_anchor *anchor, char prefix[PREFIX_BYTES])
 {
@@ -79,7 +79,7 @@ static bool is_known(const struct flash_anchor *anchor, const uint8_t *bytes, ui
 	       memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0;
 }
 
-/* True if this anchor refers to the file. The anchor of a copy of the store does as well. */
+/* True if this anchor refers to the file. The anchor of a copy of the store also does. */
 static bool is_meant(const struct flash_anchor *anchor, const uint8_t *bytes, uint64_t size,
 	struct flash_cache_head *head)
 {
@@ -116,7 +116,7 @@ uint32_t flash_cache_left(const struct flash *flash)
 /* A search for the file that an anchor refers to. */
 struct search {
 	const struct flash_anchor *anchor;
-	const uint64_t *disk; /* disk of the anchor */
+	const uint64_t *disk; /* identity of the disk with the anchor */
 	bool is_wanted;	      /* the file will be used, not only examined */
 	bool takes;	      /* accepts a file of another disk */
 
@@ -125,7 +125,7 @@ struct search {
 	struct disk_shared file;
 	struct flash_cache_head head;
 	bool is_others; /* the file belongs to another disk: this one is a copy, or was moved */
-	uint32_t dirty; /* number of pages in it */
+	uint32_t dirty; /* number of slots in use */
 };
 
 /* Opens the file in this folder. Returns 0 if it is claimed (or readable), -ENOENT if there is
@@ -148,7 +148,7 @@ static int find_in(struct search *search, const char *folder, struct error *erro
 	log_escape(search->shown, sizeof(search->shown), search->head.disk_path,
 		strlen(search->head.disk_path));
 	search->is_others = !is_of_disk(&search->head, search->disk);
-	if (search->is_others && !search->takes) { /* its own server may be about to open it */
+	if (search->is_others && !search->takes) { /* its own server may be opening it */
 		flags = DISK_SHARED_READ;
 	}
 	flags |= search->is_others ? 0 : DISK_SHARED_WAIT;
@@ -156,7 +156,8 @@ static int find_in(struct search *search, const char *folder, struct error *erro
 	if (result < 0) {
 		return result;
 	}
-	/* Before it was claimed, its owner may have shut down cleanly and reused or removed it. */
+	/* Checked again, because its owner may have reused or removed it before it was claimed
+	 * here. */
 	if (!is_meant(search->anchor, search->file.bytes, search->file.size, &search->head)) {
 		disk_shared_close(&search->file, false);
 		return -ENOENT;
@@ -257,8 +258,8 @@ static int judge_others(struct flash *flash, const struct flash_cache_options *o
 		flash->is_read_only ? " and without 'readonly'" : "");
 }
 
-/* Reports that the file is in the folder that the anchor names, while another one is configured or
- * the file cannot be used. */
+/* Reports that the file is in the anchor's folder, but another folder is configured or the file
+ * cannot be used. */
 static int refuse_elsewhere(const struct flash *flash, const struct search *search, int result,
 	const struct error *reason, struct error *error)
 {
@@ -334,7 +335,8 @@ static int open_found(struct flash *flash, const struct flash_cache_options *opt
 			flash->path);
 	}
 	make_path(&flash->anchor, flash->anchor.cache_tag, folder, search->path);
-	/* After a reboot the tmpfs is empty: a file of this name cannot be the one. */
+	/* After a reboot the tmpfs is empty: a file of this name cannot be the one that the anchor
+	 * means. */
 	if (memcmp(boot_id, flash->anchor.cache_boot_id, sizeof(boot_id)) != 0) {
 		return cache_file_lose(flash,
 			"the machine has rebooted, which removed the cache file", search->path);
@@ -357,7 +359,7 @@ static int open_found(struct flash *flash, const struct flash_cache_options *opt
 
 /* --- opening --------------------------------------------------------------------------------- */
 
-/* Checks, for a read-only store, that no pages are missing on the disk. */
+/* For a read-only store: returns -EBUSY if the cache file has changes that are not on the disk. */
 static int open_to_read(struct flash *flash, const struct flash_cache_options *options,
 	struct search *search, struct error *error)
 {
@@ -528,13 +530,13 @@ static void tidy_file(void *context, const char *path)
 	bool is_of_another;
 
 	if (disk_shared_peek(path, bytes, sizeof(bytes), &size, &error) < 0) {
-		return; /* it belongs to another user */
+		return; /* the file belongs to another user */
 	}
 	is_of_another = is_known(anchor, bytes, size, &head) && !is_of_disk(&head, flash->identity);
 	if (is_of_another || disk_shared_open(path, 0, &file, &error) < 0) {
 		return;
 	}
-	/* No valid head: it is incomplete, and no store could use it. */
+	/* Without a valid head the file is incomplete, and no store could use it. */
 	if (!is_known(anchor, file.bytes, file.size, &head)) {
 		disk_shared_close(&file, true);
 	} else if (head.tag == anchor->cache_tag || !is_of_disk(&head, flash->identity)) {
@@ -595,9 +597,10 @@ static int cache_file_compare(const void *a, const void *b)
 	return one < other ? -1 : one > other;
 }
 
-/* A start whose log ends before the position has a disk of an earlier time. Before the anchor
- * refers to the file (is_recorded), no position is stored: a start would not find the records of
- * this run and would take its own disk for an earlier one. */
+/* The next start compares the position with the end of the log: a log that ends earlier belongs to
+ * an older copy of the disk. No position is stored until the anchor refers to the file
+ * (is_recorded), because the next start would not find the records of this run and would reject its
+ * own disk. */
 void flash_cache_follow(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -716,7 +719,7 @@ void flash_cache_check(const struct flash *flash, struct store_check *check)
 		error_set(&error, result, "not in '%.*s': in another folder, or lost at a reboot",
 			(int)(strrchr(search->path, '/') - search->path), search->path);
 	}
-	if (result < 0) { /* for programs a word; a path begins with a slash */
+	if (result < 0) { /* one word, for programs; a path would begin with a slash */
 		check->fact(check, "cache",
 			result == -EBUSY    ? "in-use"
 			: result == -ENOENT ? "missing"

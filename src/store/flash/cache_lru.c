@@ -60,8 +60,8 @@ static void uncount_home(struct cache_lru *lru, struct cache_slot *slot)
 	}
 }
 
-/* The limit matters only with a damaged or forged segment table, which can count fewer
- * valid blocks than exist. */
+/* A damaged or forged segment table can count fewer valid blocks than exist, so cold_dirty is
+ * limited to valid. */
 static void count_home(struct cache_lru *lru, struct cache_slot *slot)
 {
 	if (slot->state == CACHE_COLD && slot->home != GC_NO_SEGMENT) {
@@ -108,8 +108,8 @@ static void keep_boundary(struct cache_lru *lru)
 	GMB_ASSERT(lru->lists[CACHE_COLD].count == cold);
 }
 
-/* Counts the fate of a cold page and updates the weight. One imaginary written page gives the
- * weight 1 at the start. */
+/* If the page is cold, increments *count (cold_written or cold_rewritten) and updates the weight.
+ * Both + 1 below give the weight 1 at the start. */
 static void count_cold(struct cache_lru *lru, uint32_t slot, uint32_t *count)
 {
 	if (slot_at(lru, slot)->state != CACHE_COLD) {

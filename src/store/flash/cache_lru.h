@@ -12,9 +12,9 @@
  *
  * An access moves its page to the front, and at most one other page across the boundary, so every
  * operation takes constant time. A cold page counts in cold_dirty of its home, the segment with its
- * last version on flash, as long as it is cold. The fate of cold pages is counted: those that were
- * evicted or flushed, as a share of these and those that users overwrote or trimmed first, give the
- * table's cold_weight. Both counts are halved when their sum exceeds the number of slots.
+ * last version on flash, as long as it is cold. cold_weight of the table is the share of cold pages
+ * that were evicted or flushed before users overwrote or trimmed them. Both counts are halved when
+ * their sum exceeds the number of slots.
  *
  *    CACHE_FREE -> CACHE_BUSY <-> CACHE_HOT, CACHE_COLD
  *                  CACHE_BUSY -> CACHE_CLEAN -> CACHE_BUSY, CACHE_FREE
@@ -39,7 +39,7 @@ enum cache_state {
 };
 
 struct cache_slot {
-	uint32_t newer; /* neighbours in its list */
+	uint32_t newer; /* neighbours in the list of its state */
 	uint32_t older;
 	uint32_t home;	 /* segment of its last version on flash; GC_NO_SEGMENT: unknown, or none */
 	uint8_t state;	 /* enum cache_state */
@@ -75,21 +75,21 @@ uint32_t cache_lru_take(struct cache_lru *lru);
 /* Takes a particular free slot. */
 void cache_lru_take_slot(struct cache_lru *lru, uint32_t slot);
 
-/* The page in the busy slot is newer than its version on flash. It becomes the newest dirty
- * page. */
+/* The page in the busy slot is newer than its version on flash, which is in segment home. It
+ * becomes the newest dirty page. */
 void cache_lru_set_dirty(struct cache_lru *lru, uint32_t slot, uint32_t home);
 
-/* A dirty slot was written again in place: it becomes the newest page. A caller that fills
- * another slot instead calls cache_lru_set_dirty() for the new slot and
- * cache_lru_set_free() for this one. */
+/* Called when a dirty slot was overwritten in place: its page becomes the newest. A caller that
+ * fills another slot instead calls cache_lru_set_dirty() for the new slot and cache_lru_set_free()
+ * for this one. */
 void cache_lru_touch(struct cache_lru *lru, uint32_t slot);
 
 /* A dirty or clean slot becomes busy: it is evicted, flushed or filled again. A cold page counts as
  * written. */
 void cache_lru_set_busy(struct cache_lru *lru, uint32_t slot);
 
-/* The same without counting, for GC_WRITE_BACK, because the page's fate without garbage
- * collection is unknown. */
+/* Like cache_lru_set_busy(), but a cold page is not counted. For GC_WRITE_BACK: without garbage
+ * collection, users might have overwritten the page first. */
 void cache_lru_write_back(struct cache_lru *lru, uint32_t slot);
 
 /* The page in the busy slot is on flash now. */
@@ -98,7 +98,8 @@ void cache_lru_set_clean(struct cache_lru *lru, uint32_t slot);
 /* Discards the page, from any state but free. A cold page counts as overwritten. */
 void cache_lru_set_free(struct cache_lru *lru, uint32_t slot);
 
-/* The last version on flash has moved to home, or (GC_NO_SEGMENT) is dead. Any slot in use. */
+/* Called when the page's last version on flash is now in segment home, or (GC_NO_SEGMENT) gone. The
+ * slot must not be free. */
 void cache_lru_set_home(struct cache_lru *lru, uint32_t slot, uint32_t home);
 
 /* Returns the dirty slot to write next: the oldest cold one, else the oldest hot one, or

@@ -20,7 +20,7 @@
 enum {
 	HELD_BYTES_MIN = 32 << 10, /* smaller parts are always copied */
 	LOOKAHEAD = 16,		   /* queued changes whose pages are read ahead */
-	EMPTY_PAGES_MAX = 4096	   /* examined in one turn */
+	EMPTY_PAGES_MAX = 4096	   /* empty map pages skipped before the ring's next batch */
 };
 
 /* Result of a step of the first change. */
@@ -29,7 +29,7 @@ enum step {
 	STEP_DONE, /* complete, or there was progress */
 };
 
-/* The first or last block of the current change, which covers only a part of it. */
+/* The first or last block of the current change, if the change covers only a part of that block. */
 struct flash_edge {
 	uint8_t *bytes;
 	uint32_t crc;
@@ -69,7 +69,7 @@ static void change_ended(struct flash *flash, struct store_part *part)
 static void change_failed(struct flash *flash, struct store_part *part, int error)
 {
 	change_ended(flash, part);
-	/* Not flash_finish(): records might refer to its memory, so it completes after them. */
+	/* Records might refer to the memory of the part, so it must complete after them. */
 	flash_scratch_of(part)->result = error;
 	flash_log_add_part(flash, part);
 }
@@ -95,8 +95,8 @@ static void ahead_ready(struct flash_wait *wait, int result)
 	GMB_UNUSED(result); /* the change that needs the page gets the error again */
 }
 
-/* Requests the first map page of each of the next LOOKAHEAD changes. Each part does so once,
- * because ready marks it. */
+/* Requests the first map page of each of the next LOOKAHEAD changes. wait->ready marks changes for
+ * which this was done. */
 static void change_look_ahead(struct flash *flash)
 {
 	uint32_t count = 0;
@@ -195,7 +195,7 @@ static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t
 	return STEP_WAIT;
 }
 
-/* Overwrites the part's range of block lpn in bytes. */
+/* Applies the change to `bytes`, the contents of block lpn. */
 static void edge_patch(const struct store_part *part, uint64_t lpn, uint8_t *bytes)
 {
 	uint64_t at = lpn << FLASH_BLOCK_SHIFT;
@@ -316,8 +316,8 @@ static enum step write_step(struct flash *flash, struct store_part *part)
 
 /* --- writes to the cache --------------------------------------------------------------------- */
 
-/* Gets the current contents of a partial block. Unlike edge_get(), it also gets the page of the
- * map, unless the block is cached. */
+/* Gets the current contents of a block that the change covers only in part. Unlike edge_get(), it
+ * also gets the page of the map, unless the block is cached. */
 static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
 {
 	bool full;

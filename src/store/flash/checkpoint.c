@@ -30,7 +30,7 @@ enum {
 	 * read. */
 	RECORDS_MAX = 1 << 14,
 	STEP_BLOCKS = 64, /* nodes per step: bounds the time that a change waits */
-	/* A step is at most this part of a segment, because small stores have few nodes. */
+	/* A step is at most a segment divided by STEP_PART, because small stores have few nodes. */
 	STEP_PART = 16,
 };
 
@@ -82,7 +82,7 @@ static bool is_closed(enum gc_state state)
 	return state == GC_CLOSED || state == GC_CANDIDATE || state == GC_VICTIM;
 }
 
-/* Remembers the counts of the beginning: the segment table contains them, and
+/* Stores the counts at the beginning of the checkpoint: they go into the segment table, and
  * free_segments() uses them. */
 static void freeze_segments(struct flash *flash)
 {
@@ -213,13 +213,15 @@ static bool write_pages(struct flash *flash, uint32_t *blocks)
 		if (*blocks == 0 || !flash_checkpoint_append(flash, slot)) {
 			return false;
 		}
-		/* A page of zeroes takes none, so a step that ends has written something. */
+		/* A page of zeroes takes no block, so a step whose blocks are used up has written
+		 * something. */
 		*blocks -= slot->state == FLASH_SLOT_WRITTEN;
 	}
 	return true;
 }
 
-/* The same for pages of the segment table. */
+/* Appends changed pages of the segment table, at most *blocks of them. Returns false if some
+ * remain. */
 static bool write_tables(struct flash *flash, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -389,8 +391,8 @@ static bool level_step(struct flash *flash, uint32_t level, enum flash_checkpoin
 	return true;
 }
 
-/* Waits until all earlier records have taken effect, so that the map has the state of the
- * beginning. */
+/* Begins the checkpoint when all earlier records have taken effect in the map. Returns false until
+ * then. */
 static bool drain_log(struct flash *flash)
 {
 	flash_log_close(flash);
@@ -411,7 +413,7 @@ static void free_segment(struct flash *flash, uint32_t index)
 	flash_erase(flash, index);
 }
 
-/* Frees the segments that no anchor and no log of any crash refers to from now on, and makes closed
+/* Frees the segments to which neither the anchors nor the log after them refer, and makes closed
  * segments candidates for collection. */
 static void free_segments(struct flash *flash)
 {
@@ -426,7 +428,7 @@ static void free_segments(struct flash *flash)
 
 		/* A candidate must have been closed when the checkpoint began, or contain nothing
 		 * but nodes since then: a rebuild relies on every moved block having existed at a
-		 * checkpoint. A bad zone cannot be used again, other bad places can. */
+		 * checkpoint. An empty bad segment can be used again, but not a bad zone. */
 		if (entry->state == GC_CLOSED && (segment->was_closed || !has_changes) &&
 			!segment->is_kept &&
 			(!segment->is_bad || (is_empty && !flash_has_zones(flash)))) {
@@ -438,7 +440,7 @@ static void free_segments(struct flash *flash)
 		if (was_empty && is_empty && segment->readers == 0) {
 			free_segment(flash, i);
 		} else if (entry->state == GC_VICTIM && !is_empty && is_walked) {
-			/* Some of it could not be moved: it stays as it is. */
+			/* Some of its blocks could not be moved, so it is not collected again. */
 			segment->is_bad = true;
 			gc_set_state(&flash->table, i, GC_CANDIDATE);
 			gc_set_state(&flash->table, i, GC_CLOSED);
@@ -508,7 +510,8 @@ static void end(struct flash *flash, int result)
 		free_segments(flash);
 		flash_gc_checkpointed(flash);
 		flash_snapshots_look(flash);
-		/* Its syncs also covered the records written during the checkpoint. */
+		/* The checkpoint's syncs made records durable: declare that in the
+		 * log. */
 		flash_log_tell(flash);
 	}
 	/* A STORE_QUIESCE flush needs an anchor without a cache file, written by a checkpoint that
@@ -518,7 +521,7 @@ static void end(struct flash *flash, int result)
 			flash, result < 0 ? UINT32_MAX : flash->checkpoint.quiesce_count, result);
 	}
 	if (!list_is_empty(&flash->checkpoint.quiescing)) {
-		flash_checkpoint_ask(flash); /* this checkpoint began before they arrived */
+		flash_checkpoint_ask(flash); /* they arrived during this one */
 	}
 	if (flash->is_starting) {
 		start_ended(flash, result);
@@ -711,7 +714,7 @@ uint64_t flash_end(struct store *store)
 	if (!flash->has_ended && has_to_write(flash)) {
 		write_at_end(flash);
 	}
-	/* Otherwise the store was not served. */
+	/* If neither is true, the store was not served, and nothing in the file is of interest. */
 	if (flash->failed != 0 || flash->counters.checkpoints > 0) {
 		left = flash_cache_left(flash);
 	}

@@ -35,12 +35,12 @@ struct flash_checkpoint {
 	bool is_appended;    /* all nodes of the level are appended */
 	uint64_t step_end;   /* the last step's records have smaller numbers */
 	uint32_t step_dirty; /* dirty pages of this round at the last step */
-	/* Position of its beginning: it contains the changes of all earlier records. */
+	/* Log position at which it began. It contains the changes of all earlier records. */
 	struct flash_position begin;
-	uint64_t clock;		    /* clock at its beginning */
+	uint64_t clock;		    /* gc_table.clock when it began */
 	uint32_t quiesce_count;	    /* flushes in quiescing that arrived before it began */
 	struct list_node quiescing; /* STORE_QUIESCE flushes that wait for a checkpoint */
-	bool is_asked;		    /* another one must begin */
+	bool is_asked;		    /* a checkpoint that begins from now on was requested */
 	bool is_waiting;	    /* waits for the write of an anchor, or for a sync */
 	struct flash_io io;
 	uint8_t *block;

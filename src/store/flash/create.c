@@ -3,8 +3,8 @@
  * Creating a flash store, and checking one (`gmblock check`).
  *
  * A check opens the store read-only, with memory of its own, and runs the recovery. So it finds
- * what a start would find, and changes nothing. It claims nothing, so its results are reliable only
- * while no server writes the store.
+ * what a start would find, and changes nothing. It does not claim the device, so its results are
+ * reliable only while no server writes the store.
  */
 #include <endian.h>
 #include <errno.h>
@@ -21,9 +21,10 @@
 #include "store/flash/flash.h"
 
 enum {
-	/* Map pages, 2 GiB of the disk: checking more takes long enough for messages. */
+	/* With more map pages than this (2 GiB of the disk), a check takes long enough for progress
+	 * messages. */
 	TELL_PAGES = 1024,
-	SEGMENT_BLOCKS_MAX = 65536, /* without zones: a start reads the rest of one segment */
+	SEGMENT_BLOCKS_MAX = 65536, /* without zones: a start searches the rest of a segment */
 };
 
 /* --- creating -------------------------------------------------------------------------------- */
@@ -321,7 +322,7 @@ int flash_create(const char *path, const struct store_create *create, struct err
 struct checking {
 	struct flash *flash;
 	struct store_check *check;
-	uint32_t *valid; /* live blocks found in the map, for each tree and segment */
+	uint32_t *valid; /* blocks found in the map, for each tree and segment */
 	uint64_t mapped;
 	struct flash_holes damaged; /* damaged pages of the disk */
 	uint32_t damaged_snapshots; /* damaged pages of snapshots */

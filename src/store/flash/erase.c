@@ -20,7 +20,7 @@
 #include "store/flash/flash.h"
 
 enum {
-	WEAR_ERASES = 32,    /* a segment is moved if it has so many erases fewer than the mean */
+	WEAR_ERASES = 32,    /* data is moved if the erase count is this much below the mean */
 	WEAR_SEGMENTS = 128, /* segments written for each one that is moved: less than 1 % */
 };
 
@@ -85,7 +85,7 @@ void flash_erase(struct flash *flash, uint32_t segment)
 	const struct flash_erase *erase = &flash->erase;
 	bool is_kept = !erase->is_block && flash_free_soon(flash) < spare_segments(flash);
 
-	/* It was empty, so the unreadable blocks are not needed. */
+	/* The segment was empty, so its unreadable blocks are no longer needed. */
 	flash->segments[segment].is_bad = false;
 	gc_set_state(&flash->table, segment, erase->is_wanted && !is_kept ? GC_ERASING : GC_FREE);
 }
@@ -149,7 +149,7 @@ bool flash_erase_step(struct flash *flash)
 {
 	struct flash_erase *erase = &flash->erase;
 
-	/* A start is complete when nothing is in flight, so no further discard begins then. */
+	/* The start completes when nothing is in flight, so no further discard may delay it. */
 	if (flash->table.state_counts[GC_ERASING] == 0 || erase->op.in_flight ||
 		flash->start_has_ended || flash->is_quiet) {
 		return false;
@@ -188,7 +188,7 @@ uint32_t flash_wear_victim(struct flash *flash)
 			fewest = i;
 		}
 	}
-	flash->erase.taken = 0; /* reset without a result as well, so that the search stays rare */
+	flash->erase.taken = 0; /* also without a result, so that the search stays rare */
 	return fewest != GC_NO_SEGMENT && flash->segments[fewest].erases + WEAR_ERASES <
 						  flash->counters.erases_mean
 		       ? fewest

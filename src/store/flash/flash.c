@@ -23,10 +23,10 @@ enum {
 	MAP_MEMORY_DEFAULT = 64 << 20,
 	MAP_SLOTS_MIN = 64, /* map slots in addition to the pages that a replay can change */
 	CACHE_DEFAULT = 64 << 20,
-	CACHE_DEFAULT_DIVISOR = 8, /* the default is at most this part of the disk */
+	CACHE_DEFAULT_DIVISOR = 8, /* the default is at most the disk's size divided by this */
 	CONFIG_PATH_BYTES = 3072,
 };
-/* Interval at which a closed barrier is checked again. */
+/* Interval at which a start checks again whether writes of a killed server have ended. */
 #define BARRIER_PAUSE_NS UINT64_C(50000000)
 
 struct flash_config {
@@ -65,8 +65,8 @@ void flash_io_ended(struct flash *flash)
 		flash_pump(flash);
 	}
 	flash_snapshots_io_ended(flash);
-	/* Held parts wait for io_count 0. If another part or request has come in the meantime, that
-	 * one keeps the store alive, and the held ones can go. */
+	/* Held parts wait until nothing is in flight. If another part or a snapshot request has
+	 * arrived since, it keeps the store alive, so the held parts can complete now. */
 	if (flash->io_count > 0 && !flash_may_work(flash)) {
 		return;
 	}
@@ -98,18 +98,19 @@ void flash_finish(struct store_part *part, int result)
  * Performs the first step that can make progress. Returns true if there was one; all steps are then
  * tried again from the first on. The order is a rule:
  *
- *   redo        everything that waits for a sync depends on it, also a move.
- *   move        runs even without a part, because after a kill the failed place would be the end
- *               of the log, and might be unreadable. All other steps need a part, see
- *               flash_may_work().
+ *   redo        rewrites the end of the log after a failed sync. Everything that waits for a sync
+ *               depends on it, also a move of the log.
+ *   move        moves the log after a failed write. Runs even without a part, because after a kill
+ *               the failed block would be the end of the log, and might be unreadable. All other
+ *               steps need a part, see flash_may_work().
  *   snapshots   a snapshot request holds changes back and fixes the contents of the next
  *               checkpoint, so it must come before that begins.
- *   erase       a segment that is free early is one that no client has to wait for.
+ *   erase       frees segments early, so that clients do not have to wait for them.
  *   checkpoint  appends its nodes before new data, because only the end of a checkpoint frees
  *               segments.
  *   cache       pages that flushes and evictions wait for are older than the queued changes.
- *   changes     queued changes of clients come before garbage collection,
- *   gc          which gets the remaining capacity and is paid by the blocks that they write.
+ *   changes     queued changes of clients come before garbage collection.
+ *   gc          may examine blocks in proportion to the blocks that clients write.
  */
 static bool pump_one(struct flash *flash)
 {
@@ -572,7 +573,7 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 		.others = config->others,
 	};
 
-	if (flash->damage.repairs != 0) { /* a cache file is emptied, and no new one is created */
+	if (flash->damage.repairs != 0) { /* the cache file is emptied, and no new one created */
 		options.bytes = 0;
 		options.directory = flash->anchor.cache_folder[0] != '\0'
 					    ? flash->anchor.cache_folder

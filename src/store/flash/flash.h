@@ -21,9 +21,10 @@
  *   collector   ─▶ headers and live blocks of a victim ─▶ record being filled
  *   checkpoint  ─▶ changed nodes ─▶ records ─▶ sync ─▶ both anchors ─▶ erase ─▶ free segments
  *
- * Invariant: the store works only while it has a part. The last part is held back until no I/O is
- * in flight, because queues and rings may be destroyed as soon as all parts are done. flash_pump()
- * runs the work that has become possible; call it after every event.
+ * Invariant: the store starts I/O only while a request (struct store_part), a start or the shutdown
+ * needs it. The last part completes only when no I/O is in flight, because queues and rings may be
+ * destroyed as soon as all parts are done. flash_pump() runs the work that has become possible;
+ * call it after every event.
  *
  * Threading: everything runs on the owner ring, except recovery, which has the store to
  * itself on a worker thread. Ownership: the start's budget holds all tables and buffers; the file
@@ -47,7 +48,7 @@
 struct flash_counters {
 	uint64_t written_blocks; /* written by clients */
 	uint64_t cached_blocks;	 /* the part of written_blocks that went to the cache */
-	uint64_t moved_blocks;	 /* read from the device, then moved */
+	uint64_t moved_blocks;	 /* moved by garbage collection, after a read from the device */
 	uint64_t cache_moved_blocks;
 	uint64_t written_back_blocks;
 	uint64_t evicted_blocks;
@@ -79,11 +80,11 @@ struct flash {
 	uint64_t identity[2]; /* identity of the disk, see struct disk_info */
 	uint32_t memory_align;
 	bool is_read_only;
-	/* RWF_DSYNC is used. Not through the page cache, where whichever of a write and a sync that
-	 * are in flight together ends first takes the error of both. */
+	/* Durable writes use RWF_DSYNC. False with the page cache: if a write and an fdatasync
+	 * overlap there, the first to end consumes the error of both. */
 	bool has_dsync;
 	struct flash_anchor anchor;
-	uint32_t good_anchor; /* number of the anchor that was read; it is overwritten last */
+	uint32_t good_anchor; /* the anchor that was read (0 or 1); overwritten last */
 	uint32_t slot_count;
 	const struct gc_rule *rule; /* NULL: gc_rule_auto */
 
@@ -99,7 +100,7 @@ struct flash {
 	bool has_ended;	      /* flash_end() has run */
 	bool start_has_ended; /* the first checkpoint is complete, transfers may be in flight */
 
-	/* State that the headers of other files describe. */
+	/* The parts of the store, which the other headers declare. */
 	struct flash_map map;
 	struct flash_log log;
 	struct flash_checkpoint checkpoint;
@@ -116,36 +117,36 @@ struct flash {
 	struct flash_sync *sync;
 	struct flash_redo *redo;
 	struct flash_reads *reads;
-	/* Room for a header and its blocks; used by recovery, later by the collector. */
+	/* Buffer for one record: used by recovery, later by the collector. */
 	uint8_t *record_bytes;
 
-	struct list_node changes; /* parts in order of arrival */
+	struct list_node changes; /* queued writes, trims and zeroes, in order of arrival */
 	int failed;		  /* negative errno with which all changes fail; 0: none */
-	/* Clients got room in the log, or a snapshot was deleted: the collector forgets its count
-	 * of victims that freed no space. */
+	/* Set when a client gets room in the log or a snapshot is deleted: the collector then
+	 * resets its count of victims that freed no space. */
 	bool has_hope;
 	bool is_out; /* clients wait for space, and the collector finds no victim */
-	/* Parts in the store, including held ones. */
+	/* Parts in the store, including those in `held`. */
 	uint32_t part_count;
-	/* Finished parts that are held back. */
+	/* Number of parts in `held`. */
 	uint32_t held_count;
 	/* Operations in flight: transfers, syncs, calls on worker threads, deferred turns. */
 	uint32_t io_count;
-	/* The held parts, which complete when io_count is 0. */
+	/* Finished parts that complete when io_count is 0, see flash_finish(). */
 	struct list_node held;
 	bool is_pumping;
 	bool pump_again;
 	struct flash_counters counters;
 };
 
-/* The store's slice of a part. */
+/* The flash store's private data in a part (store_part.scratch). */
 struct flash_scratch {
 	uint64_t done_bytes;
 	uint64_t counter; /* flush: counter of the newest page that it covers */
 	struct flash_wait wait;
 	int result;
 	uint32_t tree;
-	uint32_t pending; /* helpers that read for it; extents: pages of the map requested for it */
+	uint32_t pending; /* read: helpers at work for it; extents: map pages being read for it */
 	bool is_waiting;  /* waits for a page of the map, a map slot or a helper */
 	bool is_logged;	  /* write: its first blocks are in records, which refer to its memory */
 };
@@ -181,15 +182,15 @@ static inline bool flash_is_avoided(const struct flash *flash, uint32_t index)
 
 /* --- flash.c --------------------------------------------------------------------------------- */
 
-/* Runs every step that can make progress until none can. On the ring, after every event; a nested
- * call makes the running one start over. */
+/* Runs all steps that can make progress, until none can. Called on the ring after every event. A
+ * nested call makes the running one start over. */
 void flash_pump(struct flash *flash);
 /* Runs a flush whose scratch is initialized; it completes by flash_finish(). Called again for a
  * STORE_QUIESCE flush once the cache is clean. */
 void flash_flush(struct flash *flash, struct store_part *part);
-/* Ends the quiet phase of a start, if it is still in effect: the log begins with a
- * checkpoint. Called before the first request that is not a flush. Without a free segment the
- * store fails with -ENOSPC. */
+/* If the store must not write yet (is_quiet), ends that phase: the log begins with a checkpoint.
+ * Called before the first request that is not a flush. Without a free segment the store fails with
+ * -ENOSPC. */
 void flash_wake(struct flash *flash);
 /* Returns the number of map pages that map_memory bytes can hold, within the limits of the
  * geometry. map_memory == 0: the default. */
@@ -203,8 +204,8 @@ void flash_finish(struct store_part *part, int result);
 /* Ends one operation that was counted in io_count. Completes the start and the held parts once
  * nothing is in flight. */
 void flash_io_ended(struct flash *flash);
-/* Makes all later changes fail with error, the first one that is reported, and logs it. what: the
- * rest of a sentence about the log. */
+/* Logs error and makes all later changes fail with it. Later calls have no effect. what: the
+ * predicate of the message, whose subject is the log. */
 void flash_fail(struct flash *flash, int error, const char *what);
 
 /* --- read.c, change.c ------------------------------------------------------------------------ */
@@ -247,7 +248,8 @@ static inline bool flash_snapshot_is_live(const struct flash *flash, uint32_t in
 
 	return snapshot->state == FLASH_SNAPSHOT_LIVE && !snapshot->is_damaged;
 }
-/* The same for a tree; the disk's tree is always live. */
+/* True while the blocks of the tree can be read and moved. Those of the disk (tree 0) always
+ * can. */
 static inline bool flash_tree_is_live(const struct flash *flash, uint32_t tree)
 {
 	return tree == 0 || flash_snapshot_is_live(flash, tree - 1);
@@ -256,12 +258,12 @@ static inline bool flash_has_zones(const struct flash *flash)
 {
 	return flash->zones.bytes > 0;
 }
-/* Number of the map page that covers block lpn of the disk. */
+/* Returns the number of the map page that covers block lpn, in this tree. */
 static inline uint32_t flash_page_of(const struct flash *flash, uint32_t tree, uint64_t lpn)
 {
 	return tree * flash->anchor.geometry.page_count + (uint32_t)(lpn / FLASH_NODE_ENTRIES);
 }
-/* Address and checksum of the page's node on the device; zeroes: no node. */
+/* Returns the address and checksum of the page's node on the device; zeroes if it has none. */
 static inline struct flash_entry flash_page_entry(const struct flash *flash, uint32_t page)
 {
 	uint32_t count = flash->anchor.geometry.page_count;
@@ -279,12 +281,14 @@ static inline bool flash_log_is_idle(const struct flash *flash)
 {
 	return flash->log.filling == NULL && flash->log.flying_count == 0;
 }
-/* True while the log is being moved: closed records are not written before the move is complete. */
+/* True while the log is being moved to another segment after a failed write. Closed records are
+ * written when it has moved. */
 static inline bool flash_move_runs(const struct flash *flash)
 {
 	return flash->log.move.state != FLASH_MOVE_NONE;
 }
-/* True while the move writes its anchors; a checkpoint must not write its own at the same time. */
+/* True while a move of the log writes anchors; a checkpoint must not write its own at the same
+ * time. */
 static inline bool flash_move_anchors(const struct flash *flash)
 {
 	return flash->log.move.state == FLASH_MOVE_ANCHOR_FIRST ||

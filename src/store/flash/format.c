@@ -82,7 +82,8 @@ struct wire_cache {
 	uint64_t disk_blocks;
 	uint32_t slot_count;
 	uint32_t zero;
-	/* Changed while the file is in use, and not covered by the checksum. */
+	/* `followed` and `disk` change while the file is in use; the checksum does not cover
+	 * them. */
 	uint64_t followed;
 	uint64_t disk[2];
 	char disk_path[FLASH_DISK_PATH_BYTES];
@@ -145,7 +146,7 @@ static uint64_t nodes_to_log(uint64_t nodes)
 	return nodes + divide_up(nodes, FLASH_RECORD_ENTRIES);
 }
 
-/* Returns the limit of blocks that a checkpoint with `pages` dirty pages writes, for all trees. */
+/* Returns the maximum number of blocks that a checkpoint with `pages` dirty pages writes. */
 static uint64_t checkpoint_blocks(const struct flash_geometry *geometry, uint32_t pages)
 {
 	uint64_t table = geometry->page_count - geometry->leaf_count;
@@ -155,23 +156,23 @@ static uint64_t checkpoint_blocks(const struct flash_geometry *geometry, uint32_
 	       nodes_to_log(2 * FLASH_TREES * (uint64_t)geometry->node_counts[2]);
 }
 
-/* Returns the segments that hold those blocks. Up to 4 blocks of a segment are lost to
- * headers and at its end. */
+/* Returns the number of segments that such a checkpoint can fill. Up to 4 blocks of a segment are
+ * lost to headers and at its end. */
 static uint32_t segments_of(const struct flash_geometry *geometry, uint32_t pages)
 {
 	return (uint32_t)divide_up(
 		checkpoint_blocks(geometry, pages), geometry->segment_blocks - 4);
 }
 
-/* Blocks of a segment without headers. A record that is cut off at the end of the segment leaves
- * one block unused and can have few entries. */
+/* Returns the blocks of a segment that are not headers. The last record of a segment can be short
+ * and leave one block unused. */
 static uint64_t usable_blocks(const struct flash_geometry *geometry)
 {
 	return geometry->segment_blocks -
 	       divide_up(geometry->segment_blocks, FLASH_RECORD_ENTRIES + 1) - 2;
 }
 
-/* Blocks for the contents of the disk. */
+/* Returns the number of blocks that can contain the data of the disk. */
 static uint64_t room_blocks(const struct flash_geometry *geometry)
 {
 	uint64_t segments = geometry->segment_count - geometry->reserve_segments;
@@ -182,9 +183,9 @@ static uint64_t room_blocks(const struct flash_geometry *geometry)
 	return segments * usable > nodes ? segments * usable - nodes : 0;
 }
 
-/* Returns the largest disk that leaves this percentage of the room as spare space, and at least so
- * much that garbage collection frees more than its checkpoints write: the log since the last
- * checkpoint and its nodes, the open segment, and the segments of clients. */
+/* Returns the largest disk, in blocks, that leaves spare_percent of the room as spare space, and at
+ * least SPARE_SEGMENTS and the segments of a checkpoint: with less, garbage collection could free
+ * less than its checkpoints write. */
 static uint64_t disk_blocks_max(const struct flash_geometry *geometry, uint32_t spare_percent)
 {
 	uint64_t room = room_blocks(geometry);
@@ -332,7 +333,7 @@ static bool position_is_sound(const struct flash_anchor *anchor)
 	       anchor->next.block <= geometry->segment_blocks - 2;
 }
 
-/* True if only nodes that exist have an entry, and it is in a segment. */
+/* True if all used entries refer to blocks in segments, and belong to nodes that exist. */
 static bool top_is_sound(const struct flash_anchor *anchor, const struct flash_entry *top)
 {
 	for (uint32_t i = 0; i < FLASH_TOP_ENTRIES; i++) {
@@ -389,8 +390,7 @@ static bool snapshots_decode(struct flash_anchor *anchor, const struct wire_anch
 	       strcmp(anchor->snapshots[0].name, anchor->snapshots[1].name) != 0;
 }
 
-/* Decodes the detours, in ascending order of their numbers. Entries after the last one are all
- * zeroes. */
+/* Decodes the detours. Their record numbers must ascend, and unused entries must be zeroes. */
 static bool detours_decode(struct flash_anchor *anchor, const struct wire_anchor *wire)
 {
 	uint64_t least = anchor->next.seq;
@@ -624,8 +624,8 @@ static bool entries_decode(const struct wire_record *wire, const struct flash_ge
 		sizeof(wire->entries) - record->entry_count * sizeof(struct wire_entry));
 }
 
-/* Advances the position to the record that the header names as the next one. Returns false if the
- * record or that position is not possible. */
+/* Advances the position to the next record, as the header says. Returns false if the record or the
+ * new position exceeds its segment, or the new segment does not exist. */
 static bool take_next(const struct flash_geometry *geometry, const struct flash_record *record,
 	struct flash_position *position)
 {
@@ -750,8 +750,8 @@ void flash_cache_head_follow(uint8_t *block, uint64_t seq)
 {
 	struct wire_cache *wire = (void *)block;
 
-	/* Release: records before seq are written, as seen by the process that opens the store
-	 * next. */
+	/* Release: a process that later reads seq from the file also sees all earlier changes of
+	 * memory. */
 	__atomic_store_n(&wire->followed, htole64(seq), __ATOMIC_RELEASE);
 }
 

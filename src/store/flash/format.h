@@ -12,8 +12,7 @@
  *   anchor ─▶ level 2 ─▶ level 1 ─▶ level 0: pages of the map, then pages of the segment table
  *
  * The nodes of levels 2, 1 and 0 form a tree. Nodes of levels 1 and 2 are written twice. Tree 0 is
- * the disk. Each snapshot has its own tree, which begins as a copy of
- * tree 0 in the anchor.
+ * the disk. Each snapshot has a tree of its own, which begins as a copy of tree 0.
  *
  * Invariant: every decoder accepts arbitrary bytes, and a decoded value is within its limits: block
  * and segment numbers, counts and names need no further check.
@@ -81,8 +80,8 @@ struct flash_geometry {
 	uint32_t reserve_segments; /* free segments that clients cannot use */
 };
 
-/* Derives the other members from the three sizes. Returns false if a size is out of range or the
- * disk does not fit into the segments. */
+/* Derives the other members from disk_blocks, segment_count and segment_blocks. Returns false if
+ * one of them is out of range or the disk does not fit into the segments. */
 GMB_MUST_CHECK bool flash_geometry_init(struct flash_geometry *geometry);
 /* Finds the largest disk for a device of device_blocks blocks. Returns -EINVAL, with a sentence in
  * which "it" is the device, if the device is too small or too large. */
@@ -131,12 +130,13 @@ struct flash_node {
 	struct flash_entry entries[FLASH_NODE_ENTRIES];
 };
 
-/* Stored instead of a segment's erase count after a write to it has failed: it is used last. */
+/* Stored instead of the erase count of a segment after a write to it has failed: such segments are
+ * used last. */
 #define FLASH_AVOIDED UINT32_MAX
 
 /* Entry of the segment table. Little-endian, as on disk. */
 struct flash_table_entry {
-	uint64_t stamp;	 /* age of the data, see gc_policy.h */
+	uint64_t stamp;	 /* see gc_segment.stamp */
 	uint32_t valid;	 /* live blocks of data, without nodes */
 	uint32_t erases; /* times it was written from its beginning, or FLASH_AVOIDED */
 };
@@ -150,7 +150,7 @@ _Static_assert(FLASH_TABLE_ENTRIES * sizeof(struct flash_table_entry) == FLASH_B
 struct flash_position {
 	uint64_t seq;	   /* number of the next record */
 	uint32_t segment;  /* segment of the next record */
-	uint32_t block;	   /* its header's block within that segment */
+	uint32_t block;	   /* block of the record's header within that segment */
 	uint32_t prev_crc; /* checksum of the previous record's header */
 };
 
@@ -172,8 +172,8 @@ struct flash_snapshot_anchor {
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 };
 
-/* After a failed write to the log, record seq is at the beginning of segment, and its successors
- * follow. */
+/* A place where the log continues in another segment because a write failed: record seq is at the
+ * beginning of `segment`, and the records after it follow there. */
 struct flash_detour {
 	uint64_t seq;
 	uint32_t segment;
@@ -184,7 +184,7 @@ struct flash_anchor {
 	uint8_t uuid[FLASH_UUID_BYTES];
 	uint64_t serial; /* serial number; the anchor with the greater one is newer */
 	struct flash_geometry geometry;
-	struct flash_position next; /* first record after the checkpoint's beginning */
+	struct flash_position next; /* first record that a replay must read */
 	uint64_t clock;		    /* blocks written by clients, see gc_policy.h */
 	/* Tag of the cache file with changes that are not in the log; 0: none. */
 	uint64_t cache_tag;
@@ -198,7 +198,7 @@ struct flash_anchor {
 	uint32_t zone_blocks;	       /* distance of two zones; 0: a device without zones */
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct flash_snapshot_anchor snapshots[FLASH_SNAPSHOTS];
-	/* Detours of records after next, in log order. */
+	/* Detours of the log from `next` on, in log order. */
 	struct flash_detour detours[FLASH_DETOURS];
 	uint32_t detour_count;
 };
@@ -207,9 +207,10 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 /* Adds a detour, or replaces the last one if it has the same number. Returns false if all
  * FLASH_DETOURS entries are in use. */
 GMB_MUST_CHECK bool flash_detour_add(struct flash_anchor *anchor, uint64_t seq, uint32_t segment);
-/* Removes detours of records before anchor->next. */
+/* Removes the detours of records before anchor->next, which a replay does not read. */
 void flash_detours_drop(struct flash_anchor *anchor);
-/* Moves the position to the detour of its record, if it has one. */
+/* If the anchor has a detour for the position's record, sets the position to the record's new
+ * place. */
 void flash_detour_follow(const struct flash_anchor *anchor, struct flash_position *position);
 /* True for a valid snapshot name: 1 to 63 letters, digits, '.', '_' and '-', starting with
  * a letter or a digit. */
@@ -227,7 +228,7 @@ enum flash_entry_kind {
 	/* lpn: block of the disk; source: 0, or the device block that a cached page replaces. */
 	FLASH_DATA = 1,
 	FLASH_COPY = 2, /* block lpn, moved by garbage collection from block source of the device */
-	FLASH_TRIM = 3, /* zeroes for source blocks from lpn on, all in one map page; no block */
+	FLASH_TRIM = 3, /* `source` blocks from lpn on are zeroes; all in one map page; no block */
 	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS in tree source / FLASH_LEVELS */
 	FLASH_TWIN = 5, /* second copy of a node of level 1 or 2, in the record of the first */
 	FLASH_KEPT = 6, /* like FLASH_COPY, for a block that only snapshots have */
@@ -237,26 +238,26 @@ enum flash_entry_kind {
 struct flash_record_entry {
 	uint64_t lpn;
 	uint32_t source;
-	uint32_t crc; /* checksum of its block */
+	uint32_t crc; /* checksum of the entry's block */
 	uint8_t kind; /* enum flash_entry_kind */
 };
 
 struct flash_record {
 	uint64_t seq;
 	uint64_t durable; /* all records with smaller numbers were durable when this one was made */
-	uint64_t base;	  /* first record after the last checkpoint before this record */
+	uint64_t base;	  /* first record after the newest checkpoint when this record was made */
 	/* End of the previous run's log: its records from this number on are invalid. */
 	uint64_t before;
-	/* Nodes in this record have the state before record nodes_at, with which their checkpoint
-	 * began. 0: no checkpoint was in progress. */
+	/* Number of the first record after the beginning of the checkpoint in progress. Nodes in
+	 * this record have the state before it. 0: no checkpoint was in progress. */
 	uint64_t nodes_at;
-	uint32_t at; /* position of its header on the device */
+	uint32_t at; /* block of its header on the device */
 	uint32_t prev_crc;
 	/* Segment in which the next record begins; FLASH_NO_SEGMENT: right after this record. */
 	uint32_t next_segment;
 	uint32_t entry_count;
-	/* Log moves of its run before it was written. Of two records with the same number, the one
-	 * with more moves is valid. */
+	/* Number of times that its run had moved the log after a failed write. Of two records with
+	 * the same number, the one with more moves is valid. */
 	uint32_t moves;
 	uint32_t block_count; /* blocks of the record, with the header */
 	struct flash_record_entry entries[FLASH_RECORD_ENTRIES];
@@ -281,8 +282,8 @@ static inline bool flash_kind_is_node(uint8_t kind)
  * Ignores block_count. */
 uint32_t flash_record_encode(const struct flash_record *record,
 	const uint8_t uuid[FLASH_UUID_BYTES], uint8_t block[FLASH_BLOCK_BYTES]);
-/* Decodes a record of this store at any position in the log. Returns false if the block is no valid
- * header of this store. Does not compare the position, the number or prev_crc. */
+/* Decodes the header of a record without comparing its position, number or prev_crc. Returns false
+ * if the block is no valid header of this store. */
 GMB_MUST_CHECK bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES],
 	const struct flash_anchor *anchor, struct flash_record *record);
 /* Decodes the record at position at, and sets *next to the position after it. Returns false if
@@ -299,19 +300,19 @@ struct flash_cache_head {
 	uint64_t tag;			      /* random, not 0, unique to this file */
 	uint64_t disk_blocks;
 	uint32_t slot_count;
-	/* All records with smaller numbers were written when the newest page was stored. */
+	/* All records with smaller numbers are written. Updated after each record. */
 	uint64_t followed;
 	uint64_t disk[2]; /* identity of the file's disk, see struct disk_info */
 	char disk_path[FLASH_DISK_PATH_BYTES]; /* informative; zero-terminated */
 };
 
-/* Entry of a slot. Little-endian, as in the file. The slot's page is valid from the
- * store to commit on. */
+/* Entry of a slot. Little-endian, as in the file. The page in the slot is valid once commit is
+ * stored. */
 struct flash_cache_entry {
 	uint64_t lpn;
 	/* Write counter: of two pages of a block, the one with the greater counter is valid. */
 	uint64_t counter;
-	uint64_t stamp;	 /* records of the block from this number on supersede the page */
+	uint64_t stamp;	 /* records with this or a later number contain the page or newer data */
 	uint64_t commit; /* FLASH_CACHE_DIRTY << 32 | checksum; 0: free slot */
 };
 
@@ -326,7 +327,7 @@ struct flash_cache_page {
 	uint64_t stamp;
 };
 
-/* Offset of the first slot, and size of the file. The entries begin at FLASH_BLOCK_BYTES. */
+/* Offset of the first slot in the cache file. The entries before it begin at FLASH_BLOCK_BYTES. */
 static inline uint64_t flash_cache_slots_at(uint32_t slot_count)
 {
 	uint64_t bytes = (uint64_t)slot_count * sizeof(struct flash_cache_entry);
@@ -345,11 +346,11 @@ void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[
  * of a file of another size. */
 GMB_MUST_CHECK bool flash_cache_head_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], uint64_t file_bytes, struct flash_cache_head *head);
-/* Change the head of a file that is in use: _follow stores the position, with release order, and
- * _give the identity of the disk. */
+/* Change the head of a file that is in use: flash_cache_head_follow() stores `followed`, with
+ * release order, and flash_cache_head_give() the identity of the disk. */
 void flash_cache_head_follow(uint8_t *block, uint64_t seq);
 void flash_cache_head_give(uint8_t *block, const uint64_t disk[2]);
-/* Checksum for commit: over the other fields of the entry, and the page. */
+/* Returns the checksum for commit, over the other fields of the entry and the page. */
 uint32_t flash_cache_crc(const struct flash_cache_entry *entry, const uint8_t *page);
 /* Returns false if the entry or its page is invalid for this store. */
 GMB_MUST_CHECK bool flash_cache_entry_decode(const struct flash_cache_entry *entry,

@@ -29,7 +29,7 @@ enum {
 	/* A round ends with this many free segments above the starting threshold, to save
 	 * checkpoints. */
 	ENOUGH_SEGMENTS = 4,
-	CREDIT = 4, /* blocks examined for each block that clients write */
+	CREDIT = 4, /* blocks that may be examined for each block that clients write */
 	/* Replaces CREDIT when fewer segments are free than halfway from the starting
 	 * threshold to the reserve. */
 	CREDIT_BEHIND = 16,
@@ -44,7 +44,7 @@ enum flash_gc_state {
 	FLASH_GC_HEADER,  /* the next header of the victim must be read */
 	FLASH_GC_READING, /* a header or blocks are being read */
 	FLASH_GC_SCAN,	  /* searching the record for live blocks */
-	FLASH_GC_COPY,	  /* its live blocks have been read */
+	FLASH_GC_COPY,	  /* the live blocks of the record have been read */
 	FLASH_GC_STATE_COUNT
 };
 
@@ -65,10 +65,10 @@ struct flash_gc {
 	uint32_t begin_segments; /* collection begins when fewer segments are free */
 	/* A round ends when this many segments are free, or will be with the next checkpoint. */
 	uint32_t enough_segments;
-	uint32_t floor_segments; /* segments that it leaves to checkpoints */
-	bool is_pressed;	 /* the last checkpoint left fewer */
-	bool is_short;		 /* it left fewer than clients need */
-	uint64_t credit;	 /* blocks that it may examine */
+	uint32_t floor_segments; /* free segments that the collector leaves to checkpoints */
+	bool is_pressed;	 /* the last checkpoint left fewer than floor_segments */
+	bool is_short;		 /* the last checkpoint left fewer than clients need */
+	uint64_t credit;	 /* blocks that the collector may examine */
 	/* Since clients last had room in the log: */
 	uint32_t most_free;  /* most free segments after a checkpoint */
 	uint32_t vain_count; /* victims since that maximum was reached */
@@ -117,7 +117,8 @@ void flash_gc_credit(struct flash *flash, uint32_t blocks)
 	}
 }
 
-/* Forgets useless victims once clients had room, or a snapshot was deleted. */
+/* Resets the count of victims that freed no space, if clients had room since, or a snapshot was
+ * deleted. */
 static void gc_hope(struct flash *flash)
 {
 	if (flash->has_hope) {
@@ -306,7 +307,7 @@ static struct flash_slot *gc_page_get(struct flash *flash, uint32_t page)
 	return slot;
 }
 
-/* The same, and marks the page dirty. */
+/* Returns the page after marking it dirty, or NULL: the scan continues later. */
 static struct flash_slot *page_dirty(struct flash *flash, uint32_t page)
 {
 	struct flash_slot *slot = gc_page_get(flash, page);
@@ -386,8 +387,8 @@ static bool make_room(struct flash *flash, uint64_t lpn)
 	if (page_dirty(flash, flash_page_of(flash, 0, lpn)) == NULL) {
 		return false;
 	}
-	/* After several crashes less than the floor can be free: then the collector uses half of
-	 * it, the part for a recovery. */
+	/* After several crashes, fewer segments than the floor can be free. Then the collector also
+	 * uses half of the floor, which was meant for a recovery. */
 	floor = flash->gc->is_pressed ? flash->gc->floor_segments / 2 : flash->gc->floor_segments;
 	if (flash_free_soon(flash) < floor) {
 		flash_checkpoint_ask(flash);
@@ -421,8 +422,8 @@ static bool scan_one(struct flash *flash, const struct flash_record_entry *from,
 	if (way == GC_WRITE_BACK) {
 		entry.kind = FLASH_DATA;
 	}
-	/* A clean page is copied, because its slot can be reused at any time; a dirty slot stays
-	 * until its record is retired. */
+	/* A clean page is copied, because its slot can be reused at any time. A dirty one can be
+	 * written from its slot, which stays until the record is retired. */
 	flash_log_append(flash, &entry,
 		flash_cache_page(&flash->cache, flash_cache_find(flash, from->lpn)),
 		way == GC_WRITE_BACK && flash_cache_holds(flash));
@@ -586,7 +587,7 @@ void flash_gc_init(struct flash *flash, uint8_t *memory)
 	gc->flash = flash;
 	flash->gc = gc;
 	gc->wait.ready = gc_page_ready;
-	/* Not below waits, or clients would wait without any collection. */
+	/* Clients wait below `waits` free segments; collection begins above that. */
 	gc->begin_segments = gc_begin_segments(&flash->table, waits);
 	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;
 	/* Room for a checkpoint, and for a recovery's checkpoint in a segment of its own. */

@@ -21,14 +21,14 @@ struct flash;
 
 /* State of a segment in addition to struct gc_segment. */
 struct flash_segment {
-	uint32_t nodes;				  /* live nodes in it, summed over all trees */
+	uint32_t nodes;				  /* live nodes in the segment, of all trees */
 	uint32_t readers;			  /* reads of its blocks in flight */
 	uint32_t snapshot_valid[FLASH_SNAPSHOTS]; /* live blocks of each snapshot */
 	/* Live blocks of the disk when the checkpoint in progress began. */
 	uint32_t begin_valid;
-	bool was_closed; /* closed when the checkpoint in progress began */
-	uint32_t erases; /* FLASH_AVOIDED: a write to it has failed */
-	/* A block of it cannot be read or moved; it is not collected until it is empty. */
+	bool was_closed; /* true if it was closed when the checkpoint in progress began */
+	uint32_t erases; /* see flash_table_entry.erases */
+	/* A block cannot be read or moved, so the segment is not collected until it is empty. */
 	bool is_bad;
 	bool is_kept;	  /* a damaged snapshot has, or might have, blocks in it; not collected */
 	uint8_t zone;	  /* enum disk_zone_state when the store was opened */
@@ -37,11 +37,11 @@ struct flash_segment {
 
 struct flash_erase {
 	struct ring_op op;
-	uint32_t segment; /* being erased, or erased last */
+	uint32_t segment; /* segment being erased, or erased last */
 	int fd;		  /* descriptor for discards and zone resets */
 	bool is_block;
-	bool is_wanted; /* the device benefits from discards, or might */
-	uint32_t taken; /* segments taken since the last choice by wear */
+	bool is_wanted; /* free segments are discarded, or their zones reset */
+	uint32_t taken; /* segments taken for writing since the last search for a wear victim */
 };
 
 /* --- garbage collection (gc.c) --------------------------------------------------------------- */
@@ -50,7 +50,8 @@ uint64_t flash_gc_bytes(void);
 void flash_gc_init(struct flash *flash, uint8_t *memory);
 /* Continues garbage collection. Returns true if there was progress. */
 bool flash_gc_step(struct flash *flash);
-/* Clients have written `blocks` blocks, which pay for the blocks that the collector examines. */
+/* Called when clients have written `blocks` blocks. The collector may examine a multiple of
+ * them. */
 void flash_gc_credit(struct flash *flash, uint32_t blocks);
 /* Called when a checkpoint is complete and has freed segments. */
 void flash_gc_checkpointed(struct flash *flash);
@@ -61,8 +62,8 @@ bool flash_gc_walks(const struct flash *flash, uint32_t segment);
 
 /* fd: descriptor for discards and zone resets. is_read_only must be set. */
 void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd);
-/* After recovery, of a store in a file: queues the free segments that are allocated for a discard,
- * except as many as the spare space has. Blocks. */
+/* After recovery of a store in a file: queues discards of free segments that have space allocated,
+ * except for as many as are free when the disk is full. Blocks. */
 void flash_erase_found(struct flash *flash);
 /* Frees a victim at the end of a checkpoint, immediately or after a discard. No anchor may refer to
  * it. */

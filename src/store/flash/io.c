@@ -14,7 +14,8 @@
 enum { RETRIES_MAX = 1000 };
 #define RETRY_NS UINT64_C(1000000)
 
-/* Requests for a sync: "now" are those that the one in flight covers. */
+/* Requests for a sync. The sync in flight covers those in `now`; those in `next` wait for
+ * another. */
 struct flash_sync {
 	struct flash *flash;
 	struct ring_op op;
@@ -28,7 +29,7 @@ struct flash_sync {
 	bool checkpoint_next;
 	bool move_now;
 	bool move_next;
-	struct list_node blocking; /* transfers after the ring is gone */
+	struct list_node blocking; /* transfers that flash_io_block() performs without a ring */
 };
 
 uint64_t flash_io_bytes(void)
@@ -64,7 +65,7 @@ static int legal_result(int result)
 		       : result;
 }
 
-/* Restores the current run of the vector. */
+/* Restores the partly written first run of the vector to its full length. */
 static void give_back(struct flash_io *io)
 {
 	io->vector->iov_base = (uint8_t *)io->vector->iov_base - io->vector_used;
@@ -72,9 +73,9 @@ static void give_back(struct flash_io *io)
 	io->vector_used = 0;
 }
 
-/* The next write to a zone is issued after done, because an error that done reports must fail the
- * queued writes. The pump runs before flash_io_ended(), because it can begin new operations, which
- * keep the last part in the store. */
+/* The next write to a zone is issued after done, because queued writes must fail if done has
+ * reported an error. The pump runs before flash_io_ended(), because it can begin new operations,
+ * which keep the last part in the store. */
 static void io_end(struct flash_io *io, int result)
 {
 	struct flash *flash = io->flash;
@@ -407,7 +408,8 @@ bool flash_io_block(struct flash *flash)
 	if (node != NULL) {
 		struct flash_io *io = list_entry(node, struct flash_io, node);
 
-		/* Not flash_read(), which uses the state of the zones at the start. */
+		/* flash_read() cannot be used here: it relies on the state of the zones at the
+		 * start. */
 		io_end(io, io->is_write ? write_blocking(flash, io)
 					: disk_read(flash->fd, mem_cpu_write(io->memory), io->bytes,
 						  flash_block_offset(flash, io->block)));

@@ -40,7 +40,7 @@ struct flash_io {
 	uint32_t retries;
 	bool is_write;
 	bool has_vector;
-	bool is_durable;       /* FUA */
+	bool is_durable;       /* the write uses RWF_DSYNC */
 	struct list_node node; /* entry of the queue of flash_zone_write() or flash_io_block() */
 	void (*done)(struct flash_io *io, int result);
 };
@@ -48,13 +48,13 @@ struct flash_io {
 /* Zones of a host-managed device, see zone.c. */
 struct flash_zones {
 	uint64_t bytes;			       /* distance of two zones; 0: the device has none */
-	uint64_t first;			       /* offset of the zone of anchors A */
-	uint32_t count;			       /* number of equal zones, from that one on */
+	uint64_t first;			       /* byte offset of the zone of anchors A */
+	uint32_t count;			       /* number of equal zones, from `first` on */
 	uint32_t capacity;		       /* blocks in each zone */
 	uint32_t anchor_blocks[FLASH_ANCHORS]; /* blocks written to each anchor zone */
 	/* Segment whose zone is being written, or FLASH_NO_SEGMENT. */
 	uint32_t segment;
-	uint32_t blocks;	 /* blocks already written there */
+	uint32_t blocks;	 /* blocks already written to that segment */
 	struct list_node writes; /* queued writes, in order */
 	/* The write in flight, or NULL. */
 	struct flash_io *writing;
@@ -74,16 +74,16 @@ void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, str
  * called, and the vector is unchanged then. */
 void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
 	void (*done)(struct flash_io *io, int result));
-/* Starts a write to a zone whose turn has come, or completes it with error < 0. */
+/* Issues the next write to a zone. With error < 0, completes it with that error instead. */
 void flash_io_issue(struct flash *flash, struct flash_io *io, int error);
 /* While the store is closed: performs the next transfer or sync. Returns false if
  * there is none. Blocks. */
 bool flash_io_block(struct flash *flash);
 /* Completes the part when everything that was written before is durable. */
 void flash_sync_part(struct flash *flash, struct store_part *part);
-/* The same for the checkpoint: calls flash_checkpoint_synced(). */
+/* Calls flash_checkpoint_synced() when everything that was written before is durable. */
 void flash_sync_checkpoint(struct flash *flash);
-/* The same for a move of the log: calls flash_move_synced(). */
+/* Calls flash_move_synced() when everything that was written before is durable. */
 void flash_sync_move(struct flash *flash);
 /* Repeats the sync that has failed, see flash_redo_begin(). */
 void flash_sync_again(struct flash *flash);
@@ -116,9 +116,9 @@ GMB_MUST_CHECK int flash_zones_load(struct flash *flash);
 /* After recovery: finishes active zones, in which the log does not continue, and
  * resets free ones. Blocks. */
 GMB_MUST_CHECK int flash_zones_prepare(struct flash *flash, struct error *error);
-/* The same for a start that must not write yet, because the previous process might continue: zones
- * are finished and reset when the log continues. Returns -EBUSY or -ENOSPC if the state of the
- * zones does not allow that. */
+/* Replaces flash_zones_prepare() in a start that must not write yet, because the previous process
+ * might continue. Zones are finished and reset when the log continues. Returns -EBUSY or -ENOSPC if
+ * the state of the zones does not allow that. */
 GMB_MUST_CHECK int flash_zones_take(struct flash *flash, struct error *error);
 /* Queues a write. Writes are issued in call order, one at a time. */
 void flash_zone_write(struct flash *flash, struct flash_io *io);

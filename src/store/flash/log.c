@@ -4,9 +4,9 @@
  *
  * Invariant: a record takes effect in memory only when it and all earlier records are written.
  * Recovery ends the log at the first missing record, so an earlier effect could be undone by a
- * crash. head.seq numbers grow without gaps, and each header contains the checksum of the previous
- * one. Only one record is filled at a time: it has the position and number of log->head when it is
- * begun, and its header is completed when it is closed.
+ * crash. Record numbers (head.seq) have no gaps, and each header contains the checksum of the
+ * previous one. Only one record is filled at a time: it has the position and number of log->head
+ * when it is begun, and its header is completed when it is closed.
  *
  * Called by change.c, cache.c, gc.c and checkpoint.c to append, and by io.c on completions.
  */
@@ -24,7 +24,8 @@ enum {
 	FLYING_GATHER = 2,
 	/* With fewer blocks than this left in a segment, the next record begins in another one. */
 	LINK_BLOCKS = 2,
-	/* Blocks after which a marker record declares them durable (docs/protocol/flash.md). */
+	/* After this many durable blocks, a marker record declares them durable
+	 * (docs/protocol/flash.md). */
 	UNTOLD_BLOCKS = 64,
 };
 
@@ -82,7 +83,7 @@ uint32_t flash_take_segment(struct flash *flash)
 {
 	uint32_t best = FLASH_NO_SEGMENT;
 
-	/* One linear search for each segment of log. */
+	/* A linear search, but only one for each segment of log. */
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		if (flash->table.segments[i].state == GC_FREE &&
 			(best == FLASH_NO_SEGMENT ||
@@ -112,8 +113,8 @@ static struct flash_slot *slot_of(struct flash *flash, const struct flash_record
 		       : flash_map_find(flash, (uint32_t)(entry->lpn / FLASH_NODE_ENTRIES));
 }
 
-/* A node of a checkpoint is written: the level above refers to the new position from now on. Second
- * copies are not referred to. */
+/* Called when a node of a checkpoint is written: makes the level above refer to its new position.
+ * Nothing refers to second copies. */
 static void apply_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -128,7 +129,7 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		struct flash_slot *slot =
 			flash_map_find(flash, tree * geometry->page_count + index);
 
-		if (slot->state == FLASH_SLOT_WRITTEN) { /* otherwise it was changed again */
+		if (slot->state == FLASH_SLOT_WRITTEN) { /* otherwise the page was changed again */
 			flash_map_clean(flash, slot);
 		}
 	}
@@ -253,7 +254,7 @@ void flash_log_abandon(struct flash *flash)
 
 /* --- writing --------------------------------------------------------------------------------- */
 
-/* A failed record is "written" as well once its error cannot be repaired by a move: it is
+/* A failed record also counts as written if the log cannot be moved to another segment: it is
  * retired with that error. */
 static void record_done(struct flash_io *io, int result)
 {
@@ -443,7 +444,7 @@ static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bo
 		return false;
 	}
 	/* The entries do not fit into the rest of the segment: an empty record links to the next
-	 * one. */
+	 * segment. */
 	if (!fits(flash, entries)) {
 		close_record(flash, true);
 		return record_begin(flash);

@@ -41,7 +41,7 @@ struct flash_buffer {
 	struct list_node node;	/* entry of idle, or of flying in log order */
 	struct list_node parts; /* completed when the record is retired */
 	struct flash_position at;
-	struct flash_position behind; /* of the record after it */
+	struct flash_position behind; /* position of the next record */
 	bool is_written;
 	bool wants_durable; /* true if one of its parts is FUA or a flush */
 };
@@ -49,8 +49,8 @@ struct flash_buffer {
 /* State of a log move after a failed write, see move.c. */
 enum flash_move_state {
 	FLASH_MOVE_NONE,
-	FLASH_MOVE_DRAIN,	 /* records in flight complete */
-	FLASH_MOVE_ANCHOR_FIRST, /* the detour is written and made durable */
+	FLASH_MOVE_DRAIN,	 /* waits for the writes in flight */
+	FLASH_MOVE_ANCHOR_FIRST, /* the first anchor gets the new position and is synced */
 	FLASH_MOVE_ANCHOR_SECOND,
 	FLASH_MOVE_STATE_COUNT
 };
@@ -59,17 +59,17 @@ struct flash_move {
 	enum flash_move_state state;
 	int error;	 /* error of the failed write */
 	uint32_t to;	 /* destination segment */
-	uint32_t count;	 /* moves in this run */
-	bool is_waiting; /* waits for the anchor's write or its sync */
+	uint32_t count;	 /* moves of the log in this run */
+	bool is_waiting; /* an anchor is being written or synced */
 	struct flash_io io;
 	uint8_t *block;
 };
 
 struct flash_log {
-	struct flash_position head;   /* position of the record being filled */
+	struct flash_position head;   /* position of the record being filled, or of the next one */
 	struct flash_buffer *filling; /* or NULL */
 	struct list_node idle;
-	struct list_node flying; /* closed, oldest first */
+	struct list_node flying; /* closed records, oldest first */
 	uint32_t writing_count;	 /* closed records whose writes are in flight */
 	struct flash_move move;
 	struct flash_buffer buffers[FLASH_RECORDS];
@@ -80,9 +80,9 @@ struct flash_log {
 	uint32_t records_since_checkpoint;
 	uint64_t written_seq;		  /* all records with smaller numbers are written */
 	uint64_t durable_seq;		  /* all records with smaller numbers are durable */
-	struct flash_position written_at; /* behind the written records */
-	struct flash_position durable_at; /* behind the durable ones */
-	struct flash_position syncing_at; /* behind those that the sync in flight makes durable */
+	struct flash_position written_at; /* position after the written records */
+	struct flash_position durable_at; /* position after the durable records */
+	struct flash_position syncing_at; /* position after what a sync will cover */
 	uint64_t before;		  /* number at which the previous run's log ended */
 	/* Upper bound on the blocks in records that no later record declares durable. */
 	uint32_t untold_blocks;
@@ -94,14 +94,15 @@ void flash_log_init(struct flash *flash, uint8_t *memory);
 uint64_t flash_log_bytes(void);
 /* Reserves room for `entries` entries with a block each in one record. Returns true if
  * flash_log_append() can follow. Returns false if there is no room now; flash_pump() tries again.
- * is_own: the store's own record, which may use the reserve; if even that is used up, the store
- * fails with -ENOSPC. May close the record being filled. */
+ * is_own: the room is for the store itself, which may use the reserve. If that is used up as well
+ * and nothing in flight can free a segment, the store fails with -ENOSPC. May close the record
+ * being filled. */
 bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own);
-/* Appends an entry to the record being filled, after flash_log_room(). data: its block, or
- * NULL: a block of zeroes, or a kind without a block. The block is copied unless is_held.
- * Memory with is_held must be suitable for writes to the device and must not change until
- * the record is retired; a part of flash_log_add_part() completes then. The map page of the
- * entry must be dirty. */
+/* Appends an entry to the record being filled, after flash_log_room(). data: its block, or NULL: a
+ * block of zeroes, or a kind without a block. The block is copied unless is_held. With is_held, the
+ * block must be suitable for writes to the device and must not change until the record is retired;
+ * a part added by flash_log_add_part() completes after that. The map page of the entry must be
+ * dirty. */
 void flash_log_append(struct flash *flash, const struct flash_record_entry *entry,
 	const uint8_t *data, bool is_held);
 /* Returns the number of entries with a block that fit into the record being filled, or, if it is
@@ -112,11 +113,11 @@ uint32_t flash_log_fit(const struct flash *flash);
 void flash_log_add_part(struct flash *flash, struct store_part *part);
 /* Closes the record being filled, if there is one, and writes it. */
 void flash_log_close(struct flash *flash);
-/* The same if a part waits for the record, unless it is better to gather more small changes in
- * it. */
+/* Closes the record being filled if a part waits for it, unless several records are in flight: then
+ * more small changes gather in it. */
 void flash_log_kick(struct flash *flash);
-/* Called when durable_seq has grown: writes an empty record that declares it in the log, if many
- * blocks depend on it and no other record is about to. */
+/* Called when durable_seq has grown. Writes a record that declares the new value, possibly an empty
+ * one, if many blocks are not declared durable yet and no other record is about to be written. */
 void flash_log_tell(struct flash *flash);
 /* Takes the free segment with the fewest erases, which becomes open. Returns
  * FLASH_NO_SEGMENT if none is free. */
@@ -129,7 +130,7 @@ void flash_log_abandon(struct flash *flash);
 
 /* --- moves (move.c) -------------------------------------------------------------------------- */
 
-/* True for the errors with which the kernel reports a bad place on the medium. Other places may
+/* True for the errors with which the kernel reports a bad block of the device. Other blocks may
  * work. */
 bool flash_is_of_medium(int error);
 /* Called when the write of a record has failed. Returns true if the record and its successors will
@@ -140,14 +141,16 @@ bool flash_move_step(struct flash *flash);
 /* Called when the sync that flash_sync_move() requested is complete. */
 void flash_move_synced(struct flash *flash, int result);
 
-/* --- the end of the log once more (redo.c) --------------------------------------------------- */
+/* --- rewriting the end of the log after a failed sync (redo.c) ------------------------------- */
 
 uint64_t flash_redo_bytes(void);
 void flash_redo_init(struct flash *flash, uint8_t *memory);
-/* A sync has failed. True: what it was for is written again, then flash_sync_again() is called. */
+/* Called when a sync has failed. Returns true if the records that it covered are written again,
+ * after which flash_sync_again() is called; false if that cannot help, so that the log must
+ * fail. */
 bool flash_redo_begin(struct flash *flash, int error);
 bool flash_redo_runs(const struct flash *flash);
-/* A sync has succeeded. */
+/* Called when a sync has succeeded: resets the count of attempts. */
 void flash_redo_succeeded(struct flash *flash);
-/* Returns true when something was done. */
+/* Continues the rewrite. Returns true if there was progress. */
 bool flash_redo_step(struct flash *flash);

@@ -33,7 +33,8 @@ static uint32_t map_bucket_count(uint32_t slot_count)
 	return count;
 }
 
-/* Whole nodes, so that they can be written without a copy. */
+/* Returns the bytes of a level's addresses: whole nodes, so that they can be written without a
+ * copy. */
 static uint64_t level_bytes(const struct flash_geometry *geometry, int level)
 {
 	uint64_t above = level + 1 < FLASH_LEVELS ? geometry->node_counts[level + 1] : 1;
@@ -173,7 +174,6 @@ static void slot_free(struct flash_map *map, struct flash_slot *slot)
 	list_push_front(&map->lru, &slot->lru);
 }
 
-/* The contents of the slot are not valid. */
 void flash_map_release(struct flash *flash, struct flash_slot *slot)
 {
 	unchain(&flash->map, slot);
@@ -380,7 +380,8 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 		}
 		return;
 	}
-	/* A moved block may have been overwritten since it was read: then its copy is dead. */
+	/* A block may be overwritten after the collector read it: then its copy is
+	 * garbage. */
 	if (flash_kind_is_copy(entry->kind)) {
 		flash_snapshots_move(flash, entry, block, old == entry->source);
 		if (old != entry->source) {
@@ -451,7 +452,7 @@ void flash_map_forget(struct flash *flash, uint32_t tree)
 			list_remove(&slot->lru);
 			flash_map_release(flash, slot);
 		} else {
-			/* It is being read: load_done() frees the slot. */
+			/* The page is being read: load_done() frees the slot. */
 			unchain(&flash->map, slot);
 			slot->page = FLASH_NO_PAGE;
 		}

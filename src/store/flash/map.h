@@ -38,7 +38,7 @@ struct flash_slot {
 	int32_t chain; /* next slot in its bucket */
 	/* Records that refer to the page and are not retired. */
 	uint32_t pins;
-	uint32_t round; /* dirty: checkpoint round in which it was first changed */
+	uint32_t round; /* dirty: value of flash_map.round when the page became dirty */
 	uint8_t state;
 	/* Entry of the map's lru, oldest first, if free, or clean without pins. */
 	struct list_node lru;
@@ -50,7 +50,7 @@ struct flash_slot {
 struct flash_tree {
 	struct flash_entry *levels[FLASH_LEVELS]; /* [n]: addresses of the nodes of level n */
 	bool *dirty[FLASH_LEVELS];		  /* nodes to be written, from level 1 on */
-	bool *table_dirty;			  /* the same for pages of the segment table */
+	bool *table_dirty;			  /* pages of the segment table to be written */
 	/* Table pages that the checkpoint in progress writes. */
 	bool *table_begun;
 };
@@ -87,9 +87,9 @@ void flash_map_release(struct flash *flash, struct flash_slot *slot);
 /* Marks the page dirty before it is changed. An old page is appended to the checkpoint in progress
  * first. Returns false if the limit of dirty pages is reached, or the log has no room. */
 bool flash_map_dirty(struct flash *flash, struct flash_slot *slot);
-/* The checkpoint has written the page, or need not. */
+/* Makes a page clean that the checkpoint has written or, because it is empty, unlinked. */
 void flash_map_clean(struct flash *flash, struct flash_slot *slot);
-/* A record in flight refers to the page. */
+/* Keeps the page in memory for a record that changes it, until flash_map_unpin(). */
 void flash_map_pin(struct flash_slot *slot);
 void flash_map_unpin(struct flash *flash, struct flash_slot *slot);
 /* Applies an entry of a written record to the map and to the segment counts. block: its
@@ -98,7 +98,7 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 /* Sets the address of a node, and marks the node above it dirty. */
 void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,
 	struct flash_entry entry);
-/* Adds each (1 or -1) to the node count of each segment for each node of the tree. */
+/* For each node of the tree, adds `each` (1 or -1) to the node count of the node's segment. */
 void flash_map_count_nodes(struct flash *flash, uint32_t tree, int32_t each);
 /* Drops all pages of a tree, none of which may be dirty. Waiters for a page get -ESTALE. */
 void flash_map_forget(struct flash *flash, uint32_t tree);

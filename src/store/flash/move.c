@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Moving the end of the log after a failed write: the failed record and all later ones, none of
- * which has been answered, are written again with the same numbers. The records that would have
- * been in the failed record's segment go to the beginning of a free one; all others stay where they
- * are.
+ * which has been answered, are written again with the same numbers. Those in the failed record's
+ * segment go to the beginning of a free one; all others keep their positions. A detour in the
+ * anchors, a record number and a segment, leads recovery there.
  *
  *   error ─▶ writes in flight complete ─▶ both anchors have the detour ─▶ the records are written
  *                                                                      └▶ a checkpoint: no detours
@@ -179,7 +179,7 @@ void flash_move_synced(struct flash *flash, int result)
 
 	move->is_waiting = false;
 	if (result < 0) {
-		return; /* flash_fail() was called */
+		return; /* the log has failed, so flash_move_step() ends the move */
 	}
 	if (move->state == FLASH_MOVE_ANCHOR_FIRST) {
 		move_set_state(move, FLASH_MOVE_ANCHOR_SECOND);
@@ -188,15 +188,15 @@ void flash_move_synced(struct flash *flash, int result)
 	}
 }
 
-/* True if an anchor leads to the records of this run. Before the first checkpoint of a run none
- * does, so no detour is needed. */
+/* True if a recovery from the current anchors would read the records of this run. Before the first
+ * checkpoint of a run it would not, so no detour is needed. */
 static bool is_anchored(const struct flash *flash)
 {
 	return flash->anchor.next.seq >> FLASH_SEQ_SHIFT == flash->log.head.seq >> FLASH_SEQ_SHIFT;
 }
 
-/* Chooses the new segment when no write is in flight. The anchor gets the detour in memory, and
- * is encoded with it. */
+/* Chooses the new segment when no write is in flight. Encodes the anchor with the new
+ * detour. */
 static void move_choose(struct flash *flash)
 {
 	struct flash_move *move = &flash->log.move;
@@ -238,8 +238,9 @@ bool flash_move_step(struct flash *flash)
 		return true;
 	}
 	if (move->state == FLASH_MOVE_DRAIN) {
-		/* The checkpoint's own anchors become durable first, since this move's anchor has
-		 * the same contents and the detour. They do not need a waiting part either. */
+		/* If a checkpoint is writing its anchors, it completes first, because the anchors
+		 * of the move contain it as well. Like the move, it then continues without a
+		 * waiting part. */
 		if (flash->checkpoint.state >= FLASH_CHECKPOINT_ANCHOR_FIRST) {
 			return flash_checkpoint_step(flash);
 		}

@@ -34,7 +34,7 @@ struct flash_helper {
 	uint32_t skip;	 /* bytes before the piece in a single block */
 	uint32_t bytes;	 /* length of the piece; 0: a run */
 	uint64_t at;	 /* position of the piece in the part */
-	uint64_t block;	 /* first block, of the disk */
+	uint64_t block;	 /* first block of the run, on the disk */
 	uint8_t *bounce; /* buffer of one block, for a piece */
 	uint32_t crcs[FLASH_RUN_BLOCKS];
 };
@@ -67,7 +67,7 @@ void flash_reads_init(struct flash *flash, uint8_t *memory)
 	flash->reads = reads;
 }
 
-/* Queues a part for flash_reads_resume(). */
+/* Lets a part wait until flash_reads_resume() retries it. */
 static void hope(struct flash *flash, struct store_part *part)
 {
 	flash_scratch_of(part)->is_waiting = true;
@@ -147,8 +147,8 @@ static void read_end(struct store_part *part)
 	}
 }
 
-/* Compares the checksums that the map had when the read began. The run may have been overwritten
- * since, but its blocks stay as they were. */
+/* Compares the blocks with the checksums in the map when the read began. Later writes of the same
+ * disk blocks go to other device blocks, so these are unchanged. */
 static int helper_check(const struct flash_helper *helper)
 {
 	const uint8_t *bytes = mem_cpu_read(helper->io.memory);
@@ -261,7 +261,7 @@ static uint64_t data_bytes(const struct flash_slot *slot, uint64_t offset)
 	return ((end - first) << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES;
 }
 
-/* The next page that the part needs. */
+/* Returns the next map page that the part needs. */
 static uint32_t page_of(const struct flash *flash, const struct store_part *part)
 {
 	const struct flash_scratch *scratch = (const void *)part->scratch;
@@ -384,7 +384,7 @@ void flash_extents_step(struct store_part *part)
 			break;
 		}
 		if (pages == EXTENT_PAGES_MAX || scratch->pending == EXTENT_LOADS_MAX) {
-			break; /* the client asks again for the rest */
+			break; /* the client requests the rest again */
 		}
 		if (!is_cached && !flash_map_is_empty(flash, page_of(flash, part))) {
 			slot = read_page_get(flash, part, page_of(flash, part));

@@ -30,9 +30,9 @@
 /* State of a lost page, from the headers. */
 struct lost {
 	uint32_t page;
-	/* Number of the record before which its newest image was made; 0: no image was found. */
+	/* The newest image of the page has the state before this record; 0: no image was found. */
 	uint64_t newest_seq;
-	uint64_t whole_seq; /* the same for the newest undamaged image */
+	uint64_t whole_seq; /* the newest undamaged image has the state before this record */
 	uint32_t whole_moves;
 	struct flash_entry whole;
 };
@@ -124,16 +124,16 @@ static bool is_torn(const struct rebuild *rebuild)
 
 /* --- headers --------------------------------------------------------------------------------- */
 
-/* True if the record is from before the checkpoint, or contains nodes of the checkpoint: changes
- * continued while they were written. */
+/* True if the record is from before the checkpoint, or may contain nodes of the checkpoint, which
+ * are written after its beginning. */
 static bool is_before(const struct flash *flash, const struct flash_record *record)
 {
 	return record->seq < flash->anchor.next.seq ||
 	       (record->nodes_at > 0 && record->nodes_at <= flash->anchor.next.seq);
 }
 
-/* Visits the records of a segment. A header that is not found at the expected block is searched in
- * the following ones. */
+/* Visits the records of a segment. If a block where a header is expected has none, the following
+ * blocks are searched. */
 static int visit_segment(struct rebuild *rebuild, uint32_t segment)
 {
 	struct flash *flash = rebuild->flash;
@@ -312,8 +312,8 @@ static int find_changes(struct rebuild *rebuild)
 	return 0;
 }
 
-/* Order: page, then log order. Of two records with the same number, the valid one (more moves) is
- * first. */
+/* Sorts by page, then in log order. Of two records with the same number, the valid one (more moves)
+ * is first. */
 static int rebuild_compare(const void *a, const void *b)
 {
 	const struct change *one = a;
@@ -331,9 +331,9 @@ static int rebuild_compare(const void *a, const void *b)
 	return one->number < other->number ? -1 : one->number > other->number;
 }
 
-/* Applies a change. A moved block is newer than the entry if nothing has changed the entry since
- * the checkpoint before the record: the block existed at that checkpoint, so an entry of that age
- * at another position is older. */
+/* Applies a change. A block moved by garbage collection (FLASH_COPY) existed at the checkpoint
+ * before the record. So it replaces an entry that was not changed since that checkpoint; an entry
+ * changed since must still refer to the block's old position. */
 static void rebuild_apply(
 	struct flash_node *node, uint64_t seqs[FLASH_NODE_ENTRIES], const struct change *change)
 {

@@ -27,7 +27,8 @@ enum {
 	 * have at least SPARSE_BLOCKS blocks, or this part of a segment. */
 	SPARSE_BLOCKS = 64,
 	SPARSE_PART = 4,
-	/* Approximate limit of a log: up to its checkpoint, and during an unfinished one. */
+	/* Approximate limit of the log to replay: up to the beginning of a checkpoint, and during
+	 * it. */
 	LOG_BLOCKS = 2 * FLASH_LOG_BLOCKS,
 	TELL_BLOCKS = 1 << 15,			 /* blocks of log between two messages */
 	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* capacity of flash->record_bytes */
@@ -65,7 +66,7 @@ static int check_device(const struct flash *flash, struct error *error)
 	return 0;
 }
 
-/* Decodes an anchor and checks its zone size. The blocks of a zoned device's copy elsewhere can
+/* Decodes an anchor and checks its zone size. A copy of a zoned device on another device can
  * contain old anchors, which must not be used. */
 static int decode_anchor(const struct flash *flash, const uint8_t block[FLASH_BLOCK_BYTES],
 	struct flash_anchor *anchor, struct error *error)
@@ -148,7 +149,7 @@ struct replay {
 	uint32_t slow_end;
 };
 
-/* Continues at this position, or at the detour of its record. */
+/* Continues at this position, or in another segment if the anchor has a detour for its record. */
 static void go_to(struct replay *replay, const struct flash_position *position)
 {
 	replay->at = *position;
@@ -211,7 +212,7 @@ static bool is_large(const struct replay *replay, uint32_t blocks)
 				 (uint32_t)SPARSE_BLOCKS);
 }
 
-/* True if the record is not known to be durable, so that it may be there in part. */
+/* True if the record is not known to be durable, so that it may be incomplete. */
 static bool is_doubtful(const struct replay *replay)
 {
 	return replay->at.seq >= replay->durable;
@@ -224,7 +225,7 @@ static int read_record(struct replay *replay)
 	const uint8_t *block;
 	int result;
 
-	/* Only the needed blocks: all of a doubtful record, else its header. */
+	/* Large records: reads all of a record that may be incomplete, else only its header. */
 	if (is_large(replay, replay->usual)) {
 		ahead_count = replay->has_looked && is_doubtful(replay)
 				      ? MIN(ahead_count, replay->usual)
@@ -317,10 +318,10 @@ static int apply_entry(
 	int result;
 
 	if (flash_kind_is_node(entry->kind)) {
-		return 0; /* its checkpoint was not completed */
+		return 0; /* the node's checkpoint was not completed */
 	}
 	result = load_page(replay->flash, flash_page_of(replay->flash, 0, entry->lpn), &slot);
-	if (result == -ENODATA) { /* a hole, which a read-only store accepts */
+	if (result == -ENODATA) { /* the page is a hole, which only a read-only store accepts */
 		return replay->flash->is_read_only ? 0 : -EUCLEAN;
 	}
 	if (result < 0) {
@@ -395,9 +396,9 @@ static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t bloc
 	return any;
 }
 
-/* Searches for later records where the log seems to end. One with a greater `durable` shows
- * that the missing record was durable. They can be in this segment and in those that were
- * free at the checkpoint. */
+/* Searches for later records when the log seems to end. One with a greater `durable` shows that the
+ * missing record was durable. They can be in this segment and in those that were free at the
+ * checkpoint. */
 static int search_later(struct replay *replay)
 {
 	const struct flash *flash = replay->flash;
@@ -513,7 +514,7 @@ static int replay_log(struct replay *replay)
 	int result;
 
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		/* Nodes do not count: a segment can contain nodes of the checkpoint and the log
+		/* Nodes are ignored: a segment can contain nodes of the checkpoint and the log
 		 * after it. */
 		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
 					   flash->segments[i].snapshot_valid[0] == 0 &&

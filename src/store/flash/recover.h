@@ -17,7 +17,7 @@ struct flash;
 
 enum { FLASH_HOLES_MAX = 16, FLASH_HOLE_TEXT_BYTES = 96, FLASH_LOSS_TEXT_BYTES = 192 };
 
-/* A range of map pages of the disk. */
+/* A range of consecutive map pages of the disk. */
 struct flash_hole {
 	uint32_t first;
 	uint32_t count;
@@ -33,9 +33,9 @@ struct flash_holes {
 struct flash_damage {
 	/* Byte of the device at which the log ends. */
 	uint64_t lost_at;
-	/* Durable records that are lost from there on. */
+	/* Number of durable records that are lost from lost_at on. */
 	uint64_t lost_records;
-	/* Error with which the log cannot be read there; 0: none. */
+	/* Error of a read of the log at lost_at; 0: none. */
 	int lost_error;
 	uint32_t repairs;	  /* enum store_repair, as requested */
 	uint32_t twins_used;	  /* nodes of which only the second copy could be read */
@@ -88,7 +88,8 @@ uint32_t flash_tree_single(struct flash *flash, uint32_t tree);
 bool flash_page_is_sound(const struct flash *flash, uint32_t index, const struct flash_node *node);
 /* Adds a page to the ranges, unless it is in one. */
 void flash_hole_add(struct flash_holes *holes, uint32_t page);
-/* Writes the name of the number-th range, a plural. Returns false if there is no such range. */
+/* Describes range `number`, such as "bytes 0 to 4095 of the disk", as a plural. Returns false if
+ * there is no such range. */
 bool flash_hole_text(const struct flash *flash, const struct flash_holes *holes, uint32_t number,
 	char *text, size_t bytes);
 /* True if durable records are lost, or might be because the log cannot be read. */

@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Writing the end of the log once more after it could not be made durable.
+ * Writing the end of the log again after a sync has failed.
  *
- * In the page cache a write to the log succeeds, and fdatasync() reports later that something could
- * not be written back: not what, and only once. The kernel takes the pages for clean then, so the
- * next fdatasync() would succeed without them. So all records since the last successful sync are
- * read again, from the page cache as long as it has them, compared with their checksums and written
- * to the same places, and then there is another sync.
+ * A write through the page cache succeeds, and fdatasync() reports later that a page could not be
+ * written back: not which one, and only once. The kernel then marks the pages clean, so the next
+ * fdatasync() would succeed without them. So all records since the last successful sync are read
+ * again (from the page cache, while it has them), compared with their checksums and written to the
+ * same positions. Then another sync follows.
  *
  *   sync fails ─▶ anchors in flight end ─▶ header ─▶ its blocks, in pieces ─▶ ... ─▶ sync
  *                                          ▲ │ read, compared, written  │
  *                                          └─┴──────────────────────────┘
  *
- * Whoever waits for the failed sync waits for this one. Nothing is durable before, and changes go
- * on. An anchor whose sync has failed is written again afterwards. If a record is not there any
- * more or the device goes on to fail, the log has failed.
+ * Parts that wait for the failed sync wait for this one, and no record counts as durable before it.
+ * Changes continue. An anchor whose sync has failed is written again afterwards. If a record can no
+ * longer be read intact or the device continues to fail, the log fails.
  */
 #include <errno.h>
 #include <string.h>
@@ -25,15 +25,15 @@
 #include "store/flash/flash.h"
 
 enum {
-	REDO_BLOCKS = 16,   /* that are read at a time */
-	REDO_TRIES_MAX = 3, /* without a sync that succeeds */
-	REDO_COUNT_MAX = 64 /* of one run, as with moves */
+	REDO_BLOCKS = 16,   /* blocks read at a time */
+	REDO_TRIES_MAX = 3, /* attempts without a successful sync */
+	REDO_COUNT_MAX = 64 /* rewrites in one run of the store */
 };
 
 enum flash_redo_state {
 	FLASH_REDO_NONE,
-	FLASH_REDO_DRAIN,  /* an anchor in flight ends */
-	FLASH_REDO_RECORD, /* the next one is chosen */
+	FLASH_REDO_DRAIN,  /* waits for an anchor in flight */
+	FLASH_REDO_RECORD, /* chooses the next record */
 	FLASH_REDO_READ,
 	FLASH_REDO_WRITE,
 	FLASH_REDO_STATE_COUNT
@@ -43,15 +43,15 @@ struct flash_redo {
 	struct flash *flash;
 	enum flash_redo_state state;
 	int error;
-	uint32_t count; /* of this run */
+	uint32_t count; /* rewrites in this run of the store */
 	uint32_t tries;
-	uint64_t end; /* the first record that need not be written again */
+	uint64_t end; /* number of the first record that need not be written again */
 	struct flash_position at;
-	struct flash_position behind; /* the record at hand */
+	struct flash_position behind; /* position after the current record */
 	struct flash_record record;
-	uint32_t first; /* blocks of it that are read or written; 0: the header alone */
+	uint32_t first; /* first block of the record being read or written; 0: its header */
 	uint32_t blocks;
-	uint32_t entry; /* of the first of them, or one before it */
+	uint32_t entry; /* entry of block `first`, or of entries without a block before it */
 	bool is_waiting;
 	struct flash_io io;
 	uint8_t bytes[REDO_BLOCKS * FLASH_BLOCK_BYTES] __attribute__((aligned(FLASH_BLOCK_BYTES)));
@@ -97,7 +97,7 @@ bool flash_redo_begin(struct flash *flash, int error)
 {
 	struct flash_redo *redo = flash->redo;
 
-	/* Zones are written directly and once. */
+	/* Zoned devices are written without the page cache, and blocks cannot be written twice. */
 	if (flash->failed != 0 || flash_has_zones(flash) || !flash_is_of_medium(error) ||
 		redo->tries == REDO_TRIES_MAX || redo->count == REDO_COUNT_MAX) {
 		return false;
@@ -111,7 +111,8 @@ bool flash_redo_begin(struct flash *flash, int error)
 	redo->count++;
 	flash->counters.log_rewrites++;
 	redo->error = error;
-	/* The error may be that of a record whose write has not ended. */
+	/* The error may belong to a record whose write is in flight, so these are written again as
+	 * well. */
 	redo->end = flash->log.writing_count > 0 ? flash->log.head.seq : flash->log.written_seq;
 	redo_set_state(redo, FLASH_REDO_DRAIN);
 	flash->pump_again = true;
@@ -132,7 +133,7 @@ static void redo_fail(struct flash *flash, int error, const char *what)
 
 /* --- a record -------------------------------------------------------------------------------- */
 
-/* The blocks that were read are those that were written. */
+/* Returns true if the blocks that were read match the checksums of the record. */
 static bool redo_is_sound(struct flash_redo *redo)
 {
 	const uint8_t *block = redo->bytes;
@@ -205,16 +206,16 @@ static void redo_transfer(struct flash *flash, bool is_write)
 		is_write ? redo_write_done : redo_read_done);
 }
 
-/* True: something was done. */
+/* Chooses the next record, or ends the rewrite. Returns true if there was progress. */
 static bool redo_choose(struct flash *flash)
 {
 	struct flash_redo *redo = flash->redo;
 
 	if (redo->at.seq >= flash->log.written_seq && redo->at.seq < redo->end &&
 		!flash_move_runs(flash)) {
-		return false; /* it is being written */
+		return false; /* the record's write is in flight */
 	}
-	/* What a move waits with is written after this sync. */
+	/* Records that a move of the log holds back are written after this sync. */
 	if (redo->at.seq >= redo->end || redo->at.seq >= flash->log.written_seq) {
 		redo_end(flash);
 		return true;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Snapshots: the contents of the disk at a checkpoint, under a name. A snapshot is a tree
- * of its own, which begins as a copy of the node addresses of the disk's tree. The anchor contains
- * the addresses of its top nodes, so it is created and deleted by a checkpoint or not at all.
+ * Snapshots: the contents of the disk at a checkpoint, under a name. A snapshot is a tree of its
+ * own, which begins as a copy of the node addresses of the disk's tree. The anchor contains the
+ * addresses of its top nodes, so it is created and deleted by a checkpoint or not at all.
  *
  *   request ─▶ prepare: write the dirty pages of the cache while clients continue
  *           ─▶ hold: changes wait, the remaining dirty pages are written
@@ -34,7 +34,7 @@ enum { ROOM_MIN_PERCENT = 6 };
 
 static const uint32_t snapshot_edges[FLASH_SNAPSHOT_STATE_COUNT] = {
 	[FLASH_SNAPSHOT_NONE] =
-		BIT(FLASH_SNAPSHOT_CREATING) | BIT(FLASH_SNAPSHOT_LIVE), /* live: by recovery */
+		BIT(FLASH_SNAPSHOT_CREATING) | BIT(FLASH_SNAPSHOT_LIVE), /* live: at the start */
 	[FLASH_SNAPSHOT_CREATING] = BIT(FLASH_SNAPSHOT_LIVE) | BIT(FLASH_SNAPSHOT_NONE),
 	[FLASH_SNAPSHOT_LIVE] = BIT(FLASH_SNAPSHOT_DELETING),
 	[FLASH_SNAPSHOT_DELETING] = BIT(FLASH_SNAPSHOT_NONE) | BIT(FLASH_SNAPSHOT_LIVE),
@@ -152,8 +152,9 @@ static bool is_going(const struct flash *flash)
 	       flash->snapshots.list[1].state == FLASH_SNAPSHOT_DELETING;
 }
 
-/* True if the first candidate is dropped before a write is refused. A snapshot of a job always is,
- * because no user has asked to keep it. There must be a snapshot. */
+/* True if the snapshot that oldest() returns must be dropped rather than writes refused. This is
+ * always so for the snapshot of a job, because no user has asked to keep it. There must be a
+ * snapshot. */
 static bool is_droppable(struct flash *flash)
 {
 	return !flash->snapshots.refuses || oldest(flash)->about.is_temporary;
@@ -228,7 +229,7 @@ void flash_snapshots_io_ended(struct flash *flash)
 	struct flash_snapshots *snapshots = &flash->snapshots;
 	struct store_snapshot_request *request = snapshots->request;
 
-	/* Like a part: the last request waits until nothing is in flight. */
+	/* As with parts, the last request completes only when nothing is in flight. */
 	if (request != NULL && snapshots->is_done && !snapshots->turn.in_flight &&
 		(flash->io_count == 0 || flash->part_count > flash->held_count)) {
 		snapshots->request = NULL;
@@ -371,8 +372,8 @@ bool flash_snapshots_relieve(struct flash *flash)
 	return true;
 }
 
-/* Requests that the changes answered so far be written while clients continue. Not during another
- * checkpoint: later, when changes wait, they would have to wait for the end of that one as well. */
+/* Requests that the changes answered so far be written while clients continue. Not during a
+ * checkpoint, because changes, when they are held back later, would also wait for its end. */
 static bool prepare(struct flash *flash)
 {
 	if (flash_checkpoint_runs(flash) || flash->checkpoint.is_asked || is_going(flash)) {
@@ -401,9 +402,9 @@ bool flash_snapshots_step(struct flash *flash)
 	if (!flash_cache_has_written(flash)) {
 		return false;
 	}
-	/* Now changes wait, and the pages that have become dirty since are written too. Otherwise
-	 * the snapshot could contain a later write without an earlier one, because a new version of
-	 * a page takes over the position of the old one. */
+	/* From now on changes wait, and the pages that have become dirty since are also written.
+	 * Otherwise the snapshot could contain a later write without an earlier one, because the
+	 * new version of a page takes over the old one's place in flush order. */
 	snapshots->holds = true;
 	flash_cache_want_written(flash);
 	return true;
@@ -441,7 +442,7 @@ void flash_snapshots_begin(struct flash *flash)
 	flash->snapshots.holds = false; /* later changes are after the checkpoint */
 }
 
-/* A snapshot that is being created has the top nodes of the disk's tree. */
+/* Until a snapshot is live, its top nodes are those of the disk's tree. */
 void flash_snapshots_encode(struct flash *flash)
 {
 	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {
@@ -478,7 +479,7 @@ static void snapshot_make(struct flash *flash, struct flash_snapshot *snapshot)
 	flash_map_count_nodes(flash, 1 + index, 1);
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		flash->segments[i].snapshot_valid[index] = flash->segments[i].begin_valid;
-		flash_snapshots_block_dies(flash, i); /* some blocks may have died since it began */
+		flash_snapshots_block_dies(flash, i); /* blocks overwritten since are `kept` */
 	}
 	snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_LIVE);
 }
@@ -518,7 +519,7 @@ void flash_snapshot_damaged(struct flash *flash, uint32_t index)
 			gc_set_state(&flash->table, i, GC_CLOSED);
 		}
 	}
-	if (flash->start != NULL) { /* a check reports it itself */
+	if (flash->start != NULL) { /* `gmblock check` reports the damage itself */
 		log_error("flash store '%s': the map of its snapshot '%s' is damaged: parts of it "
 			  "cannot be read; 'gmblock snapshot delete' frees its space",
 			flash->path, snapshot->about.name);
@@ -538,7 +539,7 @@ static void keep_rest(struct flash *flash)
 	}
 }
 
-/* The estimate cannot exceed the blocks of both snapshots. */
+/* Limits the estimate `kept` to the number of blocks that both snapshots have in the segment. */
 static void limit_kept(struct flash *flash, uint32_t segment)
 {
 	const uint32_t *valid = flash->segments[segment].snapshot_valid;
@@ -608,8 +609,8 @@ void flash_snapshots_checkpointed(struct flash *flash, int result)
 				     strcmp(request->snapshot.name, snapshot->about.name) == 0;
 			snapshot_forget(flash, snapshot);
 		} else if (snapshot->state == FLASH_SNAPSHOT_DELETING && result < 0) {
-			snapshot_set_state(flash, snapshot,
-				FLASH_SNAPSHOT_LIVE); /* read-only, as the disk is now */
+			snapshot_set_state(
+				flash, snapshot, FLASH_SNAPSHOT_LIVE); /* still readable */
 		}
 	}
 	if (request != NULL && !flash->snapshots.is_done && (has_ended || result < 0)) {
@@ -680,7 +681,7 @@ void flash_snapshots_move(
 		flash->map.trees[1 + i].table_dirty[to / FLASH_TABLE_ENTRIES] = true;
 		has_moved = true;
 	}
-	/* The block is one that only snapshots have: the estimate moves with it. */
+	/* Only snapshots have the block: count it in the new segment instead of the old one. */
 	if (has_moved && !is_mapped) {
 		source->kept -= MIN(source->kept, 1U);
 		target->kept++;
@@ -720,7 +721,7 @@ void flash_snapshots_recovered(struct flash *flash)
 
 /* --- a snapshot as a store ------------------------------------------------------------------- */
 
-/* The serial number shows whether the slot has been reused by another snapshot. */
+/* The serial numbers differ if another snapshot has reused the slot. */
 bool flash_snapshot_is_deleted(const struct store_part *part)
 {
 	struct store *store = part->queue->store;

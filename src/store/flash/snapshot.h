@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Snapshots: the contents of the disk at a checkpoint, under a name. Each
- * has a tree of the map and a slot in the anchor.
+ * Snapshots: the contents of the disk at a checkpoint, under a name. Each has a tree of the map and
+ * a slot in the anchor.
  *
  * Invariant: a snapshot is created and deleted by a checkpoint, so it is durable with all of its
  * contents or does not exist.
@@ -41,12 +41,13 @@ struct flash_snapshots {
 	struct flash_snapshot list[FLASH_SNAPSHOTS];
 	struct store_snapshot_request *request; /* being processed, or NULL */
 	struct list_node waiting;		/* requests that wait for the current one */
-	struct ring_op turn;			/* completes the request in a later batch */
-	bool is_prepared; /* the changes answered before it are in the log, or on the way there */
-	bool holds;	  /* changes wait until the checkpoint of the snapshot begins */
-	bool is_done;	  /* the request is complete, except that transfers are in flight */
-	bool refuses;	  /* on-full=refuse, else drop */
-	bool is_full;	  /* set with on-full=refuse: changes that need space fail */
+	struct ring_op turn; /* completes the request in a later batch of the ring */
+	bool is_prepared;    /* changes answered before the request are being written, or are in the
+				log */
+	bool holds;	     /* changes wait until the checkpoint of the snapshot begins */
+	bool is_done;	     /* the request is complete, except that transfers are in flight */
+	bool refuses;	     /* on-full=refuse, else drop */
+	bool is_full;	     /* set with on-full=refuse: changes that need space fail */
 	/* Set with on-full=refuse if the collector frees no space any more. All changes fail, and
 	 * flushes of cached pages, until a snapshot is deleted. */
 	bool is_stuck;
@@ -95,7 +96,7 @@ void flash_snapshots_io_ended(struct flash *flash);
 /* Called when the disk has one live block fewer in the segment: corrects the estimate of blocks
  * that only snapshots have. */
 void flash_snapshots_block_dies(struct flash *flash, uint32_t segment);
-/* Recomputes that estimate after the log has been replayed. */
+/* Recomputes the estimate of blocks that only snapshots have, after the log has been replayed. */
 void flash_snapshots_restore(struct flash *flash, uint32_t segment);
 /* Moves a block in the trees of the snapshots that have it. is_mapped: the disk has it as well. */
 void flash_snapshots_move(struct flash *flash, const struct flash_record_entry *entry,

@@ -129,7 +129,7 @@ static bool is_sound(const struct flash *flash, uint32_t level, uint32_t index,
 	return true;
 }
 
-/* Holes are accepted if the store is not written, or a repair fills them. */
+/* Returns true if holes are accepted: the store is read-only, or a repair fills them. */
 static bool may_have_holes(const struct flash *flash)
 {
 	return flash->is_read_only || (flash->damage.repairs & STORE_REPAIR_MAP) != 0;
@@ -145,7 +145,7 @@ static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 	uint32_t end = MIN(first + FLASH_NODE_ENTRIES, geometry->node_counts[level - 1]);
 	struct flash_entry nothing = tree->levels[level][index];
 
-	nothing.crc++; /* twice for nodes two levels below */
+	nothing.crc++; /* incremented again for each level below */
 	for (uint32_t i = first; i < end; i++) {
 		tree->levels[level - 1][i] = nothing;
 		if (level == 1 && i < geometry->leaf_count) {
@@ -240,8 +240,7 @@ static bool table_is_sound(const struct flash *flash, const struct flash_table_e
 	return true;
 }
 
-/* Fills in the hints of segments whose table page is damaged: the age of new data, and the mean
- * erase count. */
+/* Guesses values for segments whose table page is damaged: new data, and the mean erase count. */
 static void guess_table(struct flash *flash, struct flash_seen *seen, uint32_t first)
 {
 	uint32_t count = flash->anchor.geometry.segment_count;
@@ -257,7 +256,7 @@ static void guess_table(struct flash *flash, struct flash_seen *seen, uint32_t f
 	}
 }
 
-/* The count of live blocks of a tree in a segment. */
+/* Returns the counter of the tree's live blocks in a segment. */
 static uint32_t *valid_of(
 	struct flash *flash, uint32_t tree, struct flash_seen *seen, uint32_t segment)
 {

@@ -121,7 +121,7 @@ uint64_t flash_zone_offset(const struct flash *flash, uint32_t segment)
 	return zone_offset(&flash->zones, FLASH_ANCHORS + segment);
 }
 
-/* Offset of a block of a segment. */
+/* Returns the offset on the device of a block of a segment. */
 static uint64_t block_offset(const struct flash *flash, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
