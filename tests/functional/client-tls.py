@@ -426,7 +426,7 @@ class Downgrade(TlsCase):
         yield "info", "--list", uri
         yield "info", "--map", uri
         yield "list", uri
-        yield "bench", "--time", "1s", uri
+        yield "bench", "--seconds", "1s", uri
         yield "copy", uri, copy
         yield "copy", self.image, uri
         yield "attach", "--fuse", self.path("fuse"), uri

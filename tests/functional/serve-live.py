@@ -550,7 +550,7 @@ class Configuration(Live):
             self.configure("name: '', path: 'null:1M'", more=f"user: {text}\n")
             self.assertEqual(self.reload("--dry-run"), "nothing would change\n")
         self.configure("name: '', path: 'null:1M'", more="user: daemon\n")
-        self.assertEqual(self.reload("--dry-run"), "user: changed, which takes effect at the next restart\n")
+        self.assertEqual(self.reload("--dry-run"), "user: changed; takes effect at the next restart\n")
 
     def test_values_are_compared_and_not_their_text(self):
         """Another spelling changes nothing, nor does a default that is written down."""
@@ -641,7 +641,7 @@ class Configuration(Live):
         with nbdmini.open_export(server.uri, b"a") as client:
             client.write(0, bytes(512))
             self.configure("name: a, path: 'memory:1M', access: [ro]")
-            line = 'export "a": access: "rights=ro" added; 1 connection loses the right to write\n'
+            line = 'export "a": access: "rights=ro" added; 1 connection loses write access\n'
             self.assertEqual(self.reload("--dry-run"), line)
             client.write(0, bytes(512))
             self.assertEqual(self.reload(), line)

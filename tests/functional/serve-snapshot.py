@@ -163,7 +163,7 @@ class Snapshot(support.Case):
                 (("list", "--json", "disk@b"), 'there is no export "disk@b"')):
             self.assertIn(fragment, self.snapshot(*arguments, status=1))
         self.snapshot("create", "disk", "b")
-        self.assertIn("the most", self.snapshot("create", "disk", "c", status=1))
+        self.assertIn("which is the limit", self.snapshot("create", "disk", "c", status=1))
         self.assertEqual(sorted(self.listed("disk")), ["a", "b"])
         self.assertEqual(self.listed("plain"), {})
         with nbdmini.open_export(server.uri, b"disk@a") as client:
