@@ -423,8 +423,8 @@ static int parse_fingerprint(const char *text, uint8_t *out, struct error *error
 	return 0;
 }
 
-/* For DNS names, e-mail addresses and URIs: checks the length only, because the text is its own
- * canonical form. */
+/* For names of keys, common names, e-mail addresses and URIs. The text is its own canonical form;
+ * its length and characters are checked. */
 static int parse_as_is(
 	enum identity_kind kind, const char *text, size_t bytes, uint8_t *out, struct error *error)
 {

@@ -29,8 +29,7 @@ enum {
 	SPIN_LOOKS = 128,
 	/* Maximum length of one send. The caller resumes after short sends anyway. */
 	SEND_BYTES_MAX = 1 << 30,
-	/* Number of consecutive turns that can run deferred operations without entering the
-	 * kernel. */
+	/* Maximum number of consecutive turns without a system call. */
 	ENTERS_SKIPPED_MAX = 4,
 };
 
@@ -286,8 +285,7 @@ void ring_call(
 {
 	op_start(op, RING_CALL, done);
 	op->call = call;
-	/* without a thread, the call runs here: slower, but correct */
-	if (!ring_mailbox_call(&ring->mailbox, op)) {
+	if (!ring_mailbox_call(&ring->mailbox, op)) { /* no thread: run here, which is slower */
 		op->result = call(op);
 		ring_op_queue_push(&ring->deferred, op);
 	}
@@ -314,8 +312,7 @@ void ring_defer(struct ring *ring, struct ring_op *op, int result, ring_done_fn 
 
 /* --- the loop ------------------------------------------------------------------------------ */
 
-/* Moves completions from the kernel's queue to ours, so that it has room when callbacks submit
- * operations. */
+/* Moves completions from the kernel's queue to ours, so that callbacks can submit operations. */
 static void collect_completions(struct ring *ring)
 {
 	struct io_uring_cqe *cqe;
@@ -354,9 +351,8 @@ void ring_flush(struct ring *ring)
 
 	ring->counters.enters++;
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
-	/* The kernel makes poll_fd readable for new completions, but not for other work of the next
-	 * turn: events, deferred operations, and task work that exceeds what one system call
-	 * runs. */
+	/* The kernel makes poll_fd readable for new completions only, but the next turn can have
+	 * other work: events, deferred operations, and task work left over by a system call. */
 	if (ring->poll_fd >= 0 &&
 		(pending || ring->deferred.head != NULL || uring_has_news(ring))) {
 		ring_poll_again(ring);
@@ -510,8 +506,7 @@ static int uring_turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	struct ring_op *op;
 	int count = 0;
 
-	/* Deferred operations run without entering the kernel. The number of such turns is limited,
-	 * because deferred work in the kernel has to wait. */
+	/* Limited, because deferred work of the kernel has to wait. */
 	if (ring->deferred.head != NULL && ring->skipped < ENTERS_SKIPPED_MAX) {
 		ring->skipped++;
 	} else {
