@@ -708,7 +708,7 @@ static void a_full_backlog_is_enobufs(void **state)
 	struct clan_conn *conns[8];
 	struct clan_event event;
 	struct clan_error error;
-	char place[64];
+	char place[sizeof(address.sun_path) + 8];
 	uint32_t count = 0;
 	int result = 0;
 	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
