@@ -117,10 +117,12 @@ struct clan_conn {
 	struct list_node node; /* in queue->conns */
 	struct clan_source source;
 	enum clan_state state;
-	bool was_open;	  /* the connection has been OPEN */
-	int status;	  /* the reason of the loss, a negative errno */
-	uint32_t ready;	  /* enum clan_ready: bits to report in the next READY */
-	uint32_t enabled; /* enum clan_ready: calls that returned -EAGAIN since their last READY */
+	bool was_open;	/* the connection has been OPEN */
+	int status;	/* the reason of the loss, a negative errno */
+	uint32_t ready; /* enum clan_ready: bits to report in the next READY */
+	/* enum clan_ready: calls that returned -EAGAIN since their last READY, and the receiving
+	 * calls when the connection opens */
+	uint32_t enabled;
 	bool arrived_pending; /* CLAN_EVENT_ARRIVED is pending */
 	bool connect_pending; /* CLAN_EVENT_CONNECT or CLAN_EVENT_CONNECTED is pending */
 	bool is_wary;	      /* only helper threads touch memory that the peer can write */

@@ -627,7 +627,8 @@ void push_sink_take(
 
 /* --- the start ------------------------------------------------------------------------------- */
 
-/* Called when the source has accepted the region: grants the cookies and sends USED. */
+/* Called when the source has accepted or refused the region. If it accepted, grants the cookies and
+ * sends USED; otherwise the push fails. */
 static void region_shared(struct push_sink *sink, const struct clan_event *event)
 {
 	struct push_session *session = sink->session;

@@ -74,7 +74,7 @@ struct store_ops {
 	bool needs_quiesce;
 	/* Optional: see store_end(); not called if is_let_go. */
 	uint64_t (*end)(struct store *store);
-	/* Optional, for kinds with settles and without start: see store_take(). */
+	/* Optional, for kinds with needs_quiesce and without start: see store_take(). */
 	int (*take)(struct store *store, struct error *error);
 	/* Only for kinds with has_owner, all three or none: see store_snapshot_open(),
 	 * store_snapshot_ask() and store_snapshots(). snapshot_kind's open receives the store as

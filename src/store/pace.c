@@ -443,7 +443,8 @@ static bool is_paced(const struct store_part *part)
 	return part->op == STORE_READ || part->op == STORE_WRITE;
 }
 
-/* The store below has finished the part, which is now held back. */
+/* Called when the store below has finished the part. Holds back a successful read or write; all
+ * other parts are finished immediately. */
 static void worked_done(struct store_part *part, int result)
 {
 	struct pace_queue *queue = container_of(part->queue, struct pace_queue, base);

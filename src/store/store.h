@@ -602,9 +602,9 @@ bool store_places_meet(
  * During the handover, both processes have the open file of the claim, so that the disk is always
  * claimed. The claim ends when both have closed it.
  *
- * Some stores keep state in memory that is not on the disk. They must settle before the handover:
- * while no other part is in flight, a flush with STORE_QUIESCE writes all state to the disk. The
- * other process opens the store before this flush, but reads the state only after it:
+ * Some stores keep state in memory that is not on the disk. They must be quiesced before the
+ * handover: while no other part is in flight, a flush with STORE_QUIESCE writes all state to the
+ * disk. The other process opens the store before this flush, but reads the state only after it:
  *
  *   here   flush, STORE_QUIESCE ──┐  store_let_go(), store_close(); if it fails, more parts
  *   there  store_open()          └▶ store_take() or store_start() ─▶ parts
@@ -628,7 +628,7 @@ struct store_claim {
  * descriptor is borrowed. Otherwise returns the reason: the predicate of a sentence about its
  * export. Main thread. */
 GMB_MUST_CHECK const char *store_handover(struct store *store, struct store_claim *claim_out);
-/* Returns whether the store must settle before a handover. */
+/* Returns whether the store must be quiesced before a handover. */
 bool store_needs_quiesce(const struct store *store);
 /* Called when the other process has taken over: the store must not change any byte of the disk any
  * more, not even when it is closed. No part may be in flight. */
