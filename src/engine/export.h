@@ -134,8 +134,8 @@ GMB_MUST_CHECK int export_replaces(
 struct export_use *export_use_get(struct export *export);
 /* Drops a reference. NULL is a no-op. */
 void export_use_put(struct export_use *use);
-/* Returns whether no engine uses the export, which must have been served, or any export that it
- * replaces. */
+/* Returns true if no engine uses the export or any export that it replaces any longer. The export
+ * must have been served. */
 bool export_use_is_over(const struct export_use *use);
 void export_get(struct export *export);
 /* Drops a reference. The last one closes the store, which can block; no engine may use the export

@@ -34,5 +34,6 @@ void ring_guards_free(struct ring_guard *free_list);
 GMB_MUST_CHECK bool ring_guard_take(struct ring_guard *guard, int *result_inout);
 /* Makes a receive that is being cancelled complete with the data that has arrived. */
 void ring_guard_cancel(struct ring_guard *guard);
-/* Calls recvmsg() immediately. message has no control data; descriptors are closed. */
+/* Calls recvmsg() immediately, without waiting. message has no control buffer. Returns the number
+ * of bytes or a negative errno: -EPERM if the peer sent descriptors, which are closed. */
 ssize_t ring_guard_receive(int fd, struct msghdr *message);

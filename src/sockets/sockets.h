@@ -547,8 +547,8 @@ enum way {
 	WAY_PLAIN,  /* to the kernel, between plain_enter() and plain_leave() */
 	WAY_OURS,   /* emulated: the connection is carried */
 };
-/* A call that might be in the kernel. A variable declared with PLAIN_CALL is left at the end of its
- * block, also if the thread is cancelled. */
+/* A call that might be in the kernel. For a variable declared with PLAIN_CALL, plain_leave() is
+ * called at the end of its block, also if the thread is cancelled. */
 struct plain_call {
 	struct conn *conn;
 	bool writes;

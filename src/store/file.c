@@ -672,7 +672,8 @@ static int join_gate(
 static int store_file_open_all(struct file_store *store, const struct store_options *options,
 	bool is_raw, struct error *error)
 {
-	/* A frozen base is shared by many exports; each would read it once with O_DIRECT. */
+	/* By default, reads of a frozen base use the page cache, because many exports share it.
+	 * With O_DIRECT each of them would read the same data from the device. */
 	bool is_auto = options->read_mode == STORE_MODE_AUTO && !options->frozen;
 	int result = open_buffered(store, options, is_raw, error);
 

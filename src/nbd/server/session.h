@@ -5,7 +5,8 @@
  *
  * Files: service.c pools and the session kind; session.c life cycle; handshake.c options;
  * handshake_tls.c STARTTLS; receive.c converts the byte stream to requests; request.c checks and
- * plans a request; reply.c replies; handover.c sessions that move to another process.
+ * plans a request; reply.c replies; handover.c sessions that move to another process. Numbers such
+ * as P79 in their comments are rules of docs/protocol/nbd.md.
  *
  * x-gmblock:alive (docs/protocol/nbd.md): a timer runs while there are requests, or while one waits
  * for its rate limit. If nothing was sent since the timer was set, the next flush sends a chunk
@@ -341,7 +342,7 @@ struct request_head {
 	uint64_t cookie;
 	uint64_t offset;
 	uint64_t length;
-	uint64_t payload_bytes; /* payload bytes after the header (P79, P111, P121) */
+	uint64_t payload_bytes; /* payload bytes after the header (rules P79, P111, P121) */
 	/* Set by request_plan(). */
 	uint64_t window_bytes; /* payload memory that it may hold at the same time */
 	bool one_piece;	       /* see struct nbd_request */
