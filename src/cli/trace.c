@@ -67,7 +67,7 @@ static const struct field fields[] = {
 	{ "operation", "OP",
 		"only read, write, flush, trim, zero, cache or extents; repeat for more",
 		.set = take_operation },
-	{ "export", "NAME", "only requests for this export; \"\" is the default",
+	{ "export", "NAME", "only requests for this export; \"\" is the default export",
 		.type = FIELD_ARGUMENT, AT(question.export) },
 	{ "timeout", "TIME", "stop waiting after this time", .type = FIELD_TIME, .min = 1,
 		AT(timeout_ns) },

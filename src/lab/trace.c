@@ -246,7 +246,7 @@ static const struct field fields[] = {
 	{ "operation", "OP",
 		"only read, write, flush, trim, zero, cache or extents; repeat for more",
 		.type = FIELD_ARGUMENT, AT(for_request) },
-	{ "export", "NAME", "only requests for this export; \"\" is the default",
+	{ "export", "NAME", "only requests for this export; \"\" is the default export",
 		.type = FIELD_ARGUMENT, AT(for_request) },
 	{ "timeout", "TIME", "stop waiting after this time", .type = FIELD_ARGUMENT,
 		AT(for_request) },

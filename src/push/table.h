@@ -28,7 +28,7 @@ enum {
 	PUSH_PEER_BYTES_MAX = 256,
 };
 
-_Static_assert((int)PUSH_JOBS_KEPT_MAX > (int)PUSH_JOBS_MAX, "some that have ended are kept");
+_Static_assert((int)PUSH_JOBS_KEPT_MAX > (int)PUSH_JOBS_MAX, "the table has room for ended jobs");
 
 /* Progress of a job, as counted by its session. */
 struct push_progress {

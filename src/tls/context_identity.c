@@ -219,7 +219,10 @@ static int add_alternative(
 
 	if (type == GNUTLS_SAN_IPADDRESS) {
 		if (bytes != 4 && bytes != 16) {
-			return error_set(error, -EINVAL, "an address in it has %zu bytes", bytes);
+			return error_set(error, -EINVAL,
+				"its alternative names contain an IP address of %zu bytes instead "
+				"of 4 or 16",
+				bytes);
 		}
 		kind = IDENTITY_CERT_IP;
 		identity_ip_canonical(data, bytes, out);

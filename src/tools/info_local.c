@@ -198,7 +198,7 @@ static void info_local_judge(
 		true, "system calls find the ring without a lookup",
 		"one more file lookup per system call");
 	feature_set(&out[4], "registered_files", "registered files (5.19)", ring->registered_files,
-		true, "requests find their socket and disk without reference counting",
+		true, "requests use their socket and disk without a file lookup",
 		"each operation looks up its file");
 	feature_set(&out[5], "registered_buffers", "registered memory (5.19)",
 		ring->registered_buffers, true, "payload memory is mapped for the disk once",
