@@ -335,6 +335,11 @@ int upgrade_receive(int channel, int timeout_ms, uint8_t bytes[UPGRADE_PACKET_BY
 		return error_set(error, rc, "no answer for %d seconds", timeout_ms / 1000);
 	}
 	got = recvmsg(channel, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	if (got < 0 && errno == ECONNRESET) {
+		/* The other end closed with messages unread. The kernel reports that once, and
+		 * before what the other end had sent: its reason to end. */
+		got = recvmsg(channel, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+	}
 	if (got <= 0) {
 		rc = got < 0 && errno != ECONNRESET ? -errno : -ECONNRESET;
 		return error_set(error, rc, "%s",

@@ -98,7 +98,7 @@ GMB_MUST_CHECK int upgrade_send(int channel, const struct upgrade_message *messa
  * sent. */
 GMB_MUST_CHECK int upgrade_send_now(int channel, const struct upgrade_message *message);
 /* Receives the next message into bytes. timeout_ms: 0 does not wait (-EAGAIN). -ECONNRESET: the
- * other end has closed. */
+ * other end has closed, and its last message has been received. */
 GMB_MUST_CHECK int upgrade_receive(int channel, int timeout_ms,
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX], struct upgrade_message *message,
 	struct error *error);

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The channel between the two processes of an upgrade (docs/protocol/upgrade.md). */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "server/upgrade/wire.h"
+
+static int create_channel(void **state)
+{
+	static int ends[2];
+
+	*state = ends;
+	return socketpair(AF_UNIX, SOCK_SEQPACKET, 0, ends);
+}
+
+static int receive(int channel, struct upgrade_message *message)
+{
+	static uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
+	struct error error;
+
+	return upgrade_receive(channel, 0, bytes, message, &error);
+}
+
+/* A process that fails does not read what is still on its way to it. */
+static void test_reason_after_unread_messages(void **state)
+{
+	const int *ends = *state;
+	const struct upgrade_message unread = { .type = UPGRADE_PREPARE, .fd = -1 };
+	struct upgrade_message message;
+
+	assert_int_equal(upgrade_send(ends[0], &unread), 0);
+	upgrade_send_failure(ends[1], "not one more");
+	close(ends[1]);
+	assert_int_equal(receive(ends[0], &message), 0);
+	assert_int_equal(message.type, UPGRADE_FAILED);
+	assert_int_equal(message.text_bytes, strlen("not one more"));
+	assert_memory_equal(message.text, "not one more", message.text_bytes);
+	assert_int_equal(receive(ends[0], &message), -ECONNRESET);
+	assert_int_equal(receive(ends[0], &message), -ECONNRESET);
+	close(ends[0]);
+}
+
+static void test_end_without_reason(void **state)
+{
+	const int *ends = *state;
+	const struct upgrade_message unread = { .type = UPGRADE_PREPARE, .fd = -1 };
+	struct upgrade_message message;
+
+	assert_int_equal(receive(ends[0], &message), -EAGAIN);
+	assert_int_equal(upgrade_send(ends[0], &unread), 0);
+	close(ends[1]);
+	assert_int_equal(receive(ends[0], &message), -ECONNRESET);
+	close(ends[0]);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test_setup(test_reason_after_unread_messages, create_channel),
+		cmocka_unit_test_setup(test_end_without_reason, create_channel),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
