@@ -8,10 +8,11 @@ import collections
 import os
 import re
 
+import phrases
 from tree import SOURCES, blank, files, read
 
 FILE = os.path.join("tests", "lint", "limits.txt")
-NUMBERED = ("code", "keys", "shared-names", "walk")
+NUMBERED = ("code", "keys", "shared-names", "walk", "phrases")
 NAMED = ("short-header", "long-file")
 
 # Limits of code are multiples of it, so that a small fix does not need a new one.
@@ -115,6 +116,7 @@ MEASURED = {
     "code": code_of,
     "keys": lambda root: {"src": keys_beyond_table(root)},
     "shared-names": lambda root: {"src": len(shared_names(root))},
+    "phrases": phrases.rates,
 }
 
 
@@ -168,6 +170,13 @@ def check_names(options):
 
 
 @mistakes_found
+def check_phrases(options):
+    """No kind of text has more turns of phrase that stop readers (phrases.txt) than its limit."""
+    yield from higher(options.root, "phrases", lambda kind:
+                      f"rewrite these sentences from their facts; most are in {phrases.worst(options.root, kind)}")
+
+
+@mistakes_found
 def check_sizes(options):
     """Headers too short to be a file of their own and files that are nearly too long have a reason."""
     known = limits(options.root)
@@ -185,7 +194,8 @@ def check_sizes(options):
             yield FILE, known[kind][path][1], f"{kind} {path}: there is none any more"
 
 
-CHECKS = {"code": check_code, "keys": check_keys, "names": check_names, "sizes": check_sizes}
+CHECKS = {"code": check_code, "keys": check_keys, "names": check_names, "sizes": check_sizes,
+          "phrases": check_phrases}
 
 
 def lower(root):

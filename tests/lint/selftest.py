@@ -78,7 +78,8 @@ def limits_of(tree):
         if path.startswith("src/") and path.endswith((".c", ".h")):
             code[os.path.dirname(path)] += limits.code_lines(tree[path])
     code["src/base"] = 50
-    return "# Each with its reason.\nkeys src 0 there is one table\nshared-names src 0 none\n" + "".join(
+    return "# Each with its reason.\nkeys src 0 there is one table\nshared-names src 0 none\n" \
+        "phrases comments 0 short\nphrases manual 0 short\n" + "".join(
         [f"code {folder} {number} a sample\n" for folder, number in sorted(code.items())]
         + [f"short-header {path} a sample\n" for path in sorted(tree)
            if path.startswith("src/") and path.endswith(".h")])
@@ -150,6 +151,9 @@ BAD = [
     ("sizes", "src/base/tiny.h", "#pragma once\n", "fewer than 40"),
     ("sizes", "src/base/big.c", "\n" * 901, "more than 900"),
     ("sizes", "tests/lint/limits.txt", LIMITS + "long-file src/base/bytes.c one noun\n", "there is none any more"),
+    ("phrases", "docs/man/gmblock-serve.1", PAGE + "What serves it is told of a disk\n", "phrases manual: "),
+    ("phrases", "src/base/talk.c", "/*\n * What is there.\n */\n", "most are in src/base/talk.c 2"),
+    ("phrases", "src/cli/talk.c", 'const char *help = "nobody is there";\n', "phrases messages: "),
     ("scripts", "scripts/oops", "#!/bin/bash\ncd nowhere\nrm -rf $x/*\n", "SC2115"),
 ]
 for call in ("strcpy", "strncpy", "strcat", "sprintf", "vsprintf", "strtok", "atoi", "atol",
