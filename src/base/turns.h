@@ -16,10 +16,11 @@
  *   turns_end(turns, &round)
  *
  * A failed try does not use up the group's turn: the next member of the group is tried immediately,
- * and both keep their positions. Otherwise a member that requests more than is available would cost
- * the other members of its group a turn each time. A member that is served waits behind all other
- * members of its group, and its group waits behind all other groups. It is therefore not served
- * again before every waiter that could have been served.
+ * and the member that failed keeps its position. Otherwise a member that requests more than is
+ * available would cost the other members of its group a turn each time. A member that was served
+ * and waits again is behind all other members of its group, and its group is behind all other
+ * groups. So no member is served twice before every other member of its group that could have been
+ * served, and no group before every other group.
  *
  * A group belongs to one struct turns. All operations except turns_end() are O(1) and allocate
  * nothing.
