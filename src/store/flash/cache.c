@@ -364,8 +364,9 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data)
 		leave(cache, slot); /* the slot had a clean page */
 	}
 	old = flash_cache_find(flash, lpn);
-	/* The record being filled must not have an older version and the number of this page's
-	 * stamp: recovery would take the record for newer. */
+	/* The page gets the number of the record being filled as its stamp. If that record
+	 * contained an older version of the block, recovery would take the record for newer than
+	 * the page. So that record is closed first, and the stamp is the next number. */
 	if (is_being_filled(flash, lpn)) {
 		flash_log_close(flash);
 	}

@@ -74,8 +74,9 @@ struct gc_table {
 	uint32_t state_counts[GC_STATE_COUNT];
 };
 
-/* Returns the score of a segment with a capacity of `blocks`; the highest score is the best victim.
- * net <= blocks. age is used by cost_benefit rules only. HUGE_VAL: collecting it costs nothing. */
+/* Returns the score of a segment with a capacity of `blocks`, from its net cost (at most blocks)
+ * and its age, both as above; the highest score is the best victim. Rules without cost_benefit do
+ * not use the age. With cost_benefit the score is HUGE_VAL if collection costs nothing (net 0). */
 double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age);
 
 /* Initializes the table with all segments free. Holds rule and segments, an array of

@@ -361,7 +361,8 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	log->untold_blocks = replayed + (record->durable < record->seq ? log->untold_blocks : 0);
 	log->records_since_checkpoint += replayed > 0;
 	flash->counters.header_blocks++;
-	/* A move writes all closed records once its detour is durable. */
+	/* While the log is being moved, closed records wait. At its end the move writes them all,
+	 * at their new positions. */
 	if (!flash_move_runs(flash)) {
 		flash_log_write(flash, buffer);
 	}
