@@ -6,7 +6,9 @@
  *   tls_place_take() ─┬─▶ 0: held ───────────────────────────────▶ tls_place_give()
  *                     ├─▶ -EINPROGRESS: waits ─▶ done(0): held ──────▶ │
  *                     │                     └─▶ done(-EAGAIN): rejected│
- *                     └─▶ -EBUSY: too many failures of its source; retry in wait_ns
+ *                     ├─▶ -EBUSY: too many failures of its source; retry in wait_ns
+ *                     ├─▶ -EAGAIN: too many wait
+ *                     └─▶ -ENOMEM: no memory for a record of its source
  *
  * The next slot goes to the longest waiter whose source holds less than its share; waiters whose
  * first message is complete come first. A failed handshake costs its source a token. A source
@@ -50,8 +52,9 @@ struct tls_place {
 	/* Most of the peer's first message has not arrived. Waiters whose first message is
 	 * complete are served first. */
 	bool is_slow;
-	/* 0: the slot is held now. -EAGAIN: it no longer waits, or the slot that it holds must be
-	 * given back soon. */
+	/* 0: the waiter now holds a slot. -EAGAIN for a waiter: it was rejected and no longer
+	 * waits. -EAGAIN for a holder: its peer is silent and others wait, so it must give the slot
+	 * back soon. */
 	void (*done)(struct tls_place *place, int result);
 
 	/* Private. */
