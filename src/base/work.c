@@ -346,8 +346,8 @@ struct disposal_work {
 	int fds[];
 };
 
-/* Closes a peer's descriptor. Clears SO_LINGER first, because the peer may have set it so that
- * close() blocks until its data has arrived. */
+/* Closes a peer's descriptor. Clears SO_LINGER first, because with it close() can block until
+ * the socket's unsent data has been delivered, and the peer may have set it. */
 static void close_of_peer(int fd)
 {
 	const struct linger none = { 0 };
@@ -357,8 +357,8 @@ static void close_of_peer(int fd)
 }
 
 /* Receives the remaining messages of a socket that was shut down, and closes the descriptors in
- * them. The kernel would otherwise close these descriptors with the socket, and block as their
- * sender likes. */
+ * them. Otherwise the kernel would close these descriptors together with the socket, and that can
+ * block for as long as their sender wants. */
 static void work_drain(int fd)
 {
 	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];

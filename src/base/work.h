@@ -51,7 +51,8 @@ void work_start(struct work *work, struct work_results *results);
 /* Calls done() for all finished work. */
 void work_finish(struct work_results *results);
 
-/* Resources to release. A peer's sockets do not linger, whatever the peer has set. */
+/* Resources to release. Closing a descriptor that a peer has sent does not wait for the socket's
+ * unsent data, even if the peer has set SO_LINGER. */
 enum {
 	DISPOSE_FDS_MAX = 256,
 	/* Descriptors that peers have passed and that are not closed yet. A user can have at most
@@ -69,7 +70,7 @@ struct disposal {
 	size_t bytes;
 	const int *fds;
 	uint32_t fd_count; /* at most DISPOSE_FDS_MAX */
-	bool of_peer;	   /* the descriptors are what a peer sent */
+	bool of_peer;	   /* a peer has sent the descriptors */
 	bool is_end;	   /* one descriptor: our end of a Unix socket */
 	/* with is_end: shut down; data from the peer is received and its descriptors are closed
 	 * first */

@@ -290,8 +290,8 @@ static void clan_net_conn_destroy(struct clan_conn *base)
 	free(conn);
 }
 
-/* Called when the endpoint is closed: the connection exists in its own memory only. Ends all
- * operations, and completes the close. */
+/* Called when the transport has closed the endpoint and no longer uses the connection's buffers.
+ * Ends all operations of the connection, and completes its close. */
 static void gone(struct net_conn *conn)
 {
 	struct clan_conn *base = &conn->conn;

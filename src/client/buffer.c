@@ -14,7 +14,8 @@ static size_t page_bytes(void)
 	return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-/* Returns zeroed memory after a page that contains the length of both, or NULL. */
+/* Maps zeroed memory and one page before it, which contains the length of the whole mapping.
+ * Returns the address after that page, or NULL. */
 static void *buffer_map(size_t bytes)
 {
 	size_t all = page_bytes() + bytes;

@@ -440,7 +440,8 @@ static int reset(const char *path, const struct overlay_base *base,
 	return result;
 }
 
-/* Refuses the bases that 'gmblock serve' refuses below an overlay without format=raw. */
+/* Refuses a base that looks like a disk image of another format, as 'gmblock serve' does. To serve
+ * such a base, the export needs format=raw. */
 static int check_format(const char *path, struct error *error)
 {
 	struct disk_info info;

@@ -148,7 +148,8 @@ static void nbd_leave(struct carrier *base)
 	nbd_lose(base);
 }
 
-/* why: NULL for the text of the TLS layer, or of the system, for err. */
+/* Ends the connection with err. why: the reason as text; NULL: the TLS layer's text if it has
+ * failed, otherwise strerror(). */
 static void nbd_carrier_fail(struct nbd_carrier *carrier, int err, const char *why)
 {
 	const struct stream *stream = &carrier->dial.stream;
