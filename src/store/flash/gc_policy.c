@@ -112,8 +112,8 @@ void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64
 
 uint32_t gc_victim(const struct gc_table *table, enum gc_need need)
 {
-	/* A client waits for free segments, so the number of blocks to move now counts. Writes
-	 * that the cache saves later do not free a segment sooner. */
+	/* A client waits for a free segment. The fewer blocks are moved, the sooner it gets one.
+	 * Writes that the cache would save later do not help this client. */
 	static const struct gc_rule space = { .knows_cache = false, .cost_benefit = false };
 	const struct gc_rule *rule = need == GC_SPACE ? &space : table->rule;
 	uint32_t best = GC_NO_SEGMENT;

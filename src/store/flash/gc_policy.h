@@ -104,10 +104,10 @@ enum { GC_RESERVE_SEGMENTS = 3 }; /* used by the model: one for each stream of i
 
 /*
  * Collection begins when fewer segments than this are free: the reserve, without which users wait,
- * one to write to, and some for bursts. A greater number is no safety but a loss, because a free
- * segment is spare space that the log does not use. With 15 % spare space, keeping 1.3 % more
- * segments free costs 5 % more programs, and 6.5 % costs 37 %; with 7 % spare space that many do
- * not even exist (bench/results/flash-policy.md).
+ * one to write to, and some for bursts. A greater number costs more programs, because a free
+ * segment is spare space that the log does not use. With 15 % spare space, keeping another 1.3 % of
+ * the segments free costs 5 % more programs, and another 6.5 % costs 37 %. With 7 % spare space,
+ * another 6.5 % cannot be kept free at all (bench/results/flash-policy.md).
  */
 static inline uint32_t gc_begin_segments(const struct gc_table *table, uint32_t reserve)
 {

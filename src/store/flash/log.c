@@ -380,7 +380,7 @@ void flash_log_kick(struct flash *flash)
 	const struct flash_buffer *buffer = flash->log.filling;
 
 	/* A record of the collector without a waiting part is left open. It must fill up,
-	 * because a victim can consist of headers to one half, and copies with as many headers
+	 * because up to half of a victim's blocks can be headers, and copies with as many headers
 	 * would free no space. */
 	if (buffer != NULL && !list_is_empty(&buffer->parts) &&
 		flash->log.flying_count < FLYING_GATHER) {
