@@ -98,13 +98,13 @@ void gmb_queue_wake(struct gmb_queue *queue);
  */
 int gmb_queue_fd(const struct gmb_queue *queue);
 
-/* ---- buffers: memory that servers of this machine reach ----------------------------------------
+/* ---- buffers: memory that gmb servers reach ----------------------------------------------------
  *
  * Over gmb+unix a server reads and writes the memory of a request itself, over gmb it puts and gets
- * there. It can reach what was
- * allocated here; other memory is copied by the library (gmb_stats.bytes_moved). Over NBD it is
- * memory like any other. A server that a client of the queue is connected to can see and change all
- * of a buffer that it was asked to use, so keep nothing else there.
+ * there. It can reach what was allocated here; other memory is copied by the library
+ * (gmb_stats.bytes_moved). Over NBD it is memory like any other. A server that a client of the
+ * queue is connected to can see and change all of a buffer that it was asked to use, so keep
+ * nothing else there.
  */
 
 enum gmb_buffer_flags {
