@@ -3,7 +3,7 @@
  * Worker threads for operations that must not block a thread that serves clients: mapping and
  * populating memory, touching memory that an untrusted process can truncate, and closing
  * descriptors and unmapping memory. An untrusted process can make any of these block for as long as
- * it likes (repeated hole punching, FUSE, sockets that linger).
+ * it likes (repeated hole punching, FUSE, sockets with SO_LINGER).
  *
  * A process has at most WORKERS_MAX worker threads; further work waits. Work that might never end
  * (in_doubt) is limited to a share of the threads, and each owner (the user of the peer) to a share

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Buffers for processors without clan, where no server can access them. The page before each buffer
- * contains its length. */
+ * contains the length of its mapping. */
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>

@@ -171,7 +171,7 @@ static void commit_end(struct overlay_queue *queue, int result)
 		overlay_send(list_entry(node, struct store_part, node), OVERLAY_STEP_LEAD);
 	}
 	pthread_mutex_unlock(&store->lock);
-	/* The submitter of the last part may destroy the queue. */
+	/* Last, because the submitter of the last part may destroy the queue. */
 	while ((node = list_pop_front(&own)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}

@@ -130,7 +130,8 @@ enum {
 	TLS_BATCHES_MAX = 16, /* per ring */
 };
 
-/* Stock of a ring. It belongs to the ring's thread, except get and put. */
+/* The batches of one ring, for reuse by all TLS connections on it. tls_stock_get() and
+ * tls_stock_put() take the pool's lock; everything else is done on the ring's thread. */
 struct tls_stock {
 	struct list_node node; /* of its pool */
 	struct ring *ring;
@@ -141,8 +142,9 @@ struct tls_stock {
 	uint8_t scratch[TLS_CONTENT_BYTES_MAX]; /* for content that is gathered */
 };
 
-/* NULL: out of memory. */
+/* Returns the ring's stock, which is created with the first user. NULL: out of memory. */
 struct tls_stock *tls_stock_get(struct tls_pool *pool, struct ring *ring);
+/* Ends one use of the stock. The last one frees it. */
 void tls_stock_put(struct tls_pool *pool, struct tls_stock *stock);
 /* Returns TLS_BATCH_BYTES bytes; NULL: used up. */
 uint8_t *tls_stock_take(struct tls_stock *stock);

@@ -238,7 +238,8 @@ static void map_line(const struct copy_bad *bad, uint64_t start, uint64_t end, c
 	}
 }
 
-/* Stops at finished, because an unreadable range beyond it might not be zero in the target. */
+/* Writes the lines of the map. Ranges from bad->finished on are listed as not tried, even those
+ * that were found unreadable, because the target might have other data than zeroes there. */
 static void map_lines(const struct copy_bad *bad, uint64_t total)
 {
 	uint64_t finished = bad->finished;

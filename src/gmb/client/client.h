@@ -184,7 +184,9 @@ void native_carrier_set_state(struct native_carrier *carrier, enum native_carrie
 /* Reports a failure of the connection to the client, which ends it. */
 void native_carrier_fail(struct native_carrier *carrier, int code, const char *text);
 void native_carrier_event(struct native_carrier *carrier, const struct clan_event *event);
-/* Checks whether a closing carrier can become idle, after buffers were settled. */
+/* Makes a closing carrier idle when its connection and its ring operations have ended and no buffer
+ * of its commands is tainted. Otherwise a no-op; hub_settle() calls it again after it has replaced
+ * tainted buffers. */
 void native_carrier_step(struct native_carrier *carrier);
 
 /* share.c */
