@@ -10,17 +10,17 @@
  *
  *   turns_round_init(&round)
  *   while ((turn = turns_next(turns)) != NULL) {
- *           served, and may wait again    ──▶ turns_had(turns, turn, &round)
- *           the rest is too small for it  ──▶ turns_in_vain(turn, &round)
+ *           if the member was served      ──▶ turns_had(turns, turn, &round)
+ *           if too little is left for it  ──▶ turns_in_vain(turn, &round)
  *   }
  *   turns_end(turns, &round)
  *
  * A failed try does not use up the group's turn: the next member of the group is tried immediately,
  * and the member that failed keeps its position. Otherwise a member that requests more than is
  * available would cost the other members of its group a turn each time. A member that was served
- * and waits again is behind all other members of its group, and its group is behind all other
- * groups. So no member is served twice before every other member of its group that could have been
- * served, and no group before every other group.
+ * and waits again goes behind all other members of its group, and its group goes behind all other
+ * groups. So a member is served again only after every other member of its group that could be
+ * served, and a group only after every other group.
  *
  * A group belongs to one struct turns. All operations except turns_end() are O(1) and allocate
  * nothing.
@@ -40,8 +40,9 @@ struct turns {
 
 /* One pass over all waiters; exists for the duration of the loop. */
 struct turns_round {
-	struct list_node in_vain; /* members that could not be served, in the order of the tries */
-	struct list_node had;	  /* groups that were served, the latest at the end */
+	/* members that could not be served, in the order of the tries */
+	struct list_node in_vain;
+	struct list_node had; /* groups of members that were served, the latest at the end */
 };
 
 struct turn_group {
@@ -89,7 +90,7 @@ static inline bool turn_is_waiting(const struct turn *turn)
 	return list_is_linked(&turn->node);
 }
 
-/* Appends a member to its group's queue. No effect if it already waits. */
+/* Appends a member to its group's queue. No effect if it is already waiting. */
 static inline void turns_add(struct turns *turns, struct turn *turn)
 {
 	if (turn_is_waiting(turn)) {
@@ -133,8 +134,8 @@ static inline struct turn *turns_next(struct turns *turns)
 	return turn;
 }
 
-/* The member has been served. round is NULL if the caller serves one waiter at a time and never
- * calls turns_in_vain(). */
+/* Moves the group of a member that was served behind the other groups. round is NULL if the caller
+ * serves one waiter at a time and never calls turns_in_vain(). */
 static inline void turns_had(
 	struct turns *turns, const struct turn *turn, struct turns_round *round)
 {
@@ -150,7 +151,8 @@ static inline void turns_had(
 	}
 }
 
-/* The member could not be served. It keeps waiting and is not tried again before turns_end(). */
+/* Sets aside a member that could not be served. It keeps waiting and is not tried again before
+ * turns_end(). */
 static inline void turns_in_vain(struct turn *turn, struct turns_round *round)
 {
 	turns_remove(turn);
@@ -158,8 +160,8 @@ static inline void turns_in_vain(struct turn *turn, struct turns_round *round)
 }
 
 /* Ends a pass after all waiters were tried. The groups that were served move behind the others, in
- * the order in which they were served. A member that failed before another member of its group was
- * served does not move the group forward. */
+ * the order in which they were served. A group with a member that was served moves back even if
+ * another of its members could not be served. */
 static inline void turns_end(struct turns *turns, struct turns_round *round)
 {
 	struct list_node *node;

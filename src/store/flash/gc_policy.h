@@ -10,7 +10,8 @@
  *                (store/flash/cache_lru.h). The cache will write them in any case, unless users
  *                overwrite them first, so writing them now costs nothing extra.
  *   weight       recent share of cold pages that were written before users overwrote them
- *   net          valid + kept - weight * cold_dirty
+ *   net          blocks that collecting the segment writes in addition to those that are written
+ *                in any case: valid + kept - weight * cold_dirty
  *   age          blocks that users have appended to the log since the segment's data was new
  *
  * The rule is gc_rule_auto: the cost-benefit rule of Rosenblum and Ousterhout (LFS, SOSP 1991,
@@ -46,7 +47,7 @@ extern const struct gc_rule gc_rule_auto;
 enum gc_state {
 	GC_FREE,      /* contains no data */
 	GC_OPEN,      /* is being written */
-	GC_CLOSED,    /* written, must stay as it is: a checkpoint or a snapshot needs it */
+	GC_CLOSED,    /* written, cannot be collected: a checkpoint or snapshot needs it */
 	GC_CANDIDATE, /* can be collected */
 	GC_VICTIM,    /* being collected; not free yet, even without live blocks */
 	GC_ERASING,   /* contains no data; free when the discard is complete */
@@ -56,7 +57,7 @@ enum gc_state {
 enum { GC_NO_SEGMENT = UINT32_MAX, GC_WEIGHT_ONE = 1 << 16 };
 
 struct gc_segment {
-	uint64_t stamp; /* clock when its data was new; a checkpoint may store it */
+	uint64_t stamp; /* gc_table.clock when its newest data was written */
 	uint32_t valid;
 	uint32_t cold_dirty; /* never more than valid */
 	uint32_t kept;	     /* estimate of the blocks that only snapshots refer to */
@@ -100,7 +101,7 @@ void gc_dead(struct gc_table *table, uint32_t segment);
 /* Sets the state of a free segment when a log is opened, from the map and the checkpoint. */
 void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64_t stamp);
 
-enum { GC_RESERVE_SEGMENTS = 3 }; /* used by the model: one for each stream of its log */
+enum { GC_RESERVE_SEGMENTS = 3 }; /* in bench/flash_model.c: one per stream of its log */
 
 /*
  * Collection begins when fewer segments than this are free: the reserve, without which users wait,
@@ -127,9 +128,9 @@ enum gc_need {
 uint32_t gc_victim(const struct gc_table *table, enum gc_need need);
 
 enum gc_way {
-	GC_FROM_FLASH,	     /* read it, append a copy */
+	GC_FROM_FLASH,	     /* read the block, append a copy */
 	GC_FROM_CLEAN_CACHE, /* append the identical page from the cache */
-	GC_WRITE_BACK, /* append the newer version from the cache as new data, and make it clean */
+	GC_WRITE_BACK, /* append the newer version from the cache as new data; it becomes clean */
 };
 
 /* The way to move a valid block of a victim. */
