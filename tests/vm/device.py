@@ -137,7 +137,7 @@ def check_modes():
     with Server(*exports, "--arena", f"p2pmem:{memory}") as server:
         assert "in BAR" in server.said(), server.said()
         check_addresses(server)
-        refused(1, "all of it is in use", *export("", near, "mode=device"), "--arena", f"p2pmem:{memory}")
+        refused(1, "0 KiB are free", *export("", near, "mode=device"), "--arena", f"p2pmem:{memory}")
         content = random.randbytes(8 * MIB)
         client = open_export("device")
         for at in range(0, len(content), MIB):
