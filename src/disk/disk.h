@@ -74,6 +74,9 @@ GMB_MUST_CHECK int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
 GMB_MUST_CHECK int disk_write(int fd, const void *bytes, size_t count, uint64_t offset);
 /* Makes all data of the file durable, whichever descriptor it was written through. */
 GMB_MUST_CHECK int disk_sync(int fd);
+/* Drops what is not waiting to be written from the page cache, so that it is read from the disk the
+ * next time. Advisory: memory that a process maps stays. */
+void disk_drop_cache(int fd);
 
 /*
  * Claims the disk that fd was opened on for writing, under the name path, so that no other claim

@@ -286,6 +286,24 @@ void sim_disk_lose(struct sim_disk *disk)
 	}
 }
 
+void sim_disk_drop_cache(struct sim_disk *disk)
+{
+	list_for_each(node, &disk->pages)
+	{
+		struct sim_page *page = list_entry(node, struct sim_page, node);
+
+		if (page->cache_dirty) {
+			continue;
+		}
+		sim_cache_page_leave(page, true);
+		for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
+			if ((page->dirty >> i & 1) == 0) {
+				memcpy(page->current + 512 * i, page->durable + 512 * i, 512);
+			}
+		}
+	}
+}
+
 static bool disk_is_zero(const uint8_t *bytes, size_t len)
 {
 	for (size_t i = 0; i < len; i++) {

@@ -502,6 +502,12 @@ int disk_sync(int fd)
 	return 0;
 }
 
+void disk_drop_cache(int fd)
+{
+	check_may_block();
+	sim_disk_drop_cache(sim_disk_file(fd)->disk);
+}
+
 /* Always succeeds, because no other program in the simulated world could claim the disk. */
 int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 {

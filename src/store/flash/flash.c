@@ -599,6 +599,10 @@ static int flash_open(struct store *base, const struct store_options *options,
 	}
 	/* The claim is taken before the contents are read. */
 	result = open_below(flash, options, error);
+	/* A process that hands its store over ends with a checkpoint that is durable. */
+	if (result == 0 && !is_inherited(flash, options->inherited)) {
+		result = flash_look_at_disk(flash, error);
+	}
 	if (result == 0) {
 		result = flash_anchors_read(flash, error);
 	}

@@ -238,10 +238,13 @@ static void sync_done(struct ring_op *op, int result)
 }
 
 /* Has the anchors written again that a failed sync should have made durable: the error may have
- * been theirs, and only records were repeated. */
-static void anchors_again(struct flash *flash)
+ * been theirs, and only records were repeated. Returns true if there are any: the sync that
+ * comes after them decides. */
+static bool anchors_again(struct flash *flash)
 {
 	struct flash_sync *sync = flash->sync;
+	bool any =
+		sync->checkpoint_now || sync->checkpoint_next || sync->move_now || sync->move_next;
 
 	if (sync->checkpoint_now || sync->checkpoint_next) {
 		flash_checkpoint_again(flash);
@@ -251,6 +254,7 @@ static void anchors_again(struct flash *flash)
 	}
 	sync->checkpoint_now = sync->checkpoint_next = false;
 	sync->move_now = sync->move_next = false;
+	return any;
 }
 
 static void sync_end(struct flash *flash, int result)
@@ -266,9 +270,8 @@ static void sync_end(struct flash *flash, int result)
 		 * it. */
 		flash_fail(flash, result, "cannot be made durable");
 	} else {
-		flash_redo_succeeded(flash);
-		if (sync->is_redone) {
-			anchors_again(flash);
+		if (!sync->is_redone || !anchors_again(flash)) {
+			flash_redo_succeeded(flash);
 		}
 		if (sync->seq > flash->log.durable_seq) {
 			flash->log.durable_seq = sync->seq;

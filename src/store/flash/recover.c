@@ -82,6 +82,28 @@ static int decode_anchor(const struct flash *flash, const uint8_t block[FLASH_BL
 	return result;
 }
 
+/* The log of a killed server might be in a volatile cache only. It must be durable before segments
+ * that it has emptied are written, because the map of the old anchor would need them. */
+static int sync_found(const struct flash *flash, struct error *error)
+{
+	int result = flash->is_read_only ? 0 : disk_sync(flash->fd);
+
+	return result == 0
+		       ? 0
+		       : error_set(error, result, "cannot make the contents of '%s' durable: %s",
+				 flash->path, strerror(-result));
+}
+
+int flash_look_at_disk(const struct flash *flash, struct error *error)
+{
+	int result = sync_found(flash, error);
+
+	if (result == 0 && !flash->is_read_only) {
+		disk_drop_cache(flash->fd);
+	}
+	return result;
+}
+
 int flash_anchors_read(struct flash *flash, struct error *error)
 {
 	struct flash_anchor *anchor = &flash->anchor;
@@ -666,14 +688,11 @@ static int refuse_loss(const struct flash *flash, struct error *error)
 int flash_recover(struct flash *flash, struct error *error)
 {
 	struct replay replay = { .flash = flash, .clock = flash->anchor.clock };
-	/* The log of a killed server might be in a volatile cache only. It must be durable
-	 * before segments that it has emptied are written, because the map of the old
-	 * anchor would need them. */
-	int result = flash->is_read_only ? 0 : disk_sync(flash->fd);
+	/* Writes of a killed server may have ended since the store was opened. */
+	int result = sync_found(flash, error);
 
 	if (result < 0) {
-		return error_set(error, result, "cannot make the contents of '%s' durable: %s",
-			flash->path, strerror(-result));
+		return result;
 	}
 	replay.seen = calloc(flash->anchor.geometry.segment_count, sizeof(*replay.seen));
 	if (replay.seen == NULL) {

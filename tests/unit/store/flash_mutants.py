@@ -2,7 +2,7 @@
 """Breaks the rules of the flash store that keep data over a crash: the tests must notice each.
 
     flash_mutants.py write OUTPUT... -- SOURCE...   sources in which FLASH_MUTANT=NAME breaks a rule
-    flash_mutants.py run DAMAGE ZONES CACHE SNAPSHOTS CRASH BITS CHECKPOINT SMALL   the tests made of them, for each rule until one fails
+    flash_mutants.py run DAMAGE ZONES CACHE SNAPSHOTS CRASH BITS CHECKPOINT SMALL MOVE   the tests made of them, for each rule until one fails
 
 A broken rule may keep a test from ending. It is ended by its processor time, of which it needs as much on a
 busy machine: the simulated one never waits.
@@ -186,6 +186,12 @@ MUTANTS = {
         "if (!MUTANT) { flash_detour_follow(&replay->flash->anchor, &replay->at); }"),
     "moved-without-anchor": ("move.c", "if (!is_anchored(flash)) {", "if (MUTANT || !is_anchored(flash)) {"),
     "old-one-of-two-records": ("rebuild.c", "one->moves > other->moves", "one->moves < other->moves"),
+    "page-cache-believed": (
+        "recover.c", "disk_drop_cache(flash->fd);", "if (!MUTANT) { disk_drop_cache(flash->fd); }"),
+    "redo-from-what-is-written": (
+        "redo.c", "redo->at = flash->log.durable_at;",
+        "redo->at = MUTANT ? flash->log.written_at : flash->log.durable_at;"),
+    "redo-leaves-out-what-is-in-flight": ("redo.c", "flash->log.writing_count > 0", "false"),
     "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
 }
 # The test that is tried first, where that is not the crash test: it finds most within its first crashes, and
@@ -212,6 +218,8 @@ FOUND_BY = {
         "images-behind-the-checkpoint-forgotten", "detours-meanwhile-dropped", "changes-meanwhile-not-replayed",
         "first-records-moved-without-detour", "nothing-told-by-a-checkpoint"],
     "small": ["step-of-a-page-of-zeroes", "refused-flush-is-final"],
+    "move": [
+        "page-cache-believed", "redo-from-what-is-written", "redo-leaves-out-what-is-in-flight"],
 }
 BEGIN = """#include <stdlib.h>
 #include <string.h>
@@ -251,9 +259,10 @@ def limit_time():
 def commands(programs, crashes):
     """The tests by name, in the order in which they are tried."""
     named = {os.path.basename(program).rpartition("_")[2]: program for program in programs}
-    arguments = {"crash": [crashes], "snapshots": [str(int(crashes) // 4), SNAPSHOTS_SEED], "bits": ["1"], "small": ["1"]}
+    arguments = {"crash": [crashes], "snapshots": [str(int(crashes) // 4), SNAPSHOTS_SEED], "bits": ["1"], "small": ["1"],
+                 "move": ["test_a_*"]}
     return {name: [named[name], *arguments.get(name, [])]
-            for name in ("crash", "damage", "zones", "cache", "snapshots", "bits", "checkpoint", "small")}
+            for name in ("crash", "damage", "zones", "cache", "snapshots", "bits", "checkpoint", "small", "move")}
 
 
 def passes(command, mutant):
