@@ -38,20 +38,20 @@ struct disk_info {
 	uint32_t active_zones_max; /* limit on zones that are partly written; 0 = no limit */
 	/* image format that the contents indicate, such as "qcow2"; NULL: none */
 	const char *format;
-	/* a page that is read into the cache during a direct write may stay there, outdated */
+	/* a page read into the cache during a direct write can remain there and be stale */
 	bool keeps_stale;
-	bool ignores_dsync; /* a write with RWF_DSYNC may complete before it is durable */
-	bool has_holes;	    /* a file with less space allocated than its size */
-	bool punches_holes; /* fallocate PUNCH_HOLE (files) or unmap (devices) is worth trying */
+	bool ignores_dsync;	      /* a write with RWF_DSYNC may complete before it is durable */
+	bool has_holes;		      /* a file with less space allocated than its size */
+	bool punches_holes;	      /* fallocate PUNCH_HOLE (files) or unmap (devices) may work */
 	uint32_t direct_offset_align; /* O_DIRECT offset and length alignment; 0 = no O_DIRECT */
 	uint32_t direct_memory_align; /* O_DIRECT alignment of memory addresses */
 	/* st_blksize or the physical block size: >= 512, a power of two */
 	uint32_t block_preferred;
 	uint64_t io_max;	      /* largest transfer in one command, 0 = unknown */
 	uint64_t discard_granularity; /* bytes, 0 = unknown */
-	/* bytes on one member before the data continues on the next; 0 = not striped */
+	/* striped disk (RAID 0): consecutive bytes on one member; 0 = not striped */
 	uint32_t stripe_chunk;
-	/* members with different data (no parity or copies); 0 = not striped */
+	/* number of member disks that hold data, without parity and copies; 0 = not striped */
 	uint32_t stripe_members;
 };
 
@@ -69,31 +69,31 @@ void disk_close(int fd);
 GMB_MUST_CHECK int disk_create(
 	const char *path, uint64_t size, const void *head, size_t head_bytes, struct error *error);
 
-/* Blocks until count bytes are transferred. Returns -EIO if the file ends before. */
+/* Blocks until count bytes are transferred. Returns -EIO if the file ends earlier. */
 GMB_MUST_CHECK int disk_read(int fd, void *bytes, size_t count, uint64_t offset);
 GMB_MUST_CHECK int disk_write(int fd, const void *bytes, size_t count, uint64_t offset);
-/* Makes all data of the file durable, whichever descriptor it was written through. */
+/* Makes all data of the file durable, even data written through other descriptors. */
 GMB_MUST_CHECK int disk_sync(int fd);
 
 /*
- * Claims the disk that fd was opened on for writing, under the name path, so that no other claim
- * succeeds: a block device exclusively (O_EXCL, as mount, swap and RAID do), a regular file by a
- * lock that other processes of this program respect. The claim is a separate descriptor that may
- * only be passed to disk_close(). It must not be registered with a ring, which can keep a file open
- * after the process has ended. *claim_out is -1 if the filesystem has no locks. If the disk is in
- * use, retries for one second before it fails with -EBUSY. Claims of the same process conflict,
- * too.
+ * Claims the disk of fd for writing, so that no other claim succeeds: a block device exclusively
+ * (O_EXCL, as mount, swap and RAID do), a regular file by a lock that other gmblock processes
+ * respect. path: its name, which is opened again for the claim. The claim is a separate descriptor
+ * that may only be passed to disk_close(). It must not be registered with a ring, which can keep a
+ * file open after the process has ended. *claim_out is -1 if the filesystem has no locks. If the
+ * disk is in use, retries for one second before it fails with -EBUSY. Two claims of one process
+ * also conflict.
  */
 GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct error *error);
 
 /*
- * Marks the disk that fd was opened on as served for reading, under the name path. The mark does
- * not exclude other servers; disk_check_readers() detects it. A disk can have any number of marks,
- * also together with a claim for writing, and read permission is sufficient. The descriptor of the
- * mark is used like that of a claim; -1: the disk could not be marked. Waits only with frozen.
+ * Marks the disk of fd as served for reading. path: its name, which is opened again for the mark.
+ * The mark does not exclude other servers; disk_check_readers() detects it. A disk can have any
+ * number of marks, also together with a claim for writing, and read permission is sufficient. The
+ * mark is a descriptor, to be used like that of a claim; -1: the disk could not be marked.
  *
- * With frozen, the mark of a file also prevents claims for writing. If such a claim already exists,
- * retries for one second like disk_claim() before it fails with -EBUSY.
+ * frozen: the mark of a file also prevents claims for writing. If such a claim already exists, the
+ * call retries for one second like disk_claim() before it fails with -EBUSY.
  */
 GMB_MUST_CHECK int disk_claim_reading(
 	const char *path, int fd, bool frozen, int *claim_out, struct error *error);
@@ -101,31 +101,31 @@ GMB_MUST_CHECK int disk_claim_reading(
 /* Returns whether fd refers to a file that disk_claim_reading() has marked as frozen. */
 bool disk_is_frozen(int fd);
 
-/* To be called before the contents of a disk are destroyed. Returns -EBUSY if any process,
- * including this one, still serves the disk for reading after one second; otherwise 0. */
+/* Called before the contents of a disk are destroyed. Returns -EBUSY if any process, including this
+ * one, still serves the disk for reading after one second; otherwise 0. */
 GMB_MUST_CHECK int disk_check_readers(int fd);
 
 /*
  * Marks the open file of fd as one through which a server writes. The mark is a lock that lasts
  * until the last operation on that open file has ended. If the process is killed, its claims end
- * immediately, but direct writes that an io_uring has in flight continue, and the mark remains as
- * long. Any number of open files can be marked. For a block device, the marks are on the device
- * node through which it was opened. Returns 0, -EOPNOTSUPP if there are no such locks here, or
- * another errno.
+ * immediately, but its direct writes in flight in an io_uring continue, and the mark remains until
+ * they have completed. Any number of open files can be marked. For a block device, the marks are on
+ * the device node through which it was opened. Returns 0, -EOPNOTSUPP if the filesystem has no such
+ * locks, or another errno.
  */
 GMB_MUST_CHECK int disk_mark_writer(int fd);
 /* Returns -EBUSY if any process, including this one, has a marked open file of the disk, 0 if there
- * is none, or another errno if marks cannot be detected here. */
+ * is none, or another errno if the filesystem cannot report marks. */
 GMB_MUST_CHECK int disk_check_writers(int fd);
 
-/* The alignments for direct I/O are exact if fd was opened with direct. Otherwise they are reported
- * by the system or guessed. */
+/* Fills in *info. The alignments for direct I/O are exact if fd was opened with direct. Otherwise
+ * they are reported by the system or guessed. */
 GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);
 GMB_MUST_CHECK int disk_size(int fd, uint64_t *size);
 
-/* Returns NULL if, as far as can be known, the device itself writes the memory of a read, and
- * writes each byte once. Otherwise returns a clause with the reason ("it is a file, ..."). Never
- * NULL for a file. */
+/* Returns NULL if a read from this disk presumably writes each byte of its memory exactly once, by
+ * DMA of the device. Otherwise returns the reason as a clause ("it is a file, ..."). Never NULL for
+ * a file. */
 const char *disk_marker_refusal(int fd);
 
 /* Returns the number of free bytes in a file's filesystem; UINT64_MAX: unknown. */
@@ -134,8 +134,8 @@ uint64_t disk_room(int fd);
 /* Disables readahead for this descriptor. Failure is ignored. */
 void disk_set_random(int fd);
 
-/* Returns the kind of the extent at offset, and its length, at most limit. -ENXIO: the file ends at
- * or before offset. */
+/* Stores the kind of the extent at offset, and its length, at most limit. Returns -ENXIO if the
+ * file ends at or before offset. */
 GMB_MUST_CHECK int disk_extent(
 	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length);
 
@@ -182,7 +182,8 @@ GMB_MUST_CHECK int disk_zone_finish(int fd, uint64_t offset, uint64_t length);
 GMB_MUST_CHECK int disk_clone(
 	int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length);
 /* Copies between two files in the kernel. Returns the number of bytes copied, which can be less
- * than length and is 0 at the end of the source, or -EOPNOTSUPP as above. length <= 1 GiB. */
+ * than length and is 0 at the end of the source, or -EOPNOTSUPP or -EXDEV as disk_clone(). length
+ * <= 1 GiB. */
 GMB_MUST_CHECK int disk_copy(
 	int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length);
 
@@ -193,7 +194,7 @@ GMB_MUST_CHECK int disk_copy(
  *
  * Only the kernel may read this memory, as the source of a system call. If the file was truncated
  * or the disk fails, such a system call returns -EFAULT (or a short count, and -EFAULT on the next
- * call), but a program that reads the memory itself is killed. The memory always has the current
+ * call). A program that reads the memory itself is then killed. The memory always has the current
  * contents of the file, so a concurrent write may be visible completely or in part. (The rest of
  * the last page of a truncated file is zeroes.)
  *
@@ -206,8 +207,8 @@ struct disk_map;
 
 /* Maps the first size bytes (> 0). This reserves only address space. Returns -EPERM if the kernel
  * does not report which pages are cached, because the user neither owns the file nor may write to
- * it; -EOPNOTSUPP if the file is on a network file system or FUSE; -ESTALE if it was opened for
- * reading on an overlay file system, where a copy can replace it. */
+ * it; -EOPNOTSUPP if the file is on a network file system or FUSE; -ESTALE if it was opened
+ * read-only on overlayfs, which can replace the file by a copy. */
 GMB_MUST_CHECK int disk_map_create(int fd, uint64_t size, struct disk_map **map_out);
 /* Unmaps all memory; no view may be in use. NULL is a no-op. */
 void disk_map_destroy(struct disk_map *map);
@@ -284,9 +285,9 @@ GMB_MUST_CHECK int disk_boot_id(uint8_t id[DISK_BOOT_ID_BYTES]);
  * block. */
 bool disk_is_remote(int fd);
 
-/* Properties of a block device that only sysfs has: queue limits, and how md and dm distribute data
- * over their members. A partition has the values of its device. Values that cannot be read are 0 or
- * false. */
+/* Properties of a block device that are available only in sysfs: queue limits, and how md and dm
+ * distribute data over their members. A partition has the values of its device. Values that cannot
+ * be read are 0 or false. */
 struct disk_sysfs {
 	bool rotational;
 	bool zoned;		      /* host-managed zoned device */

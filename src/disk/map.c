@@ -16,9 +16,9 @@
 
 /*
  * The kernel frees page tables only together with the mapping. To limit them, a map consists of
- * windows. If too many windows are in use, the one used longest is replaced by a new mapping at the
- * same address. This is atomic for all threads: a thread that is sending from the window only has
- * more page faults.
+ * windows. If too many windows are in use, the one that has been in use longest is mapped again at
+ * the same address, which frees its page tables. This is atomic for all threads: a thread that is
+ * sending from the window only has more page faults.
  */
 enum {
 	WINDOW_BYTES = 64 << 20, /* 128 KiB of page tables, freed in a fraction of a ms */
@@ -55,8 +55,8 @@ static struct {
 
 /* Returns whether the kernel reports which pages are really cached. For users who neither own the
  * file nor may write to it, it reports all pages as cached. Capabilities and user namespaces also
- * matter, so the check queries a page that cannot be in the cache: so far behind the end of the
- * file that not even a large page at the end contains it. */
+ * matter. So the check queries a page that cannot be in the cache, because it is farther behind the
+ * end of the file than any large page reaches. */
 static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 {
 	void *page = mmap(NULL, page_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd,

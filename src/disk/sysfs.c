@@ -109,8 +109,9 @@ static uint32_t md_data_members(const char *device, const char *level)
 }
 
 /*
- * md reports its stripes. dm only has I/O hints, which a linear mapping inherits from the device
- * below it. So the hints are used only if their ratio is the number of devices below.
+ * md reports its stripes. dm only has the I/O hints minimum_io_size and optimal_io_size, which a
+ * linear mapping inherits from its device. So the hints are used only if their quotient is the
+ * number of devices below.
  */
 static void read_stripes(const char *device, struct disk_sysfs *facts)
 {
