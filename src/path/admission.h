@@ -40,10 +40,11 @@
  *
  * Costly requests are block status, trim, zero and cache: they occupy a worker thread or the lock
  * of a file for a long time. A client has at most one costly request in the store. An export can
- * always have one in the store. It can have more while it has fewer than there are free slots (of
- * PATH_COSTLY_MAX). They wait round-robin in the same way. While a costly request waits for the
- * change of an ended connection (late_writes.h), it does not occupy a slot, because that change
- * might need it. Reads and writes of the same client overtake costly requests.
+ * always have one in the store, and another one as long as it has fewer than there are free slots
+ * (PATH_COSTLY_MAX minus all that are in the store). Clients with waiting costly requests are
+ * served round-robin in the same way. A costly request that waits for an overlapping change of an
+ * ended connection (late_writes.h) does not occupy a slot, because that change might need the slot.
+ * Reads and writes of the same client overtake costly requests.
  *
  * Threading: the path's thread. Ownership: a client and its peer belong to the owner of the
  * requests and exist until path_client_fini(). Errors: none.
@@ -76,7 +77,7 @@ _Static_assert((int)PATH_WINDOW_BYTES >= 2 * (int)ARENA_BLOCK_BYTES_MAX,
 
 #define PATH_QUOTA_NONE UINT64_MAX
 
-/* Limit on the memory that the clients of a group hold together in one path. */
+/* Limit on the total memory that a group of clients holds in one path. */
 struct path_quota {
 	uint64_t max_bytes;  /* path_quota_set(); PATH_QUOTA_NONE = no limit */
 	uint64_t held_bytes; /* size of the clients' buffers, without their reserves */
@@ -117,7 +118,7 @@ struct path_admission {
 	struct turns costly;
 	uint32_t costly_count;
 	uint32_t costly_waiting_count;
-	struct path_arena ram_counts; /* only waits and spills are used */
+	struct path_arena ram_counts; /* only the members waits and spills are used */
 	struct path_arena device_counts;
 	uint64_t atomic_bytes;		 /* total size of the blocks for atomic writes */
 	uint64_t atomic_idle_bytes;	 /* size of the blocks that are allocated and unused */
@@ -181,8 +182,8 @@ void path_client_join(
  * immediately. */
 void path_client_sent(struct path_client *client, uint64_t bytes, bool filled);
 
-/* Gets a buffer from the path's RAM for other data than the payload of requests. Returns -EAGAIN if
- * a request would not get it either. */
+/* Gets a buffer from the path's RAM for data other than request payload. Returns -EAGAIN if a
+ * request would not get the buffer either. */
 GMB_MUST_CHECK int path_client_get(
 	struct path_client *client, uint32_t bytes, struct arena_buf *buf);
 void path_client_put(struct path_client *client, struct arena_buf *buf);
@@ -208,29 +209,29 @@ void admission_put(struct path_request *request, struct arena *arena, struct are
 
 /* Returns whether the client's window permits this many more bytes of a read. */
 bool admission_fits_window(const struct path_request *request, uint64_t bytes);
-/* Count unsent bytes: begin when a part is started, end when they are given to the session or
- * dropped. */
+/* Count the unsent bytes of a read: begin when a part starts, end when its bytes are given to the
+ * session or dropped. */
 void admission_begin_unsent(struct path_request *request, uint64_t bytes);
 void admission_end_unsent(struct path_request *request, uint64_t bytes);
 
 /* Makes the request wait for its turn. is_short: it waits for memory held by others; otherwise it
- * waits for its client's own window. If it already waits, its position stays the same. */
+ * waits for its client's own window. A request that already waits keeps its position. */
 void admission_wait(struct path_request *request, bool is_short);
 /* Ends the waiting of a request. No-op if it does not wait. */
 void admission_wait_end(struct path_request *request);
 /* Returns whether a read must wait behind other requests of its client. */
 bool admission_must_wait(const struct path_request *request);
 
-/* Returns whether the request is costly: block status, and other requests than reads, writes and
- * flushes that are long or occupy a worker thread. */
+/* Returns whether the request is costly: a block status request, or a trim, zero, cache or copy
+ * request that is long or occupies a worker thread. */
 bool admission_is_costly(const struct path_request *request);
 /* Returns true if the request has to wait for a slot for costly requests, and makes it wait. */
 GMB_MUST_CHECK bool admission_costly_waits(struct path_request *request);
-/* Occupy a free slot, and release it. */
+/* Occupy (begin) and release (end) a slot for costly requests. */
 void admission_costly_begin(struct path_request *request);
 void admission_costly_end(struct path_request *request);
 
-/* Gives turns to waiting clients: calls again for requests that wait for memory, and start for
+/* Gives turns to waiting clients: calls again() for requests that wait for memory, and start() for
  * costly requests, which then no longer wait. After SERVE_BYTES it stops with released set, and the
  * next call continues with the other clients. */
 void admission_serve(struct path_admission *admission, void (*again)(struct path_request *request),

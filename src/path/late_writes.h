@@ -8,17 +8,16 @@
  * published on the export. While it is published, all overlapping changes wait, on all reactors and
  * from all clients.
  *
- *   connection ends ─▶ late_writes_publish(range) ........ its parts are done ─▶
- * late_writes_withdraw(range) part of another request: late_writes_any() ─▶ late_writes_wait() ──
- * waits ──▶ path_resume(stream)
+ *   old request  connection ends ─▶ late_writes_publish(), parts done ─▶ late_writes_withdraw()
+ *   new request  part ─▶ late_writes_any() ─▶ late_writes_wait() ... waits ... ─▶ path_resume()
  *
- * Parts of a request whose own range is published can also wait. They wait only for ranges that
- * were published earlier, so two requests never wait for each other.
+ * A request whose range is published can have parts that wait for ranges published earlier, but not
+ * for later ones. So two requests never wait for each other.
  *
  * Threading: shared by all reactors. Without a published range, a part costs one relaxed load;
  * otherwise it takes a lock. A port belongs to its ring's thread. Ownership: ranges are members of
- * their requests, and ports are members of each reactor's exports. Both exist until they have been
- * unlinked from all lists here. Errors: none.
+ * their requests, and ports are members of each reactor's exports. Both must exist until all lists
+ * here have released them. Errors: none.
  */
 #pragma once
 

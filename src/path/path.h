@@ -23,7 +23,7 @@
  *
  * Placement of payload: most requests are staged, which means that their parts have buffers of an
  * arena. The arena is RAM, or memory of a PCI device if the export requests it
- * (store_info.read_device). Such an export still uses RAM, and counts the reason, if one of these
+ * (store_info.read_device). Such an export still uses RAM, and counts how often, if one of these
  * holds:
  * - The store or the session needs an access that the device memory does not permit.
  * - The device memory is full, unless requests wait for it (path_options.device_waits).
@@ -90,15 +90,15 @@ struct path_export {
 	uint64_t device_held_bytes;
 	uint32_t costly_count;		/* number of costly requests in the store (admission.h) */
 	uint64_t page_cache_send_bytes; /* bytes of reads sent from the page cache */
-	/* Number of reads for which store_page_cache_ref() returned false. */
+	/* Number of reads for which the store could not provide the data in the page cache. */
 	uint64_t page_cache_send_misses;
-	/* Bytes of other reads and writes, by where their payload was. */
+	/* Bytes of all other reads and writes, by the place of their payload. */
 	uint64_t ram_bytes;
 	uint64_t placed_bytes; /* in the requester's memory (placement) */
 	uint64_t device_bytes;
-	/* Uses of RAM despite mode=device. The first two count requests: the store needs access by
-	 * the CPU (for example, for partial blocks), or no device memory can be used. The last two
-	 * count parts: the session needs access by the CPU, or the device memory is full. */
+	/* Uses of RAM despite mode=device. Counted in requests: the store needs access by the CPU
+	 * (for example, for partial blocks); no device memory can be used. Counted in parts: the
+	 * session needs access by the CPU; the device memory is full. */
 	uint64_t ram_for_store;
 	uint64_t ram_for_trouble;
 	uint64_t ram_for_session;
@@ -126,10 +126,10 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 void path_export_fini(struct path_export *path_export);
 /*
  * Returns the maximum length of an atomic write: the path submits a write with STORE_FUA up to this
- * length as one part, even if memory is short. It is store_info.atomic_bytes, or less, down to
- * PATH_RESERVE_BYTES: a block of this length must not exceed an eighth of the memory available to
- * requests, and all such blocks together must not exceed half of it. 0: the store has no atomic
- * writes.
+ * length as one part, even if memory is short. The maximum is store_info.atomic_bytes, or less,
+ * down to PATH_RESERVE_BYTES: a block of this length must not exceed an eighth of the memory
+ * available to requests, and all such blocks together must not exceed half of it. 0: the store has
+ * no atomic writes.
  */
 uint32_t path_atomic_bytes(struct path *path, const struct store *store);
 /* Adds the export to the path, once, after path_export_init(). Atomic writes of at most
@@ -142,7 +142,7 @@ void path_export_leave(struct path *path, struct path_export *path_export);
 /* A range of a request that is being transferred, with its own buffer. 0 <= sent <= valid <=
  * length. */
 struct path_stream {
-	/* In request->ready while valid > sent, in the path's free list, or in
+	/* Link in request->ready while valid > sent, in the path's free list, or in
 	 * late_writes_range.waiting. */
 	struct list_node node;
 	struct path_request *request;
@@ -222,7 +222,7 @@ struct path_request {
 	struct path *path;
 	struct arena *arena;	/* where its buffers come from */
 	uint32_t device_rights; /* enum mem_right: rights of its buffers in device memory */
-	uint32_t segment;	/* placement: index of the segment used last, and its first byte */
+	uint32_t segment;	/* placement: index and first byte of the segment used last */
 	uint64_t segment_begin;
 	struct path_trace_request *record; /* record in a trace; NULL: none */
 	enum path_state state;
@@ -268,7 +268,7 @@ enum {
 	/* Part size of reads through the page cache. Such a read is a copy that completes
 	 * immediately, so it cannot overlap with the network. */
 	PATH_CACHED_PART_BYTES = 512 << 10,
-	/* If memory is short, a part gets less than its size, but at least this much. */
+	/* If memory is short, a part gets a smaller buffer, but at least this much. */
 	PATH_PART_BYTES_MIN = 64 << 10,
 	PATH_PLACED_BYTES_MAX = 1 << 30, /* largest part of a write from a placement */
 	/* Maximum number of parts in flight that use requesters' memory, over all requests. */
@@ -297,8 +297,8 @@ void path_destroy(struct path *path);
  * the next call. */
 void path_set_trace(struct path *path, struct path_trace *trace);
 
-/* Retries requests that wait for memory, in turn. Called once per batch, and again while
- * path_is_to_serve() returns true. */
+/* Retries requests that wait for memory, in turn. Called once per batch of completions, and again
+ * while path_is_to_serve() returns true. */
 void path_serve(struct path *path);
 bool path_is_to_serve(const struct path *path);
 /* Returns whether a client waits for memory that others hold. */
@@ -311,11 +311,11 @@ struct path_admission *path_admission(struct path *path);
 /* Returns the arena for a request of an export with mode=device: device memory, or RAM if the CPU
  * would have to access it, for example to copy partial blocks. */
 struct arena *device_choose(struct path_request *request);
-/* Called if a part had a store_part.memory_error: stops using device memory for this disk, or for
- * all disks. */
+/* Called if a part has failed with store_part.memory_error: stops using device memory, for this
+ * disk or for all disks. */
 void device_see_error(struct path_request *request, int error);
-/* Returns whether the disk will take longer for the next bytes of some request in flight than a
- * reactor should spin. */
+/* Returns whether the spinning of a reactor is too short: for some request in flight, the disk
+ * needs longer for the next bytes. */
 bool path_is_slow(const struct path *path);
 
 /* Starts the request. It cannot fail; later events are reported by request->progress. A write
@@ -324,8 +324,9 @@ void path_start(struct path *path, struct path_request *request);
 
 enum path_status path_status(const struct path_request *request);
 
-/* Reads: stores the next fragment, at most max_bytes, from any stream (or the next one in order).
- * Returns false if none is ready. Its memory is valid until path_fragment_sent(). */
+/* Reads: stores the next fragment of at most max_bytes in *fragment, from any stream, or with
+ * request->ascending in the order of offsets. Returns false if no fragment is ready. Its memory is
+ * valid until path_fragment_sent(). */
 bool path_next_fragment(
 	struct path_request *request, uint32_t max_bytes, struct path_fragment *fragment);
 /* Returns the memory of a fragment that was sent or discarded. */
@@ -338,18 +339,18 @@ void path_memory_failed(const struct path_stream *stream);
 /*
  * Writes: returns a stream with memory for the next bytes: stream->memory, stream->length. NULL: no
  * memory is available, and progress will be called. The memory permits request->memory_rights,
- * which the session can change between calls. If copied_bytes > 0, the CPU can also write to it; if
- * it is in RAM only for this reason, it ends behind the last block of the copied bytes. Must not be
- * called if request->error is set or all bytes have memory.
+ * which the session can change between calls. If copied_bytes > 0, the CPU can also write to it. If
+ * device memory would be used otherwise, the stream then ends behind the last block of the copied
+ * bytes. Must not be called if request->error is set or all bytes have memory.
  */
 struct path_stream *path_write_open(struct path_request *request);
 /* Submits the stream to the store. Its memory must be filled. */
 void path_write_submit(struct path_stream *stream);
-/* Releases the stream without submitting it: the request has failed or the peer has
+/* Releases the stream without submitting it, because the request has failed or the peer has
  * disconnected. */
 void path_write_drop(struct path_stream *stream);
-/* Declares that the session does not need memory until its next path_write_open(), so that others
- * need not wait for it. */
+/* Declares that the session does not need memory until its next path_write_open(): the request
+ * leaves the queue for memory. */
 void path_write_pause(struct path_request *request);
 /* Returns whether the store has finished all parts that were submitted. */
 bool path_write_rests(const struct path_request *request);
@@ -366,8 +367,8 @@ void path_orphan(struct path_request *request);
  * The session must still return its fragments first. */
 bool path_abandon(struct path_request *request);
 bool path_is_idle(const struct path_request *request);
-/* Returns whether the request waits for memory that others use. It can free memory only by sending
- * its own data. */
+/* Returns whether the request waits for memory that others use. It can then free memory only by
+ * sending its own data. */
 bool path_is_stalled(const struct path_request *request);
 
 /* Called by late_writes.c on the request's ring when the part no longer has to wait. */

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Measurements of the data path: statistics of all requests by operation and size class, by
- * operation and state, and by client and operation; and records of single requests on demand. The
- * statistics are always on and cost a few additions per request.
+ * Measurements of the data path: statistics of all requests, and records of single requests on
+ * demand. Statistics are kept by operation and size class, by operation and state, and by client
+ * and operation. They are always on and cost a few additions per request.
  *
  * Latencies are counted in buckets whose width grows with the value: 8 per doubling, from 1 us to
  * over four minutes, so a quantile is at most 12.5 % too high. A bucket includes its upper limit
@@ -167,8 +167,8 @@ struct path_trace_part {
 	uint64_t submitted_ns;
 	uint64_t done_ns;
 	int result; /* 0, or a negative errno of the disk */
-	/* If there were too many, the last mark is the latest one, and the last piece includes all
-	 * later pieces. */
+	/* If there were too many, the last mark is that of the latest report, and the last piece
+	 * includes all later pieces. */
 	uint32_t mark_count;
 	uint32_t piece_count;
 
