@@ -21,12 +21,13 @@
  * reused only after the record has been retired.
  *
  * Only the dirty pages in the file count after a kill. Clean pages are old contents of slots, valid
- * within this process only. They save reads of the collector and of clients.
+ * within this process only. They save reads of the garbage collector and of clients.
  *
  * Called by changes, reads, the collector and recovery.
  *
- * Threading: as in flash.h; opening and loading have the store to themselves. Ownership: the
- * start's budget holds the tables, the file holds the pages. Errors: negative errno and a sentence.
+ * Threading: as in flash.h; while the cache is opened and loaded, no other thread uses the store.
+ * Ownership: the tables are in the memory that the start allocates, the pages in the file. Errors:
+ * negative errno and a sentence.
  */
 #pragma once
 
@@ -38,7 +39,7 @@
 struct flash;
 struct flash_cache_load;
 
-/* State of a slot in addition to struct cache_slot. */
+/* State of a slot in addition to struct cache_slot (order of eviction). */
 struct flash_cache_slot {
 	uint64_t lpn; /* FLASH_CACHE_NONE: no page */
 	uint64_t counter;
@@ -47,7 +48,7 @@ struct flash_cache_slot {
 	 * contents; or 0. In a slot without a page: number of the record that is written from this
 	 * slot. */
 	uint64_t writing;
-	/* dirty: counter of the oldest change of its block that is in no record. */
+	/* dirty: counter of the oldest change of its block that no record contains. */
 	uint64_t since;
 	/* Next slot in its bucket, or in the held list. */
 	uint32_t chain;
@@ -130,9 +131,10 @@ const char *flash_cache_directory(const char *directory);
  * - A file with pages is used whatever its size.
  * - If no file can be created, a warning is logged and there is no cache.
  * - If the file that the anchor refers to is lost, the loss is recorded in the anchor.
- * - Errors that are no loss: the folder cannot be examined, cache-dir= names another folder than
- *   the file's, the file cannot be used (-EPERM and others), or it has pages of another disk and
- *   the options do not decide about them. The store is not opened, as a recorded loss is final.
+ * - The store is not opened, and no loss is recorded, because a record is final: if the folder
+ *   cannot be examined, if cache-dir= names another folder than the file's, if the file cannot be
+ *   used (-EPERM and others), or if it has pages of another disk and the options do not decide
+ *   about them.
  * - A read-only store returns -EBUSY if the file has pages, because they are not on the disk. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);
@@ -145,8 +147,8 @@ GMB_MUST_CHECK int flash_cache_load(struct flash *flash);
 /* Checks the file's position against end, the end of the log that the replay has found. Returns
  * -ESTALE if the file has pages and the log lacks records that were written before them. */
 GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error);
-/* True if the killed server had written all records before `end`, and no others. Valid only if the
- * log continues after the checkpoint, because the file's position can be older than the anchor. */
+/* True if the killed server had written exactly the records before `end`. Valid only if the log
+ * continues after the checkpoint, because the position in the file can be older than the anchor. */
 bool flash_cache_knows_end(const struct flash *flash, uint64_t end);
 /* Stores in the file up to which record the log is written. Called after each record and each
  * checkpoint. */
@@ -185,11 +187,11 @@ static inline const uint8_t *flash_cache_page(const struct flash_cache *cache, u
 	return cache->pages + (size_t)slot * FLASH_BLOCK_BYTES;
 }
 
-/* True if records may be written from the slots of dirty pages. False if a later server could not
- * find out whether writes of a killed server still read these slots. */
+/* True if records may be written from the slots of dirty pages. False if, after a kill, the next
+ * server could not detect writes in flight that still read these slots. */
 bool flash_cache_holds(const struct flash *flash);
 
-/* True if there are dirty pages, or pages whose record is not written. */
+/* True if there are dirty pages, or pages in records that are not written yet. */
 static inline bool flash_cache_is_dirty(const struct flash_cache *cache)
 {
 	return cache->slot_count > 0 &&
@@ -205,22 +207,24 @@ static inline bool flash_cache_must_drain(const struct flash_cache *cache)
 /* True if there is a slot for one block. Otherwise flash_pump() is called when a slot might be
  * free. */
 bool flash_cache_has_room(struct flash *flash);
-/* Stores data, one block, as the newest contents of block lpn. They survive a kill. There must be
- * room. */
+/* Stores data, one block, as the newest contents of block lpn. The data survives a kill of the
+ * process. There must be room. */
 void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data);
 /* Called when newer contents of these blocks were appended to the record being filled. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count);
-/* Discards the pages of these blocks, which read as zeroes from now on although no record says so.
- * All must be in one page of the map. */
+/* Discards the pages of these blocks, which read as zeroes from now on. No record contains this
+ * change. All blocks must be in one page of the map. */
 void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count);
 /* Called for each entry of record seq after it was applied to the map: discards the older page, or
  * makes the written one clean. */
 void flash_cache_written(struct flash *flash, const struct flash_record_entry *entry, uint64_t seq);
 /* Called after all entries of record seq were applied: frees the slots that were held for it. */
 void flash_cache_retired(struct flash *flash, uint64_t seq);
-/* Called when the device's version of the block is now in that segment, or (GC_NO_SEGMENT) gone. */
+/* Called when the block's version on the device has moved to this segment, or no longer exists
+ * (GC_NO_SEGMENT). */
 void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment);
-/* Recovery: a replayed record has these blocks, so pages with a stamp up to seq are discarded. */
+/* Recovery: a replayed record contains these blocks, so their pages with a stamp up to seq are
+ * discarded. */
 void flash_cache_replayed(struct flash *flash, uint64_t lpn, uint32_t count, uint64_t seq);
 
 /* Continues evictions and flushes. Returns true if there was progress. */
@@ -234,7 +238,7 @@ void flash_cache_want_written(struct flash *flash);
 /* True when the changes requested by flash_cache_want_written() are in records, written or not. */
 bool flash_cache_has_written(const struct flash *flash);
 
-/* Returns how the collector must move a live block of segment victim with checksum crc. */
+/* Returns how garbage collection must move a live block of segment victim with checksum crc. */
 enum gc_way flash_cache_gc_way(struct flash *flash, uint64_t lpn, uint32_t victim, uint32_t crc);
-/* Called when the collector has appended the block's dirty page to the record being filled. */
+/* Called when garbage collection has appended the block's dirty page to the record being filled. */
 void flash_cache_written_back(struct flash *flash, uint64_t lpn);

@@ -63,7 +63,8 @@ struct cache_lru {
 	uint32_t cold_rewritten;
 };
 
-/* Initializes all slots as free. Holds slots, an array of slot_count, and table. */
+/* Initializes all slots as free. slots: an array of slot_count elements; slots and table must exist
+ * as long as lru. */
 void cache_lru_init(struct cache_lru *lru, struct gc_table *table, uint32_t cold_percent,
 	struct cache_slot *slots, uint32_t slot_count);
 
@@ -115,6 +116,7 @@ static inline uint32_t cache_lru_dirty_count(const struct cache_lru *lru)
 	return lru->lists[CACHE_HOT].count + lru->lists[CACHE_COLD].count;
 }
 
-/* gc_way_of() for the slot that has a block's page; CACHE_NO_SLOT: the block is not cached. A block
- * with a busy slot is copied from flash: the record in progress will make it dead. */
+/* Returns the way in which garbage collection must move a block whose page is in this slot, see
+ * gc_way_of(). CACHE_NO_SLOT: the block is not cached. If the slot is busy, the block is copied
+ * from flash; the record in progress will make that copy dead. */
 enum gc_way cache_lru_gc_way(const struct cache_lru *lru, uint32_t slot);

@@ -31,7 +31,7 @@ enum {
 	FLASH_ANCHORS = 2,
 	FLASH_SEGMENTS_AT = 256, /* first block of segment 0 */
 	FLASH_SEGMENT_BLOCKS_MIN = 16,
-	FLASH_SEGMENT_BLOCKS_MAX = 1 << 19, /* 2 GiB, the largest zone */
+	FLASH_SEGMENT_BLOCKS_MAX = 1 << 19, /* 2 GiB, the largest supported zone */
 	FLASH_SEGMENT_BLOCKS_DEFAULT = 16384,
 	FLASH_SEGMENTS_MIN = 16,
 	FLASH_SEGMENTS_MAX = 1 << 20, /* each takes 64 bytes of memory */
@@ -154,7 +154,7 @@ struct flash_position {
 	uint32_t prev_crc; /* checksum of the previous record's header */
 };
 
-/* Record numbers of one run of the store have the same quotient by 2^FLASH_SEQ_SHIFT. */
+/* Record numbers of one run of the store have the same bits from FLASH_SEQ_SHIFT on. */
 enum { FLASH_SEQ_SHIFT = 40 };
 
 static inline uint64_t flash_next_run(uint64_t seq)
@@ -249,7 +249,7 @@ struct flash_record {
 	/* End of the previous run's log: its records from this number on are invalid. */
 	uint64_t before;
 	/* Number of the first record after the beginning of the checkpoint in progress. Nodes in
-	 * this record have the state before it. 0: no checkpoint was in progress. */
+	 * this record have the state before that number. 0: no checkpoint was in progress. */
 	uint64_t nodes_at;
 	uint32_t at; /* block of its header on the device */
 	uint32_t prev_crc;
@@ -300,7 +300,7 @@ struct flash_cache_head {
 	uint64_t tag;			      /* random, not 0, unique to this file */
 	uint64_t disk_blocks;
 	uint32_t slot_count;
-	/* All records with smaller numbers are written. Updated after each record. */
+	/* All records with smaller numbers are in the log. Updated after each record. */
 	uint64_t followed;
 	uint64_t disk[2]; /* identity of the file's disk, see struct disk_info */
 	char disk_path[FLASH_DISK_PATH_BYTES]; /* informative; zero-terminated */
@@ -342,8 +342,8 @@ static inline uint64_t flash_cache_file_bytes(uint32_t slot_count)
 }
 
 void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[FLASH_BLOCK_BYTES]);
-/* Decodes the first block of a file of file_bytes bytes. Returns false if it is no valid head, or
- * of a file of another size. */
+/* Decodes the first block of a file of file_bytes bytes. Returns false if it is not a valid head,
+ * or not that of a file of this size. */
 GMB_MUST_CHECK bool flash_cache_head_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], uint64_t file_bytes, struct flash_cache_head *head);
 /* Change the head of a file that is in use: flash_cache_head_follow() stores `followed`, with

@@ -6,9 +6,9 @@
  * Invariant: a segment becomes free only by a checkpoint, so that neither the map nor the log of
  * any crash refers to it.
  *
- * Threading: on the owner ring unless stated otherwise. Ownership: the start's budget holds
- * tables and buffers. Errors: after a refused discard, no further discards are sent; if no segment
- * can be freed, flash_fail().
+ * Threading: on the owner ring unless stated otherwise. Ownership: tables and buffers are in the
+ * memory that the start allocates. Errors: after a refused discard, no further discards are sent;
+ * if no segment can be freed, flash_fail().
  */
 #pragma once
 
@@ -50,12 +50,12 @@ uint64_t flash_gc_bytes(void);
 void flash_gc_init(struct flash *flash, uint8_t *memory);
 /* Continues garbage collection. Returns true if there was progress. */
 bool flash_gc_step(struct flash *flash);
-/* Called when clients have written `blocks` blocks. The collector may examine a multiple of
+/* Called when clients have written `blocks` blocks. The garbage collector may examine a multiple of
  * them. */
 void flash_gc_credit(struct flash *flash, uint32_t blocks);
 /* Called when a checkpoint is complete and has freed segments. */
 void flash_gc_checkpointed(struct flash *flash);
-/* True while the collector reads the segment. */
+/* True while the garbage collector reads the segment. */
 bool flash_gc_walks(const struct flash *flash, uint32_t segment);
 
 /* --- erasing and wear (erase.c) -------------------------------------------------------------- */

@@ -38,7 +38,8 @@ struct gc_rule {
 	const char *name;
 	bool knows_cache;
 	bool cost_benefit;
-	bool weighs_cold;     /* weight cold_dirty by the cache's history, else fully */
+	/* true: weight cold_dirty by the cache's history; false: count all of it */
+	bool weighs_cold;
 	uint8_t cold_percent; /* default share of cold pages in percent */
 };
 
@@ -76,12 +77,13 @@ struct gc_table {
 };
 
 /* Returns the score of a segment with a capacity of `blocks`, from its net cost (at most blocks)
- * and its age, both as above; the highest score is the best victim. Rules without cost_benefit do
- * not use the age. With cost_benefit the score is HUGE_VAL if collection costs nothing (net 0). */
+ * and its age, as defined at the head of this file. The highest score is the best victim. Rules
+ * without cost_benefit do not use the age. With cost_benefit the score is HUGE_VAL if collection
+ * costs nothing (net 0). */
 double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age);
 
-/* Initializes the table with all segments free. Holds rule and segments, an array of
- * segment_count. */
+/* Initializes the table with all segments free. segments: an array of segment_count elements; rule
+ * and segments must exist as long as the table. */
 void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segment *segments,
 	uint32_t segment_count, uint32_t segment_blocks);
 
@@ -89,26 +91,28 @@ void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segme
  * valid or kept block. */
 void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state);
 
-/* The map refers to one more block of this open segment. from: GC_NO_SEGMENT for a user's block,
- * which is new and advances the clock; else the victim it was moved from, whose age the block
- * keeps. */
+/* The map refers to one more block of this open segment. from: for a block that garbage collection
+ * has moved, the victim, whose age it keeps; GC_NO_SEGMENT for a user's block, which is new and
+ * advances the clock. */
 void gc_append(struct gc_table *table, uint32_t segment, uint32_t from);
 
 /* The map no longer refers to a block of the segment, which was overwritten, trimmed or moved. If a
  * cached page counts the block in cold_dirty, call cache_lru_set_home() first. */
 void gc_dead(struct gc_table *table, uint32_t segment);
 
-/* Sets the state of a free segment when a log is opened, from the map and the checkpoint. */
+/* Opening a log: sets the state of a segment, which is still free in the table, from the map and
+ * the checkpoint. */
 void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64_t stamp);
 
 enum { GC_RESERVE_SEGMENTS = 3 }; /* in bench/flash_model.c: one per stream of its log */
 
 /*
- * Collection begins when fewer segments than this are free: the reserve, without which users wait,
- * one to write to, and some for bursts. A greater number costs more programs, because a free
- * segment is spare space that the log does not use. With 15 % spare space, keeping another 1.3 % of
- * the segments free costs 5 % more programs, and another 6.5 % costs 37 %. With 7 % spare space,
- * another 6.5 % cannot be kept free at all (bench/results/flash-policy.md).
+ * Garbage collection begins when fewer segments than this are free: the reserve (with only the
+ * reserve free, users wait), one segment to write to, and some for bursts. A greater number costs
+ * more programs, because a free segment is spare space that the log does not use. With 15 % spare
+ * space, keeping another 1.3 % of the segments free costs 5 % more programs, and another 6.5 %
+ * costs 37 %. With 7 % spare space, another 6.5 % cannot be kept free at all
+ * (bench/results/flash-policy.md).
  */
 static inline uint32_t gc_begin_segments(const struct gc_table *table, uint32_t reserve)
 {
@@ -121,7 +125,7 @@ enum gc_need {
 };
 
 /*
- * Returns the best candidate, the older one if two are equal, or GC_NO_SEGMENT if no candidate is
+ * Returns the best candidate (of two equal ones, the older), or GC_NO_SEGMENT if no candidate is
  * worth collecting. GC_CHEAP can choose a segment whose blocks are all valid, if some of them are
  * cold and dirty: that saves writes and frees no space. GC_SPACE never does.
  */

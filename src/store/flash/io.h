@@ -2,13 +2,13 @@
 /*
  * Transfers of whole blocks, their position on the device, and syncs.
  *
- * Called by all parts of the store; the only part that issues reads, writes and fdatasync on the
- * device's descriptors while the store runs.
+ * Called by all other files of the store. While the store runs, only io.c and zone.c issue reads,
+ * writes and fdatasync on the device's descriptors.
  *
- * Threading: on the owner ring. Functions that block run before that on the recovery's
- * thread, or while the store is closed. Ownership: the caller of a transfer owns struct flash_io,
- * and keeps it and the memory unchanged until done is called. Errors: negative errno as in disk.h;
- * errors that would mislead a client (such as -EAGAIN) are reported as -EIO.
+ * Threading: on the owner ring. Functions that block run before that on the recovery's thread, or
+ * while the store is closed. Ownership: the caller of a transfer owns struct flash_io, and keeps it
+ * and the memory unchanged until done is called. Errors: negative errno as in disk.h; errors that
+ * would mislead a client (such as -EAGAIN) are reported as -EIO.
  */
 #pragma once
 
@@ -32,7 +32,7 @@ struct flash_io {
 			size_t vector_used; /* bytes of that first run already written */
 		};
 	};
-	/* block: position in the log's numbering; offset: bytes on the device. */
+	/* block: its number in the log; offset: its byte offset on the device. */
 	uint32_t block;
 	uint64_t offset;
 	size_t bytes;
@@ -70,8 +70,8 @@ void flash_io_init(struct flash *flash, uint8_t *memory);
  * inside. */
 void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
 	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result));
-/* Writes the runs at io->vector one after the other. They and the vector must stay until done is
- * called, and the vector is unchanged then. */
+/* Writes the runs at io->vector one after the other. The runs and the vector must not change until
+ * done is called. The vector then has its original contents. */
 void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
 	void (*done)(struct flash_io *io, int result));
 /* Issues the next write to a zone. With error < 0, completes it with that error instead. */
@@ -108,8 +108,8 @@ uint64_t flash_block_offset(const struct flash *flash, uint32_t block);
 /* Reads the newest anchor of zone or block `anchor`; zeroes: none was written. Blocks. */
 GMB_MUST_CHECK int flash_anchor_read(
 	int fd, struct flash_zones *zones, uint32_t anchor, uint8_t *block);
-/* Reads count blocks of one segment before the store has started, and waits for them. After the
- * write pointer of a zone they are zeroes. */
+/* Reads count blocks of one segment before the store has started, and waits for them. Blocks after
+ * the write pointer of a zone are returned as zeroes. */
 GMB_MUST_CHECK int flash_read(struct flash *flash, uint32_t block, uint32_t count, void *bytes);
 /* Reads the state of the segments' zones. No effect without zones. Blocks. */
 GMB_MUST_CHECK int flash_zones_load(struct flash *flash);
@@ -122,7 +122,8 @@ GMB_MUST_CHECK int flash_zones_prepare(struct flash *flash, struct error *error)
 GMB_MUST_CHECK int flash_zones_take(struct flash *flash, struct error *error);
 /* Queues a write. Writes are issued in call order, one at a time. */
 void flash_zone_write(struct flash *flash, struct flash_io *io);
-/* Called when a write has completed, before its done; flash_zone_next() is called after it. */
+/* Called when a write has completed: flash_zone_written() before its done(), flash_zone_next()
+ * after it. */
 void flash_zone_written(struct flash *flash, const struct flash_io *io);
 void flash_zone_next(struct flash *flash);
 /* While the store is closed: sets the offset of the write, and finishes or resets the zone

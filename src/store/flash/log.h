@@ -5,15 +5,16 @@
  *   flash_log_room() ─▶ flash_log_append() ... ─▶ flash_log_close() ─▶ written ─▶ retired, in order
  *
  * Invariant: writes of several records are in flight at a time, but records take effect (are
- * retired) in log order, each when all earlier records are written. So memory never has a change
- * that a crash could undo while keeping a later one.
+ * retired) in log order, each when all earlier records are written. So memory never contains a
+ * change that a crash could lose while a later one survives.
  *
  * Called by all producers of records: changes, cache, collector and checkpoint.
  *
- * Threading: on the owner ring. Ownership: the start's budget holds the buffers. A record
- * refers to memory that is appended with is_held until it is retired. Errors: after a write has
- * failed and the log could not be moved, or a sync could not be repeated, flash_fail(): all changes
- * fail until the store is opened again, because recovery would discard everything after the gap.
+ * Threading: on the owner ring. Ownership: the buffers are in the memory that the start allocates.
+ * Until it is retired, a record refers to memory that was appended with is_held. Errors: after a
+ * write has failed and the log could not be moved, or a sync could not be repeated, flash_fail():
+ * all changes fail until the store is opened again, because recovery would discard everything after
+ * the gap.
  */
 #pragma once
 
@@ -21,8 +22,8 @@
 
 enum {
 	FLASH_RECORDS = 8,
-	/* 1 GiB: a checkpoint begins after so much log, and runs without pauses after as much
-	 * more. */
+	/* 1 GiB: a checkpoint begins after this amount of log. After the same amount again, it runs
+	 * without pauses for changes. */
 	FLASH_LOG_BLOCKS = 1 << 18,
 	FLASH_RECORD_SEGMENTS = 2, /* free segments that a client's record can need */
 };
@@ -98,11 +99,11 @@ uint64_t flash_log_bytes(void);
  * and nothing in flight can free a segment, the store fails with -ENOSPC. May close the record
  * being filled. */
 bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own);
-/* Appends an entry to the record being filled, after flash_log_room(). data: its block, or NULL: a
- * block of zeroes, or a kind without a block. The block is copied unless is_held. With is_held, the
- * block must be suitable for writes to the device and must not change until the record is retired;
- * a part added by flash_log_add_part() completes after that. The map page of the entry must be
- * dirty. */
+/* Appends an entry to the record being filled, after flash_log_room(). data: its block; NULL for a
+ * block of zeroes, or for a kind without a block. The block is copied unless is_held. With is_held,
+ * the block must be suitable for writes to the device and must not change until the record is
+ * retired; a part added by flash_log_add_part() completes after that. The map page of the entry
+ * must be dirty. */
 void flash_log_append(struct flash *flash, const struct flash_record_entry *entry,
 	const uint8_t *data, bool is_held);
 /* Returns the number of entries with a block that fit into the record being filled, or, if it is
@@ -130,8 +131,8 @@ void flash_log_abandon(struct flash *flash);
 
 /* --- moves (move.c) -------------------------------------------------------------------------- */
 
-/* True for the errors with which the kernel reports a bad block of the device. Other blocks may
- * work. */
+/* True for the errors with which the kernel reports a bad block of the device. Other blocks might
+ * still work. */
 bool flash_is_of_medium(int error);
 /* Called when the write of a record has failed. Returns true if the record and its successors will
  * be written elsewhere, false if the log has failed. */
@@ -150,7 +151,7 @@ void flash_redo_init(struct flash *flash, uint8_t *memory);
  * fail. */
 bool flash_redo_begin(struct flash *flash, int error);
 bool flash_redo_runs(const struct flash *flash);
-/* Called when a sync has succeeded: resets the count of attempts. */
+/* Called when a sync has succeeded: resets the count of failed attempts. */
 void flash_redo_succeeded(struct flash *flash);
-/* Continues the rewrite. Returns true if there was progress. */
+/* Continues writing the records again after a failed sync. Returns true if there was progress. */
 bool flash_redo_step(struct flash *flash);

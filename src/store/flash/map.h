@@ -6,9 +6,10 @@
  * Invariant: a dirty or pinned page stays in memory, and only checkpoints write pages. The limits
  * in struct flash_geometry bound the dirty pages, so that one checkpoint can write them all.
  *
- * Threading: on the owner ring; recovery has the map to itself on its worker thread.
- * Ownership: the start's budget holds everything. A page that is neither dirty nor pinned may be
- * evicted as soon as its user returns to the ring. Errors: negative errno to the waiters of a page.
+ * Threading: on the owner ring; recovery has the map to itself on its worker thread. Ownership:
+ * everything is in the memory that the start allocates. A page that is neither dirty nor pinned may
+ * be evicted as soon as its user returns to the ring. Errors: negative errno to the waiters of a
+ * page.
  */
 #pragma once
 
@@ -34,13 +35,15 @@ enum flash_slot_state {
 /* A page of the map in memory. It stays while it is dirty or has pins. */
 struct flash_slot {
 	struct flash_node *node;
-	uint32_t page; /* FLASH_NO_PAGE: its snapshot was deleted while it was being read */
+	/* FLASH_NO_PAGE: the page's snapshot was deleted while the page was being read */
+	uint32_t page;
 	int32_t chain; /* next slot in its bucket */
 	/* Records that refer to the page and are not retired. */
 	uint32_t pins;
 	uint32_t round; /* dirty: value of flash_map.round when the page became dirty */
 	uint8_t state;
-	/* Entry of the map's lru, oldest first, if free, or clean without pins. */
+	/* Link in the map's lru list (oldest first) if the slot is free, or clean and not
+	 * pinned. */
 	struct list_node lru;
 	struct list_node waiting;
 	struct flash_io io;
@@ -84,10 +87,12 @@ struct flash_slot *flash_map_get(
 struct flash_slot *flash_map_take(struct flash *flash, uint32_t page);
 /* Frees the slot of a page whose contents are not valid. */
 void flash_map_release(struct flash *flash, struct flash_slot *slot);
-/* Marks the page dirty before it is changed. An old page is appended to the checkpoint in progress
- * first. Returns false if the limit of dirty pages is reached, or the log has no room. */
+/* Marks the page dirty before it is changed. A page that belongs to the checkpoint in progress is
+ * first appended to it. Returns false if the limit of dirty pages is reached, or the log has no
+ * room. */
 bool flash_map_dirty(struct flash *flash, struct flash_slot *slot);
-/* Makes a page clean that the checkpoint has written or, because it is empty, unlinked. */
+/* Makes a page clean after the checkpoint has written it, or has unlinked it because it is
+ * empty. */
 void flash_map_clean(struct flash *flash, struct flash_slot *slot);
 /* Keeps the page in memory for a record that changes it, until flash_map_unpin(). */
 void flash_map_pin(struct flash_slot *slot);

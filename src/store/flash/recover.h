@@ -39,7 +39,7 @@ struct flash_damage {
 	int lost_error;
 	uint32_t repairs;	  /* enum store_repair, as requested */
 	uint32_t twins_used;	  /* nodes of which only the second copy could be read */
-	bool is_table_damaged;	  /* the segment table was damaged and has been counted again */
+	bool is_table_damaged;	  /* the segment table was damaged and has been recomputed */
 	struct flash_holes holes; /* pages of the disk that are lost or damaged */
 	/* Results of a repair: pages linked again unchanged, pages reconstructed from changes, and
 	 * pages of which no trace was found. */
@@ -62,8 +62,9 @@ struct flash_seen {
  * neither is valid. Blocks. */
 GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, struct error *error);
 /* Restores the map and all tables. A snapshot whose tree is damaged is marked. Returns -EUCLEAN if
- * the map of the disk is damaged, or, unless is_read_only or a repair accepts the loss, if
- * flash_has_loss(); the map is then the one before the loss. Blocks; on a worker thread. */
+ * the map of the disk is damaged. Also returns -EUCLEAN, with the map before the loss, if
+ * flash_has_loss() and neither is_read_only nor a repair accepts the loss. Blocks; on a worker
+ * thread. */
 GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
 /* --- trees, and messages about damage (tree.c) ----------------------------------------------- */
@@ -78,15 +79,15 @@ GMB_MUST_CHECK int flash_twin_read(struct flash *flash, struct flash_entry at, v
  * -EUCLEAN for the disk, unless holes are accepted; sets *damaged for a snapshot. */
 GMB_MUST_CHECK int flash_tree_read(
 	struct flash *flash, uint32_t tree, const struct flash_entry *top, bool *damaged);
-/* Reads the segment table of a tree, or counts it. Returns -EUCLEAN if it is damaged and a page
- * that must be counted is damaged as well. */
+/* Reads the segment table of a tree. If it is damaged, counts the blocks of the segments in the map
+ * instead. Returns -EUCLEAN if a map page that must be counted is damaged as well. */
 GMB_MUST_CHECK int flash_table_read(struct flash *flash, uint32_t tree, struct flash_seen *seen);
 /* Returns the number of nodes of levels 1 and 2 with one damaged copy. For a snapshot, nodes that
  * it shares with the disk are not counted. */
 uint32_t flash_tree_single(struct flash *flash, uint32_t tree);
 /* True if all entries of the page refer to valid blocks. index: number of the page in its tree. */
 bool flash_page_is_sound(const struct flash *flash, uint32_t index, const struct flash_node *node);
-/* Adds a page to the ranges, unless it is in one. */
+/* Adds a page to the ranges, unless a range contains it already. */
 void flash_hole_add(struct flash_holes *holes, uint32_t page);
 /* Describes range `number`, such as "bytes 0 to 4095 of the disk", as a plural. Returns false if
  * there is no such range. */

@@ -32,9 +32,10 @@ _Static_assert(
 /* State of a snapshot in addition to its tree. */
 struct flash_snapshot {
 	enum flash_snapshot_state state;
-	/* Nodes of its tree cannot be read. It is neither collected nor opened. */
+	/* Nodes of the snapshot's tree cannot be read. Its blocks are not collected, and it cannot
+	 * be opened. */
 	bool is_damaged;
-	struct flash_snapshot_anchor about; /* top: as of the last checkpoint */
+	struct flash_snapshot_anchor about; /* its `top` is that of the last checkpoint */
 };
 
 struct flash_snapshots {
@@ -48,8 +49,8 @@ struct flash_snapshots {
 	bool is_done;	     /* the request is complete, except that transfers are in flight */
 	bool refuses;	     /* on-full=refuse, else drop */
 	bool is_full;	     /* set with on-full=refuse: changes that need space fail */
-	/* Set with on-full=refuse if the collector frees no space any more. All changes fail, and
-	 * flushes of cached pages, until a snapshot is deleted. */
+	/* Set with on-full=refuse if garbage collection frees no space any more. All changes, and
+	 * flushes of cached pages, fail until a snapshot is deleted. */
 	bool is_stuck;
 	/* Name of the last snapshot dropped for lack of space. */
 	char dropped[FLASH_SNAPSHOT_NAME_BYTES];
@@ -72,7 +73,7 @@ void flash_snapshots_recovered(struct flash *flash);
 /* Marks a snapshot whose tree is damaged. Its known nodes, and the segments that its table names,
  * stay untouched until it is deleted. */
 void flash_snapshot_damaged(struct flash *flash, uint32_t index);
-/* Lets the next checkpoint delete the snapshots of jobs of earlier processes. */
+/* Makes the next checkpoint delete the snapshots that jobs of earlier processes have left. */
 void flash_snapshots_drop_temporary(struct flash *flash);
 /* Continues the current request. Returns true if there was progress. */
 bool flash_snapshots_step(struct flash *flash);
@@ -103,7 +104,7 @@ void flash_snapshots_move(struct flash *flash, const struct flash_record_entry *
 	uint32_t block, bool is_mapped);
 /* Drops a snapshot, or lets writes fail, if too few segments can be written. */
 void flash_snapshots_look(struct flash *flash);
-/* Called when the collector frees no space any more. Returns true if a snapshot is dropped or
+/* Called when garbage collection frees no space any more. Returns true if a snapshot is dropped or
  * changes fail instead of waiting; false if there is no snapshot. */
 bool flash_snapshots_relieve(struct flash *flash);
 /* True if this change must fail with -ENOSPC because a snapshot leaves no space for it. */
