@@ -30,8 +30,9 @@
 
 enum file_unsupported {
 	FILE_NO_TRIM = 1 << 0,
-	FILE_NO_PUNCH = 1 << 1,	     /* file: zero by a hole; device: fast zero that may unmap */
-	FILE_NO_ZERO_RANGE = 1 << 2, /* file: zero, provisioned; device: fast zero, provisioned */
+	/* PUNCH_HOLE: zeroing a file with a hole, a device by unmapping */
+	FILE_NO_PUNCH = 1 << 1,
+	FILE_NO_ZERO_RANGE = 1 << 2, /* ZERO_RANGE: zeroing that keeps the space allocated */
 	FILE_NO_DEVICE_ZERO = 1 << 3,
 	FILE_NO_CLONE = 1 << 4,
 	FILE_NO_COPY_RANGE = 1 << 5,
@@ -58,11 +59,13 @@ struct file_store {
 	struct disk_map *map;	 /* NULL: cannot find out which data is in the page cache */
 	const char *map_refusal; /* why map is NULL, see store_page_cache_refusal() */
 	struct file_gate *gate;
-	bool is_claimed;   /* by a store that writes; the gate has the claim */
-	int read_claim_fd; /* mark of a store that only reads; -1: none */
+	/* this store writes and has claimed the disk; the gate holds the claim */
+	bool is_claimed;
+	int read_claim_fd; /* descriptor that marks the disk as served for reading; -1: none */
 	struct file_gate_member member;
-	_Atomic uint64_t size;	      /* last known size */
-	_Atomic uint32_t unsupported; /* enum file_unsupported: methods that have failed */
+	_Atomic uint64_t size; /* last known size */
+	/* enum file_unsupported: operations that the disk does not support */
+	_Atomic uint32_t unsupported;
 	/* Descriptors of destroyed queues. They are closed together with the store, because closing
 	 * a file can block. */
 	_Atomic(struct file_retired *) retired;
@@ -84,7 +87,7 @@ struct file_auto {
 	uint64_t window_ns;    /* duration of this window without the clients' pauses */
 	uint64_t last_ns;
 	uint64_t window_count;
-	/* bytes for which reads stay direct even if data is in the page cache */
+	/* bytes still to be read directly even if they are in the page cache, see file_auto.c */
 	uint64_t quiet_bytes;
 };
 
@@ -97,7 +100,7 @@ struct file_queue {
 	uint64_t inline_again_ns; /* until this time, cached writes are asynchronous */
 	uint32_t inline_slow_count;
 	struct ring_op sync_op;
-	/* flushes that arrived during the current system call and need the next */
+	/* flushes that arrived during the current system call and wait for the next one */
 	struct list_node sync_waiting;
 	struct list_node sync_riding; /* flushes that the current system call completes */
 	struct file_retired *retired;

@@ -21,12 +21,13 @@ struct file_gate {
 	uint64_t identity[2];
 	uint32_t references;
 
-	/* GATE_CLOSED changes only under the lock; any thread counts direct parts */
+	/* Number of direct parts inside, changed by any thread, and GATE_CLOSED, changed only under
+	 * the lock. */
 	_Atomic uint64_t direct;
 	_Atomic uint32_t direct_writers;
 	_Atomic int error;
 
-	/* for the next four members; held while claiming, which can block */
+	/* Protects the next four members. Held while claiming, which can block. */
 	pthread_mutex_t claim_lock;
 	uint32_t claim_count;
 	bool claim_is_sole; /* the only claim was made with sole */
@@ -139,7 +140,8 @@ static enum store_barrier barrier_of(const struct file_gate *gate)
 	return (enum store_barrier)atomic_load_explicit(&gate->barrier, memory_order_relaxed);
 }
 
-/* Called under the claim lock for the first claim, before this process marks a descriptor. */
+/* Closes the barrier if another process has marked the disk. Called under the claim lock for the
+ * first claim, before this process marks a descriptor. */
 static void barrier_begin(struct file_gate *gate, const char *path, int fd)
 {
 	int result = disk_check_writers(fd);
@@ -155,7 +157,7 @@ static void barrier_begin(struct file_gate *gate, const char *path, int fd)
 	}
 }
 
-/* Called under the claim lock when the barrier is open. */
+/* Marks the member's descriptors. Called under the claim lock when the barrier is open. */
 static void mark_member(struct file_gate *gate, const struct file_gate_member *member)
 {
 	int result = member->writes ? disk_mark_writer(member->fd) : 0;
@@ -420,7 +422,7 @@ static void admit_direct(struct file_gate *gate)
 		atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
 		file_gate_grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
 	}
-	/* Opens the gate, or makes it the turn of the waiting buffered parts. */
+	/* Opens the gate, or gives the waiting buffered parts the next turn. */
 	if (list_is_empty(&gate->waiting_buffered)) {
 		atomic_fetch_and_explicit(&gate->direct, ~GATE_CLOSED, memory_order_acq_rel);
 	} else {

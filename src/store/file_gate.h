@@ -94,8 +94,8 @@ bool file_gate_has_direct_writers(const struct file_gate *gate);
 
 void file_gate_port_init(struct file_gate_port *port, struct file_gate *gate, struct ring *ring);
 
-/* Returns true if the part is inside. Otherwise it waits, and file_resume() is called on its ring
- * when it is inside. */
+/* Makes the part enter the gate. Returns true if it is inside. Otherwise the part waits, and
+ * file_resume() is called on its ring when it is inside. */
 bool file_gate_enter(struct file_gate *gate, struct store_part *part, enum file_gate_class class);
 /* Takes the part out of the gate. No-op if it is not inside. */
 void file_gate_leave(struct file_gate *gate, struct store_part *part);

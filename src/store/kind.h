@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Interface for implementing a kind of store or a filter. Each is one file that defines a struct
- * store_kind; the table of a program's main() registers it (store_register()).
+ * store_kind; the program's main() registers it (store_register()).
  *
  *   store_submit ─▶ filter.submit ─▶ store_forward ─▶ inner.submit
  *   done ◀─ store_finish ◀─ filter.inner_done ◀─ store_finish ◀─┘
@@ -49,9 +49,9 @@ struct store_ops {
 	/* Optional: describes the counters in the queue struct, or, with has_owner, in the store
 	 * struct. */
 	const struct counter_table *counters;
-	/* Kinds, optional: see store_start(). Runs on start->ring. It must call store_started()
-	 * once, later, not from inside start. Until then it reports its progress with
-	 * store_start_progress() and regularly checks start->cancelled. */
+	/* Kinds, optional: see store_start(). Runs on start->ring. The kind must call
+	 * store_started() once, later, not from inside start. Until then it reports its progress
+	 * with store_start_progress() and regularly checks start->cancelled. */
 	void (*start)(struct store *store, struct store_start *start);
 	/* For kinds with start, and for kinds of snapshots: all parts arrive on the ring of start,
 	 * in a queue without private state (queue_bytes is 0). The memory of parts from other rings
@@ -74,7 +74,7 @@ struct store_ops {
 	bool needs_quiesce;
 	/* Optional: see store_end(); not called if is_let_go. */
 	uint64_t (*end)(struct store *store);
-	/* Optional, for kinds with needs_quiesce and without start: see store_take(). */
+	/* Optional, for kinds that set needs_quiesce and have no start: see store_take(). */
 	int (*take)(struct store *store, struct error *error);
 	/* Only for kinds with has_owner, all three or none: see store_snapshot_open(),
 	 * store_snapshot_ask() and store_snapshots(). snapshot_kind's open receives the store as
@@ -91,8 +91,8 @@ struct store_ops {
 
 struct store_kind {
 	const char *name;
-	/* Kinds: the paths that begin with this prefix belong to the kind. NULL: all paths that
-	 * have no other kind's prefix. */
+	/* Kinds: paths that begin with this prefix belong to the kind. NULL: paths without the
+	 * prefix of another kind. */
 	const char *prefix;
 	/* The text after the prefix is a size, see parse_path_size(): there is no file, and no page
 	 * cache. */

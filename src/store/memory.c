@@ -72,7 +72,7 @@ struct memory_store {
 
 struct memory_queue {
 	struct store_queue base;
-	struct list_node line; /* the run list: parts that do one step each in turn */
+	struct list_node line; /* the run list: its parts do one step each in turn */
 	struct ring_op turn;   /* runs the steps; in flight while the list is not empty */
 };
 
@@ -80,8 +80,8 @@ struct memory_queue {
  * the scratch. */
 struct memory_scratch {
 	uint64_t done_bytes; /* number of bytes of the part already processed */
-	/* Number of bytes to process. Less than the part's length if there are not enough entries
-	 * for extents. */
+	/* Number of bytes to process. For extents it is less than the part's length if there are
+	 * not enough entries. */
 	uint64_t end_bytes;
 };
 
@@ -99,8 +99,8 @@ static uint64_t chunk_bit(uint64_t chunk)
 
 static bool chunk_used(struct memory_store *store, uint64_t chunk)
 {
-	/* The acquire order pairs with the release in chunk_set(): the bytes copied before are
-	 * visible. */
+	/* The acquire order pairs with the release in chunk_set(): bytes copied before the bit was
+	 * set are visible. */
 	return (atomic_load_explicit(&store->map[chunk / WORD_BITS], memory_order_acquire) &
 		       chunk_bit(chunk)) != 0;
 }
@@ -136,7 +136,7 @@ static void copy_out(struct memory_store *store, uint64_t offset, uint8_t *data,
 		if (chunk_used(store, offset >> CHUNK_SHIFT)) {
 			memcpy(data, store->bytes + offset, count);
 		} else {
-			/* reading the chunk would make the kernel map pages */
+			/* chunk without data: reading it would make the kernel map pages */
 			memset(data, 0, count);
 		}
 		offset += count;
@@ -262,8 +262,7 @@ static void take_turn(struct ring_op *op, int result)
 	if (!list_is_empty(&queue->line)) {
 		ring_defer(queue->base.ring, &queue->turn, 0, take_turn);
 	}
-	/* The submitter of the last part may destroy the queue, so the queue is not used any
-	 * more. */
+	/* The queue is no longer used, because the submitter of the last part may destroy it. */
 	while ((node = list_pop_front(&finished)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}

@@ -123,8 +123,8 @@ struct overlay_store {
 	struct overlay_layout layout;
 	uint64_t data_offset; /* where the upper store has the first byte of the disk */
 	char *path;
-	/* Descriptor for header and bitmap. -1 with overlay=discard: then no page ever becomes
-	 * changed. */
+	/* Descriptor for header and bitmap. -1 with overlay=discard, where no page ever has the
+	 * state OVERLAY_PAGE_CHANGED. */
 	int fd;
 	/* Memory of the next four members. With overlay=discard, present is in the memory of the
 	 * upper store instead, so that another process can also map it. */
@@ -185,10 +185,10 @@ struct overlay_queue {
 
 /* The next step of a part that comes back from another ring or gets a helper. */
 enum overlay_step {
-	OVERLAY_STEP_CHANGE, /* make its change; it owns the blocks now */
+	OVERLAY_STEP_CHANGE, /* make the part's change: the part owns its blocks now */
 	OVERLAY_STEP_COPY,   /* copy a block from the base */
 	OVERLAY_STEP_SPLIT,  /* read the next runs of a split read */
-	OVERLAY_STEP_LEAD,   /* run the next commit */
+	OVERLAY_STEP_LEAD,   /* run the next commit, for all parts that wait for it */
 	OVERLAY_STEP_FINISH, /* finish with the result in its scratch */
 };
 
@@ -232,7 +232,7 @@ static inline uint64_t overlay_first(uint64_t offset)
 	return offset >> OVERLAY_BLOCK_SHIFT;
 }
 
-/* Returns the block behind the last byte before offset. */
+/* Returns the block after the one with the last byte before offset. */
 static inline uint64_t overlay_end(uint64_t offset)
 {
 	return (offset + OVERLAY_BLOCK_BYTES - 1) >> OVERLAY_BLOCK_SHIFT;
@@ -273,7 +273,7 @@ void overlay_change_resume(struct store_part *part, enum overlay_step step);
 void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t end);
 /* Returns whether the bits of these blocks are durable. */
 bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_t end);
-/* Makes all changes that were complete before durable, then finishes the part. */
+/* Makes all changes durable that were complete before this call, then finishes the part. */
 void overlay_commit(struct store_part *part);
 /* Runs the next commit. Called for the first part that waits for it, when the previous one has
  * ended. */

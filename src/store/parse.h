@@ -84,7 +84,7 @@ struct store_pace {
 	uint64_t rate;	     /* bytes per second of one member */
 	uint64_t latency_ns; /* delay of a member before each part */
 	uint32_t members;    /* 1 to STORE_PACE_MEMBERS_MAX */
-	/* Bytes on one member before the data continues on the next. Unused with one member. */
+	/* Stripe chunk: consecutive bytes on one member. Unused with one member. */
 	uint32_t chunk;
 };
 

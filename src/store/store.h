@@ -137,7 +137,7 @@ struct store_info {
 	bool device_cpu;
 	uint32_t part_bytes; /* path cuts requests into parts of this size; 0: path decides */
 	uint64_t io_max;     /* largest single device command, 0 = unknown */
-	/* bytes on one member before the data continues on the next; 0 = not striped */
+	/* striped disk (RAID 0): consecutive bytes on one member; 0 = not striped */
 	uint32_t stripe_chunk;
 	uint32_t stripe_members;
 	/* Largest atomic write: after a crash, the disk has either the old or the new contents of
@@ -340,9 +340,9 @@ static inline bool store_mode_is_direct(enum store_mode mode)
 
 enum { STORE_KINDS_MAX = 16 };
 
-/* Damage because of which a start would fail, unless the user allows it to be repaired. */
+/* Kinds of damage with which a start fails unless the user permits their repair. */
 enum store_repair {
-	STORE_REPAIR_MAP = 1 << 0,  /* rebuild a map that cannot be found any more */
+	STORE_REPAIR_MAP = 1 << 0,  /* rebuild a map of which parts are lost */
 	STORE_REPAIR_LOSS = 1 << 1, /* continue although flushed changes are lost */
 };
 
@@ -356,9 +356,8 @@ struct store_options {
 	 * disk_claim_reading(). */
 	bool frozen;
 	bool sole; /* no other store may write it, not even one of this process */
-	/* For a store that uses this one as its disk: accept a file of any format, and a
-	 * host-managed zoned device. The parts must then follow the order of writes that its zones
-	 * require. */
+	/* Set by a store that uses this one as its disk: accepts a file of any format, and a
+	 * host-managed zoned device. Writes must then be in the order that the zones require. */
 	bool any_format;
 	bool page_cache_send_off; /* store_page_cache_ref() always returns false */
 	enum store_mode read_mode;
@@ -394,8 +393,8 @@ void store_options_fini(struct store_options *options);
  * option that was not set has its default value. */
 bool store_options_same(
 	const struct store_options *a, const struct store_options *b, const struct field *option);
-/* Returns whether two paths name the same disk, judging by their text: they are equal, or name
- * equal sizes. */
+/* Returns whether the texts of two paths name the same disk: they are equal, or name equal
+ * sizes. */
 bool store_path_same(const char *a, const char *b);
 /* Returns whether path begins with the prefix of a kind, such as "memory:". */
 bool store_path_has_kind(const char *path);
@@ -635,12 +634,12 @@ bool store_needs_quiesce(const struct store *store);
 void store_let_go(struct store *store);
 /* Called in the other process after the first one has quiesced the store, before any part is
  * submitted: reads the state that the first one has written to the disk. Stores that need a start
- * do this in store_start(), which must not be called before either. Blocks. */
+ * do this in store_start(), which must not be called earlier either. Blocks. */
 GMB_MUST_CHECK int store_take(struct store *store, struct error *error);
-/* Called in the other process for STORE_HOLD_CLAIM, before other threads exist. Owns claim->fd from
- * then on. A store of the same disk that is opened before store_adopt_end() uses it as its claim;
- * the first process must not have operations in flight then. Returns -EINVAL if the descriptor does
- * not refer to the disk. */
+/* Called in the other process for STORE_HOLD_CLAIM, before other threads exist. The store layer
+ * owns claim->fd from then on. A store of the same disk that is opened before store_adopt_end()
+ * uses it as its claim; the first process must not have operations in flight then. Returns -EINVAL
+ * if the descriptor does not refer to the disk. */
 GMB_MUST_CHECK int store_adopt(const struct store_claim *claim);
 /* Closes all claims of store_adopt() that no store uses. */
 void store_adopt_end(void);
@@ -665,8 +664,8 @@ static inline struct store_rate *store_rate(struct store_queue *queue, enum stor
 	return &queue->rates[op != STORE_READ];
 }
 
-/* Shorter reads are never sent from the page cache, because looking the pages up costs as much as a
- * copy. */
+/* Shorter reads are never sent from the page cache, because checking which pages are cached costs
+ * as much as a copy. */
 enum { STORE_PAGE_CACHE_BYTES_MIN = 128 << 10 };
 /* Rights of memory in the page cache: the program itself must not read it. */
 #define STORE_PAGE_CACHE_RIGHTS ((uint32_t)(MEM_SOCKET | MEM_ADDRESS))
