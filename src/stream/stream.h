@@ -112,9 +112,9 @@ void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *l
 void stream_adopt(
 	struct stream *stream, const struct stream_ops *ops, void *layer, uint32_t memory_rights);
 
-/* Must be called before a stream is shut down whose last bytes were sent with stream_send_now().
- * True: done is called when a layer has passed all accepted data to the socket (0, or a negative
- * errno). False: no data is pending. No send may be in flight. */
+/* Called before the shutdown of a stream whose last bytes were sent with stream_send_now(). Returns
+ * true if done will be called when a layer has passed all accepted data to the socket (0, or a
+ * negative errno); false if no data is pending. No send may be in flight. */
 GMB_MUST_CHECK static inline bool stream_flush(
 	struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
@@ -127,8 +127,8 @@ void stream_shutdown(struct stream *stream);
 void stream_abort(struct stream *stream);
 /* Ends the sending direction; receiving continues. */
 void stream_shutdown_send(struct stream *stream);
-/* True if the stream itself can be closed; the caller must wait for its own operations. Becomes
- * true without further calls after stream_shutdown() or stream_abort(). */
+/* True if the stream can be closed once the caller's own operations have completed. After
+ * stream_shutdown() or stream_abort() it becomes true without further calls. */
 bool stream_is_idle(const struct stream *stream);
 /* Called by a layer when one of its own operations has completed, because the owner might be
  * waiting to close the stream. It must be the layer's last step: the stream and the layer may be
@@ -148,13 +148,15 @@ static inline bool stream_traffic(struct stream *stream, struct ring_traffic *tr
 	return ring_socket_traffic(stream->ring, stream->file, traffic);
 }
 
-/* Bytes sent that the peer has not acknowledged yet; see ring_socket_unacked(). */
+/* Returns in *bytes_out the number of sent bytes that the peer has not acknowledged yet; see
+ * ring_socket_unacked(). */
 static inline bool stream_unacked(struct stream *stream, uint64_t *bytes_out)
 {
 	return ring_socket_unacked(stream->ring, stream->file, bytes_out);
 }
 
-/* The process at the other end of a Unix socket. False: unknown, or not a Unix socket. */
+/* Identifies the process at the other end of a Unix socket. stream_peer_credentials() returns false
+ * if it is unknown, or for other sockets. */
 struct stream_credentials {
 	int pid;
 	uint32_t uid;
@@ -162,8 +164,9 @@ struct stream_credentials {
 };
 bool stream_peer_credentials(int fd, struct stream_credentials *credentials);
 
-/* result: bytes, 0 at end of stream. whole: fewer than len only at end of stream or error. At most
- * one receive in flight per stream. */
+/* Receives at most len bytes. done gets the number of bytes, or 0 at the end of the stream. whole:
+ * the number is less than len only at the end of the stream or after an error. At most one receive
+ * can be in flight per stream. */
 static inline void stream_receive(struct stream *stream, struct ring_op *op, void *buf, size_t len,
 	bool whole, ring_done_fn *done)
 {
@@ -200,8 +203,8 @@ static inline bool stream_sends_zero_copy(void)
 }
 
 /*
- * Sends some of the message. A short count is normal (the socket is full, or page-cache memory
- * being sent was truncated); the caller sends the rest with another call. At most one send in
+ * Sends some of the message. A short count is normal (the socket is full, or the file was truncated
+ * while its page cache was sent); the caller sends the rest with another call. At most one send in
  * flight per stream.
  */
 static inline void stream_send(
@@ -216,7 +219,7 @@ static inline void stream_send(
 	stream->ops->send(stream, op, message);
 }
 
-/* Tries immediately, without an operation; see ring_recvmsg_now(). */
+/* Receives what is available immediately, without an operation; see ring_recvmsg_now(). */
 GMB_MUST_CHECK static inline ssize_t stream_receive_now(
 	struct stream *stream, struct msghdr *message)
 {
