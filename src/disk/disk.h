@@ -34,7 +34,7 @@ struct disk_info {
 	bool read_only;	 /* the device itself refuses writes */
 	/* host-managed zoned device: can be written only at the write pointer of a zone */
 	bool zoned;
-	uint64_t zone_bytes;	   /* distance from zone to zone; 0: not zoned */
+	uint64_t zone_bytes;	   /* distance between the beginnings of two zones; 0: not zoned */
 	uint32_t active_zones_max; /* limit on zones that are partly written; 0 = no limit */
 	/* image format that the contents indicate, such as "qcow2"; NULL: none */
 	const char *format;
@@ -213,17 +213,17 @@ GMB_MUST_CHECK int disk_map_create(int fd, uint64_t size, struct disk_map **map_
 /* Unmaps all memory; no view may be in use. NULL is a no-op. */
 void disk_map_destroy(struct disk_map *map);
 
-/* Returns the address of the bytes, which is valid until the map is destroyed, or NULL if they are
- * not all in the page cache now or beyond the map. length > 0. Does not wait for the disk. The
- * caller must check that the file still has the bytes. If they are evicted from the cache later,
- * the system call that uses them reads them again and waits. */
+/* Returns the address of the bytes, which is valid until the map is destroyed, or NULL if some of
+ * them are not in the page cache now or are beyond the map. length > 0. Does not wait for the disk.
+ * The caller must check that the file still has the bytes. If they are evicted from the cache
+ * later, the system call that uses them reads them again and waits. */
 const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length);
 
 /* Returns whether the page with this byte is in the page cache now. False beyond the map. */
 bool disk_map_has(const struct disk_map *map, uint64_t offset);
 
 /* Copies a few bytes from the start of a view that was just returned. Returns false if the disk
- * fails, if it ends before them, or if the read would have to wait. */
+ * fails, if the file ends before these bytes, or if the read would have to wait. */
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count);
 
 /* --- memory that outlives the process -------------------------------------------------------- */
@@ -243,8 +243,9 @@ struct disk_shared {
 	char *path;
 };
 
-/* Checks whether such files can be created and opened in a folder. Returns -ENOTSUP if it is not a
- * tmpfs, or an errno of access() such as -ENOENT or -EACCES, and sets *error. */
+/* Checks whether shared files (struct disk_shared) can be created and opened in a folder. Returns
+ * -ENOTSUP if the folder is not on a tmpfs, or an errno of access() such as -ENOENT or -EACCES, and
+ * sets *error. */
 GMB_MUST_CHECK int disk_shared_look(const char *folder, struct error *error);
 enum {
 	DISK_SHARED_CREATE = 1U << 0, /* create an empty file; -EEXIST if it exists */
@@ -270,12 +271,12 @@ void disk_shared_list(const char *folder, const char *prefix,
  * the file is then empty. */
 GMB_MUST_CHECK int disk_shared_resize(
 	struct disk_shared *shared, uint64_t size, struct error *error);
-/* remove: also delete the file. No-op if the struct is zeroed. */
+/* Closes the file. remove: also deletes it. No-op if the struct is zeroed. */
 void disk_shared_close(struct disk_shared *shared, bool remove);
 
 enum { DISK_BOOT_ID_BYTES = 16 };
-/* Stores the kernel's identifier of this boot. If the sandbox hides its file, uses the environment
- * variable GMBLOCK_BOOT_ID. -ENOENT: unknown. */
+/* Stores the kernel's identifier of this boot. If the sandbox hides the kernel's file, uses the
+ * environment variable GMBLOCK_BOOT_ID. -ENOENT: unknown. */
 GMB_MUST_CHECK int disk_boot_id(uint8_t id[DISK_BOOT_ID_BYTES]);
 
 /* --- properties from sysfs and the file system ------------------------------------------------ */
@@ -291,14 +292,15 @@ bool disk_is_remote(int fd);
 struct disk_sysfs {
 	bool rotational;
 	bool zoned;		      /* host-managed zoned device */
-	uint64_t zone_bytes;	      /* distance from zone to zone, if zoned */
+	uint64_t zone_bytes;	      /* distance between the beginnings of two zones, if zoned */
 	uint32_t active_zones_max;    /* 0 = no limit */
 	bool discards;		      /* takes discard commands */
 	uint64_t io_max;	      /* largest transfer in one command, bytes; 0 = unknown */
 	uint64_t discard_granularity; /* bytes, 0 = unknown */
-	/* bytes on one member before the data continues on the next; 0 = not striped */
+	/* striped disk (RAID 0): consecutive bytes on one member; 0 = not striped */
 	uint32_t stripe_chunk;
-	uint32_t stripe_members; /* members with different data; 0 = not striped */
+	/* members that hold data, without parity and copies; 0 = not striped */
+	uint32_t stripe_members;
 };
 
 void disk_sysfs_read(dev_t device, struct disk_sysfs *facts);

@@ -25,7 +25,7 @@ enum {
 	SECTOR_BYTES = 512,
 	PROBE_BYTES_MAX = 65536,
 	PREFERRED_BYTES_MAX = 1 << 20,
-	CLAIM_TRIES_MAX = 40, /* one second in total */
+	CLAIM_TRIES_MAX = 40, /* one second in total, with CLAIM_PAUSE_NS between two tries */
 	CLAIM_PAUSE_NS = 25000000,
 };
 
@@ -627,7 +627,8 @@ static uint32_t preferred_block(uint64_t bytes)
 	return (uint32_t)MIN(bytes, (uint64_t)PREFERRED_BYTES_MAX);
 }
 
-/* Returns the name of an image format that is more than the raw bytes of a disk, or NULL. */
+/* Returns the name of the file's image format, or NULL if the file is just the raw bytes of a
+ * disk. */
 static const char *image_format(int fd)
 {
 	static const struct {
@@ -703,7 +704,8 @@ int disk_info(int fd, struct disk_info *info)
 			info->read_only = read_only != 0;
 		}
 		preferred = ioctl(fd, BLKPBSZGET, &physical) == 0 ? physical : SECTOR_BYTES;
-		preferred = MAX(preferred, UINT64_C(4096)); /* the cache works in pages */
+		/* the page cache works in pages of at least 4 KiB */
+		preferred = MAX(preferred, UINT64_C(4096));
 	} else {
 		info->format = image_format(fd);
 		info->has_holes = (uint64_t)status.st_blocks * SECTOR_BYTES < info->size;
@@ -771,7 +773,7 @@ int disk_extent(
 	end = MIN(offset + limit, (uint64_t)status.st_size);
 	*length = end - offset;
 	data = lseek(fd, (off_t)offset, SEEK_DATA);
-	if (data < 0 && errno == ENXIO) { /* only a hole up to the end */
+	if (data < 0 && errno == ENXIO) { /* the rest of the file is a hole */
 		*kind = DISK_HOLE;
 		return 0;
 	}

@@ -74,8 +74,8 @@ static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 }
 
 /* Returns whether fd is open for reading only on an overlay file system. When any process opens a
- * file of the lower layer for writing, it is copied to the upper layer. Later reads return the
- * copy, but a mapping stays on the old file. */
+ * file of the lower layer for writing, the file is copied to the upper layer. Later reads return
+ * the copy, but a mapping still shows the old file. */
 static bool may_be_copied_up(int fd)
 {
 	struct statfs status;

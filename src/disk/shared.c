@@ -105,8 +105,8 @@ static int lock_once(int fd, uint32_t flags)
 	if (kind == LOCK_SH || flock(fd, LOCK_SH | LOCK_NB) < 0) {
 		return -EBUSY;
 	}
-	/* Unlocks it before waiting. If two waiting processes kept their shared locks, neither
-	 * could get an exclusive one. */
+	/* Unlocks the file before waiting. If two waiting processes kept their shared locks,
+	 * neither could get an exclusive one. */
 	(void)flock(fd, LOCK_UN);
 	return -EAGAIN;
 }

@@ -47,8 +47,8 @@ struct arena_info {
 	uint64_t reserve_used_bytes; /* the part of used_bytes that comes from the reserve */
 	uint64_t registered_bytes;   /* the part of mapped_bytes that is registered with the ring */
 	uint64_t register_failures;  /* failed attempts to register a slab */
-	int register_error;	     /* number of times arena_get() returned -EAGAIN */
-	uint64_t refusals;	     /* number of -EAGAIN from arena_get() */
+	int register_error;	     /* error of the last failed attempt; 0: none failed */
+	uint64_t refusals;	     /* number of times arena_get() returned -EAGAIN */
 	int condemned;		     /* reason, see arena_condemn(); 0: not condemned */
 };
 

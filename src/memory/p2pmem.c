@@ -169,8 +169,8 @@ static uint64_t physical_address(const uint8_t *page)
 	return (entry & ((UINT64_C(1) << 55) - 1)) * page_bytes;
 }
 
-/* Returns the number of the BAR that contains the address, and the BAR's range; -1 if no BAR
- * contains it. */
+/* Returns the number of the BAR (address range of the PCI device) that contains the address, and
+ * its range; -1 if no BAR contains the address. */
 static int find_bar(const char *bdf, uint64_t address, uint64_t *begin, uint64_t *last)
 {
 	char path[PATH_BYTES];

@@ -23,7 +23,7 @@ struct p2pmem {
 	char bdf[P2PMEM_BDF_BYTES]; /* "0000:01:00.0" */
 	int fd;			    /* descriptor for mapping; -1: closed */
 	uint64_t bytes;		    /* total size */
-	uint64_t free_bytes;	    /* free when it was opened */
+	uint64_t free_bytes;	    /* bytes that were free when the memory was opened */
 };
 
 /* Converts "01:00.0" or "0000:01:00.0" to the longer form, in lower case. Returns 0 or -EINVAL. */
