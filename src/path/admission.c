@@ -565,7 +565,7 @@ bool admission_costly_waits(struct path_request *request)
 		return false;
 	}
 	admission->released |= may;
-	admission_wait_end(request); /* no longer waits for memory */
+	admission_wait_end(request); /* the request no longer waits for memory */
 	request->costly = PATH_COSTLY_WAITS;
 	admission->costly_waiting_count++;
 	list_push_back(&client->costly_waiting, &request->stalled_node);
@@ -654,7 +654,7 @@ void admission_serve(struct path_admission *admission, void (*again)(struct path
 		again(request_of(list_first(&client->stalled)));
 		if (client->held_bytes + client->device_held_bytes > held ||
 			client->atomic_count > atomic_count) {
-			/* A client that got only its reserve has not had its turn. */
+			/* A client that got only its reserve has not had its turn yet. */
 			turns_had(&admission->waiting, turn, &round);
 			given += served_bytes(client, held);
 		} else if (turn_is_waiting(turn)) {

@@ -79,11 +79,11 @@ _Static_assert((int)PATH_WINDOW_BYTES >= 2 * (int)ARENA_BLOCK_BYTES_MAX,
 
 /* Limit on the total memory that a group of clients holds in one path. */
 struct path_quota {
-	uint64_t max_bytes;  /* path_quota_set(); PATH_QUOTA_NONE = no limit */
+	uint64_t max_bytes;  /* set by path_quota_set(); PATH_QUOTA_NONE = no limit */
 	uint64_t held_bytes; /* size of the clients' buffers, without their reserves */
-	uint64_t waits;	     /* how often a client started to wait because of this quota */
+	uint64_t waits;	     /* number of times a client started to wait because of this quota */
 	/* Private members. */
-	uint32_t short_count; /* clients that wait because of it now */
+	uint32_t short_count; /* number of clients that wait because of this quota now */
 };
 
 extern const struct counter_table path_quota_counter_table; /* of struct path_quota */
@@ -93,9 +93,9 @@ struct path_arena {
 	uint64_t limit_bytes;
 	uint64_t mapped_bytes;
 	uint64_t used_bytes;
-	uint64_t waits;	 /* how often a client started to wait for memory held by others */
-	uint64_t spills; /* parts that used RAM because the arena was full */
-	/* See struct arena_info. kind is NULL if there is no such arena. */
+	uint64_t waits;	 /* number of times a client started to wait for memory held by others */
+	uint64_t spills; /* number of parts that used RAM because the arena was full */
+	/* See struct arena_info. kind is NULL if the path has no such arena. */
 	const char *kind;
 	int condemned;
 };
@@ -107,13 +107,15 @@ enum path_quota_kind { PATH_QUOTA_IDENTITY, PATH_QUOTA_EXPORT, PATH_QUOTAS };
 
 /* State that all clients share. For use in src/path only. */
 struct path_admission {
-	struct arena *ram;	     /* includes the clients' reserves */
-	struct arena *device;	     /* NULL: none */
-	bool device_waits;	     /* see path_options */
-	struct turns waiting;	     /* clients with a request that might be able to continue */
-	uint32_t short_count;	     /* clients that wait for memory held by others */
-	uint32_t quota_short_count;  /* clients in short_count that wait because of a quota */
-	uint32_t device_short_count; /* clients in short_count that wait for device memory */
+	struct arena *ram;    /* includes the reserves of all clients */
+	struct arena *device; /* NULL: none */
+	bool device_waits;    /* see path_options */
+	struct turns waiting; /* clients with a request that might be able to continue */
+	uint32_t short_count; /* number of clients that wait for memory held by others */
+	/* number of clients that wait because of a quota; part of short_count */
+	uint32_t quota_short_count;
+	/* number of clients that wait for device memory; part of short_count */
+	uint32_t device_short_count;
 	/* clients with a costly request that might be able to start */
 	struct turns costly;
 	uint32_t costly_count;
@@ -134,34 +136,34 @@ struct path_peer {
 };
 
 struct path_client {
-	/* Statistics of its requests, by operation, allocated with the first request. NULL: none,
-	 * the default. Must exist until path_client_fini(). */
+	/* Statistics of the client's requests, by operation, allocated with the first request. NULL
+	 * (the default): no statistics. Must exist until path_client_fini(). */
 	struct path_stats **stats;
 	/* Private members. */
 	struct path_admission *admission;
 	struct turn turn;
 	/* requests that wait for memory, the next one first */
 	struct list_node stalled;
-	uint64_t held_bytes; /* size of its buffers in RAM, without the reserve */
+	uint64_t held_bytes; /* size of the client's buffers in RAM, without its reserve */
 	uint64_t device_held_bytes;
 	/* bytes of reads that were started and not yet given to the session */
 	uint64_t unsent_bytes;
 	uint64_t window_bytes; /* maximum of unsent_bytes */
-	/* number of its buffers, including the reserve and blocks for atomic writes */
+	/* number of the client's buffers, including the reserve and blocks for atomic writes */
 	uint32_t buffer_count;
-	uint32_t atomic_count; /* number of export blocks for atomic writes that it uses */
+	uint32_t atomic_count; /* number of blocks for atomic writes that the client uses */
 	bool reserve_used;
-	bool is_short; /* its first waiting request waits for memory that others hold */
+	bool is_short; /* the client's first waiting request waits for memory that others hold */
 	struct path_quota *quotas[PATH_QUOTAS]; /* by kind; NULL: none */
 	/* quota because of which admission_get() has just failed, or NULL */
 	struct path_quota *lacking;
 	bool lacks_device; /* admission_get() has just failed for lack of device memory */
-	/* with is_short: the quota because of which it waits; NULL: none */
+	/* with is_short: the quota because of which the client waits; NULL: none */
 	struct path_quota *short_of;
-	bool short_of_device;		 /* with is_short: it waits for device memory */
+	bool short_of_device;		 /* with is_short: the client waits for device memory */
 	struct list_node costly_waiting; /* costly requests that wait for a slot */
 	struct turn costly_turn;
-	bool costly_busy; /* one of its costly requests is in the store */
+	bool costly_busy; /* one of the client's costly requests is in the store */
 };
 
 void path_peer_init(struct path_peer *peer);

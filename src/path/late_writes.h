@@ -33,7 +33,7 @@ struct path_stream;
 struct late_writes {
 	_Atomic uint32_t count; /* number of published ranges */
 	pthread_mutex_t lock;	/* protects the following members and the list nodes in them */
-	uint64_t serial;	/* serial number of the range published last */
+	uint64_t serial;	/* number of the range that was published last */
 	struct list_node ranges;
 };
 
@@ -44,10 +44,10 @@ struct late_writes_range {
 	struct list_node waiting;
 	uint64_t offset;
 	uint64_t length;
-	uint64_t serial; /* serial number; 0: not published */
+	uint64_t serial; /* number in the order of publication; 0: not published */
 };
 
-/* Passes parts that no longer wait to the ring of their reactor. */
+/* Passes the parts that no longer have to wait to the ring of their reactor. */
 struct late_writes_port {
 	struct late_writes *late;
 	struct ring *ring;
@@ -57,7 +57,7 @@ struct late_writes_port {
 };
 
 void late_writes_init(struct late_writes *late);
-/* Frees the list, in which no range may be published. */
+/* Frees the list, which must not contain any range. */
 void late_writes_fini(struct late_writes *late);
 void late_writes_port_init(
 	struct late_writes_port *port, struct late_writes *late, struct ring *ring);

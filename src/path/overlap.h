@@ -31,7 +31,7 @@ struct path_request;
 enum {
 	OVERLAP_BYTES_MIN = 16 << 10,
 	OVERLAP_BYTES_MAX = 1 << 20,
-	/* Shorter requests are not measured. */
+	/* Shorter requests are always one part, and are not measured. */
 	OVERLAP_REQUEST_BYTES_MIN = 2 * OVERLAP_BYTES_MIN,
 	OVERLAP_EARLY_ONE = 1024,
 };
@@ -52,7 +52,7 @@ struct overlap {
 
 	/* Private members. */
 	uint32_t since_try;
-	uint32_t cuts; /* number of decisions to cut */
+	uint32_t cuts; /* number of requests for which cutting was chosen */
 };
 
 void overlap_init(struct overlap *overlap);
@@ -142,5 +142,5 @@ struct mem_segment placement_at(struct path_request *request, uint64_t offset);
  * Returns true if the part uses the placement directly, false if it is copied. */
 bool placement_run(
 	struct path_request *request, const struct cut_range *range, uint64_t *bytes_out);
-/* Copies between a part's buffer and the placement: after a read, or before a write. */
+/* Copies data between a part's buffer and the placement: after a read, or before a write. */
 void placement_copy(struct path_stream *stream);

@@ -25,8 +25,9 @@ struct path {
 	uint32_t placed_count;	       /* number of pool streams that use requesters' memory */
 	struct list_node streams_free; /* streams that were used before and are free now */
 	struct path_admission admission;
-	uint64_t replaced_bytes;  /* bytes that the request in pump() has just returned */
-	uint32_t slow_count;	  /* requests in flight that are too slow to spin for */
+	uint64_t replaced_bytes; /* bytes that the request in pump() has just returned */
+	/* number of requests in flight for which a reactor should not spin */
+	uint32_t slow_count;
 	struct path_trace *trace; /* NULL: single requests are not recorded */
 };
 

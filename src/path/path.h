@@ -81,11 +81,12 @@ struct path_export {
 	uint32_t atomic_bytes;	 /* see path_export_join() */
 	struct arena_buf atomic; /* block reserved for atomic writes; MEM_NONE: not allocated yet */
 	bool atomic_used;
-	struct list_node atomic_node; /* in admission->atomic_lacking until it is allocated */
+	/* in admission->atomic_lacking until the block is allocated */
+	struct list_node atomic_node;
 	struct overlap reads;
 	struct overlap writes;
-	/* Size of all buffers of its requests, in RAM and in device memory, without the clients'
-	 * reserves. */
+	/* Size of all buffers of the export's requests, in RAM and in device memory, without the
+	 * clients' reserves. */
 	uint64_t held_bytes;
 	uint64_t device_held_bytes;
 	uint32_t costly_count;		/* number of costly requests in the store (admission.h) */
@@ -103,17 +104,17 @@ struct path_export {
 	uint64_t ram_for_trouble;
 	uint64_t ram_for_session;
 	uint64_t ram_for_room;
-	/* Why the disk cannot reach the device memory; 0: no error so far. */
+	/* Error because of which the disk cannot use the device memory; 0: no error so far. */
 	int device_error;
 	uint64_t staged_parts;	     /* parts with a buffer although the request has a placement */
 	uint64_t placements_refused; /* placements whose memory the store cannot use */
 	uint64_t late_waits;	     /* parts that waited for the change of an ended connection */
 	uint64_t error_counts[PATH_ERROR_COUNT]; /* failed requests, see path_error_slot() */
-	/* By operation; NULL before its first request. */
+	/* Statistics by operation; NULL before the operation's first request. */
 	struct path_operation *operations[STORE_OP_COUNT];
 };
 
-/* Name of the metric of the counters ram_bytes, placed_bytes and the others by placement. */
+/* Name of the metric that contains the counters ram_bytes, placed_bytes and device_bytes. */
 #define PATH_PLACEMENT_METRIC "export_placement_bytes"
 
 extern const struct counter_table path_export_counter_table; /* of struct path_export */
@@ -147,7 +148,7 @@ struct path_stream {
 	struct list_node node;
 	struct path_request *request;
 	struct arena_buf buf;
-	struct mem_ref memory; /* its buffer, or memory of the requester or the store */
+	struct mem_ref memory; /* the stream's buffer, or memory of the requester or the store */
 	uint64_t offset;       /* in the export */
 	uint32_t length;
 	uint32_t room;	 /* size included in request->live_bytes */
@@ -155,13 +156,13 @@ struct path_stream {
 	uint32_t valid;
 	uint32_t sent;	 /* bytes given to the session */
 	uint32_t done;	 /* bytes that the session has sent and returned */
-	bool in_store;	 /* its part was submitted and is not done */
+	bool in_store;	 /* the stream's part was submitted and is not done */
 	bool page_cache; /* the memory is in the store's page cache */
 	bool in_device;	 /* the memory is device memory */
 	bool in_place;	 /* the memory is the requester's */
 	/* the buffer is copied from or to the requester's memory */
 	bool copied;
-	struct path_trace_part *traced; /* its record in a trace; NULL: none */
+	struct path_trace_part *traced; /* the part's record in a trace; NULL: none */
 	struct store_part part;
 };
 
@@ -185,13 +186,14 @@ struct path_request {
 	uint64_t offset;
 	uint64_t length;
 	struct store_hints hints;
-	uint32_t extent_max; /* STORE_EXTENTS: maximum number, 1 to PATH_EXTENTS_MAX */
+	uint32_t extent_max; /* STORE_EXTENTS: maximum number of extents, 1 to PATH_EXTENTS_MAX */
 	/* STORE_COPY: the source must stay open until the request is idle */
 	struct store_copy copy;
-	uint64_t window_bytes; /* maximum size of its buffers; one part is always allowed */
-	bool ascending;	       /* fragments must be in the order of their offsets */
-	bool whole;	       /* no fragment is needed before all bytes are valid */
-	bool internal;	       /* not sent over a network: not cut, and not measured for overlap */
+	/* maximum size of the request's buffers; one part is always allowed */
+	uint64_t window_bytes;
+	bool ascending; /* fragments must be in the order of their offsets */
+	bool whole;	/* no fragment is needed before all bytes are valid */
+	bool internal;	/* not sent over a network: not cut, and not measured for overlap */
 	/* enum mem_right: the session's access to payload memory */
 	uint32_t memory_rights;
 	/*
@@ -220,11 +222,12 @@ struct path_request {
 
 	/* Private members. */
 	struct path *path;
-	struct arena *arena;	/* where its buffers come from */
-	uint32_t device_rights; /* enum mem_right: rights of its buffers in device memory */
-	uint32_t segment;	/* placement: index and first byte of the segment used last */
+	struct arena *arena; /* arena of the request's buffers */
+	/* enum mem_right: rights of the request's buffers in device memory */
+	uint32_t device_rights;
+	uint32_t segment; /* placement: index and first byte of the segment used last */
 	uint64_t segment_begin;
-	struct path_trace_request *record; /* record in a trace; NULL: none */
+	struct path_trace_request *record; /* the request's record in a trace; NULL: none */
 	enum path_state state;
 	uint64_t edge_ns[PATH_STATE_COUNT];
 	uint64_t started_bytes; /* bytes for which parts were created */
@@ -236,10 +239,12 @@ struct path_request {
 	uint64_t row_step;
 	/* the rest of a range if memory was sufficient for only a part of it */
 	struct cut_range rest;
-	struct late_writes_range late; /* its range, published after its connection has ended */
-	uint64_t parts_time;	       /* sum over all parts of bytes * time until completion */
+	/* the request's range, published after its connection has ended */
+	struct late_writes_range late;
+	uint64_t parts_time; /* sum over all parts of bytes * time until completion */
 	uint32_t part_size;
-	uint32_t part_flags; /* enum store_flag: flags of its parts in addition to flags */
+	/* enum store_flag: flags of the request's parts, in addition to `flags` */
+	uint32_t part_flags;
 	/* interval of progress reports within a part; 0 = none */
 	uint32_t progress_step;
 	uint32_t parts_started;
@@ -250,14 +255,14 @@ struct path_request {
 	bool first_used;
 	bool measured; /* included in the measurements of struct overlap */
 	bool slow;     /* included in path->slow_count */
-	bool cut;      /* into parts or by progress reports */
+	bool cut;      /* the request is cut into parts, or reported in steps */
 	bool counted;  /* included in overlap->request_bytes */
-	bool alone;    /* no other request was counted during its time */
+	bool alone;    /* no other request was counted while this one was in flight */
 	bool striped;  /* parts are in an order that keeps all members busy */
 	bool stages;   /* blocks of the placement that are not aligned are copied */
 	bool page_cache_missed;
 	bool atomic;	  /* a write that must be a single part */
-	bool atomic_held; /* it uses the export's block for atomic writes */
+	bool atomic_held; /* the request uses the export's block for atomic writes */
 	enum path_costly costly;
 	struct list_node ready;
 	struct list_node stalled_node; /* in client->stalled or client->costly_waiting */
@@ -273,7 +278,7 @@ enum {
 	PATH_PLACED_BYTES_MAX = 1 << 30, /* largest part of a write from a placement */
 	/* Maximum number of parts in flight that use requesters' memory, over all requests. */
 	PATH_PLACED_PARTS_MAX = 1024,
-	PATH_EXTENTS_MAX = 1024, /* less if memory is short */
+	PATH_EXTENTS_MAX = 1024, /* maximum number of extents; fewer if memory is short */
 	PATH_SLOW_NS = 50000,	 /* see path_is_slow() */
 };
 
@@ -314,8 +319,8 @@ struct arena *device_choose(struct path_request *request);
 /* Called if a part has failed with store_part.memory_error: stops using device memory, for this
  * disk or for all disks. */
 void device_see_error(struct path_request *request, int error);
-/* Returns whether the spinning of a reactor is too short: for some request in flight, the disk
- * needs longer for the next bytes. */
+/* Returns whether some request in flight needs more time for its next bytes than a reactor should
+ * spin. */
 bool path_is_slow(const struct path *path);
 
 /* Starts the request. It cannot fail; later events are reported by request->progress. A write
@@ -329,10 +334,10 @@ enum path_status path_status(const struct path_request *request);
  * valid until path_fragment_sent(). */
 bool path_next_fragment(
 	struct path_request *request, uint32_t max_bytes, struct path_fragment *fragment);
-/* Returns the memory of a fragment that was sent or discarded. */
+/* Gives back the memory of a fragment that was sent or discarded. */
 void path_fragment_sent(const struct path_fragment *fragment);
 
-/* Called if a socket operation with the stream's memory failed with -EFAULT. If it is device
+/* Called if a socket operation with the stream's memory failed with -EFAULT. If this is device
  * memory, the device has been removed, and its memory is not used any more. */
 void path_memory_failed(const struct path_stream *stream);
 
@@ -367,8 +372,8 @@ void path_orphan(struct path_request *request);
  * The session must still return its fragments first. */
 bool path_abandon(struct path_request *request);
 bool path_is_idle(const struct path_request *request);
-/* Returns whether the request waits for memory that others use. It can then free memory only by
- * sending its own data. */
+/* Returns whether the request waits for memory that others use. While it waits, it can free memory
+ * only by sending its own data. */
 bool path_is_stalled(const struct path_request *request);
 
 /* Called by late_writes.c on the request's ring when the part no longer has to wait. */

@@ -147,28 +147,29 @@ struct path_trace_options {
 /* A progress report of the store before a part was done. */
 struct path_trace_mark {
 	uint64_t progress_ns;
-	uint64_t bytes; /* number of bytes valid at that time */
+	uint64_t bytes; /* number of bytes that were valid at that time */
 };
 
 /* One piece of a part's data that was given to the network. */
 struct path_trace_piece {
 	uint64_t offset;
 	uint64_t length;
-	uint64_t handed_ns; /* when its first byte was given to the network */
-	uint64_t back_ns;   /* when the operating system had accepted its last byte */
+	uint64_t handed_ns; /* time at which the piece's first byte was given to the network */
+	uint64_t back_ns;   /* time at which the operating system had accepted its last byte */
 };
 
 struct path_trace_part {
-	struct path_trace_part *next; /* list, in the order of opening */
+	struct path_trace_part *next; /* list of parts, in the order in which they were opened */
 	uint64_t offset;
 	uint64_t length;
-	uint64_t opened_ns; /* when it got its memory */
-	/* when it was submitted to the disk; a write's payload was complete then */
+	uint64_t opened_ns; /* time at which the part got its memory */
+	/* time at which the part was submitted to the disk, after the payload of a write was
+	 * complete */
 	uint64_t submitted_ns;
 	uint64_t done_ns;
 	int result; /* 0, or a negative errno of the disk */
-	/* If there were too many, the last mark is that of the latest report, and the last piece
-	 * includes all later pieces. */
+	/* If there were more than fit, the last mark is that of the latest report, and the last
+	 * piece includes all later pieces. */
 	uint32_t mark_count;
 	uint32_t piece_count;
 
@@ -228,7 +229,8 @@ void path_trace_end(
 	struct path_trace_request *record, int error, const uint64_t edge_ns[PATH_STATE_COUNT]);
 /* Called when the request's peer has disconnected: discards the record. */
 void path_trace_drop(struct path_trace_request *record);
-/* Called when the path stops using the recorder. Its requests have no records from then on. */
+/* Called when the path stops using the recorder. The path's requests have no records from then
+ * on. */
 void path_trace_detach(struct path_trace *trace);
 
 /* Return the number of recorded requests that have ended, and the index-th of them in the order in
