@@ -342,7 +342,7 @@ static void replace(struct flash_cache *cache, uint32_t old, uint32_t slot,
 		}
 		cache_release(cache, old);
 		/* cache_release() has removed `old` from the list. If it was the last, its
-		 * predecessor is now. */
+		 * predecessor is the last now. */
 		before = behind == CACHE_NO_SLOT ? cache->last : before;
 	}
 	enter(cache, slot, page);
@@ -610,7 +610,7 @@ static bool load(struct flash *flash, uint32_t page)
 }
 
 /* Makes sure that the map pages of all picked blocks are in memory and dirty. Returns false if some
- * are not yet. The picks are sorted, so blocks of one page are adjacent. */
+ * are not ready yet. The picks are sorted, so blocks of one page are adjacent. */
 static bool make_ready(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -731,8 +731,8 @@ static bool flush_step(struct flash *flash)
 	part = list_entry(list_first(&cache->flushing), struct store_part, node);
 	if (flash->failed == 0 && cache->first != CACHE_NO_SLOT &&
 		cache->slots[cache->first].since <= flash_scratch_of(part)->counter) {
-		/* Pages of the flush are not written yet. If snapshots leave no room for them, it
-		 * fails. */
+		/* Pages of the flush are not written yet. If snapshots leave no room for these
+		 * pages, the flush fails. */
 		if (flash->snapshots.is_stuck) {
 			list_remove(&part->node);
 			flush_refused(part, -ENOSPC);
@@ -813,8 +813,7 @@ bool flash_cache_wants_log(const struct flash *flash)
 		       (cache->is_draining && flash_cache_is_dirty(cache)));
 }
 
-/* --- the garbage collector
- * --------------------------------------------------------------------------- */
+/* --- the collector --------------------------------------------------------------------------- */
 
 enum gc_way flash_cache_gc_way(struct flash *flash, uint64_t lpn, uint32_t victim, uint32_t crc)
 {

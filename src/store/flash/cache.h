@@ -20,10 +20,10 @@
  * from the slots themselves. If the page is replaced while its record is in flight, the slot is
  * reused only after the record has been retired.
  *
- * Only the dirty pages in the file count after a kill. Clean pages are old contents of slots, valid
- * within this process only. They save reads of the garbage collector and of clients.
+ * Only the dirty pages in the file count after a kill. Clean pages are already in the log. They are
+ * used only by this process, to save reads of the garbage collector and of clients.
  *
- * Called by changes, reads, the collector and recovery.
+ * Called by changes, reads, garbage collection and recovery.
  *
  * Threading: as in flash.h; while the cache is opened and loaded, no other thread uses the store.
  * Ownership: the tables are in the memory that the start allocates, the pages in the file. Errors:
@@ -68,7 +68,7 @@ struct flash_cache_pick {
 struct flash_cache {
 	/* Set when the store is opened. */
 	struct disk_shared file;      /* bytes == NULL: no cache */
-	struct flash_cache_head head; /* as found, or as created */
+	struct flash_cache_head head; /* head of the file, as found or as created */
 	uint64_t tag;
 	uint32_t slot_count; /* 0: no cache */
 	uint32_t cold_percent;
@@ -79,7 +79,7 @@ struct flash_cache {
 	/* New writes bypass the cache, and its pages are written: snapshots leave so little space
 	 * that writes might soon be refused. */
 	bool is_tight;
-	bool is_draining;     /* the store is closed: all pages are written */
+	bool is_draining;     /* the store is being closed: all pages are written */
 	uint32_t found_count; /* pages found in the file */
 
 	struct cache_lru lru;
@@ -92,9 +92,10 @@ struct flash_cache {
 	uint32_t bucket_mask;
 	uint32_t first; /* list of dirty pages, in the order of `since` */
 	uint32_t last;
-	/* Slots with a record in flight (writing != 0). */
+	/* Number of slots with a record in flight (writing != 0). */
 	uint32_t writing_count;
-	/* Head of the list, by chain, of slots without a page from which a record is written. */
+	/* Head of the list (linked by chain) of slots without a page from which a record is
+	 * written. */
 	uint32_t held;
 	/* Counter of the newest page. */
 	uint64_t counter;
@@ -157,7 +158,7 @@ void flash_cache_follow(struct flash *flash);
 uint64_t flash_cache_tag(const struct flash *flash);
 /* Stores in the anchor the folder and boot ID of the file that its cache_tag refers to. */
 void flash_cache_tell_place(struct flash *flash);
-/* Number of pages that are only in the file. */
+/* Returns the number of pages that are only in the cache file. */
 uint32_t flash_cache_left(const struct flash *flash);
 /* Reports the cache file to `gmblock check`. */
 void flash_cache_check(const struct flash *flash, struct store_check *check);
@@ -181,7 +182,7 @@ static inline bool flash_cache_has_page(const struct flash_cache *cache, uint64_
  * cached. All count blocks must be in one page of the map. */
 uint32_t flash_cache_run(
 	const struct flash *flash, uint64_t lpn, uint32_t count, bool *is_cached_out);
-/* Contents of a slot. */
+/* Returns the page in a slot. */
 static inline const uint8_t *flash_cache_page(const struct flash_cache *cache, uint32_t slot)
 {
 	return cache->pages + (size_t)slot * FLASH_BLOCK_BYTES;

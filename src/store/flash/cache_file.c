@@ -128,8 +128,8 @@ struct search {
 	uint32_t dirty; /* number of slots in use */
 };
 
-/* Opens the file in this folder. Returns 0 if it is claimed (or readable), -ENOENT if there is
- * none, or an error of disk_shared_open(). */
+/* Opens the cache file in this folder. Returns 0 if it is claimed (or readable), -ENOENT if there
+ * is none, or an error of disk_shared_open(). */
 static int find_in(struct search *search, const char *folder, struct error *error)
 {
 	uint8_t head[FLASH_BLOCK_BYTES];

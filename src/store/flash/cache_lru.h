@@ -39,11 +39,12 @@ enum cache_state {
 };
 
 struct cache_slot {
-	uint32_t newer; /* neighbours in the list of its state */
+	uint32_t newer; /* the slot's neighbours in the list of its state */
 	uint32_t older;
-	uint32_t home;	 /* segment of its last version on flash; GC_NO_SEGMENT: unknown, or none */
+	/* segment of the page's last version on flash; GC_NO_SEGMENT: unknown, or none */
+	uint32_t home;
 	uint8_t state;	 /* enum cache_state */
-	bool is_counted; /* counted in cold_dirty of its home */
+	bool is_counted; /* the page is counted in cold_dirty of its home */
 };
 
 struct cache_list {
@@ -57,8 +58,9 @@ struct cache_lru {
 	struct cache_slot *slots;
 	uint32_t slot_count;
 	uint32_t cold_percent;
-	struct cache_list lists[CACHE_STATE_COUNT]; /* CACHE_BUSY: only the count */
-	/* Cold pages that were recently evicted or flushed. */
+	/* lists by state; for CACHE_BUSY only the count is used */
+	struct cache_list lists[CACHE_STATE_COUNT];
+	/* Counts cold pages that were recently evicted or flushed. */
 	uint32_t cold_written;
 	uint32_t cold_rewritten;
 };
@@ -76,8 +78,8 @@ uint32_t cache_lru_take(struct cache_lru *lru);
 /* Takes a particular free slot. */
 void cache_lru_take_slot(struct cache_lru *lru, uint32_t slot);
 
-/* The page in the busy slot is newer than its version on flash, which is in segment home. It
- * becomes the newest dirty page. */
+/* Called when the page in the busy slot is newer than its version on flash, which is in segment
+ * home. The page becomes the newest dirty page. */
 void cache_lru_set_dirty(struct cache_lru *lru, uint32_t slot, uint32_t home);
 
 /* Called when a dirty slot was overwritten in place: its page becomes the newest. A caller that
@@ -85,22 +87,22 @@ void cache_lru_set_dirty(struct cache_lru *lru, uint32_t slot, uint32_t home);
  * for this one. */
 void cache_lru_touch(struct cache_lru *lru, uint32_t slot);
 
-/* A dirty or clean slot becomes busy: it is evicted, flushed or filled again. A cold page counts as
- * written. */
+/* Makes a dirty or clean slot busy, because it is evicted, flushed or filled again. A cold page
+ * counts as written. */
 void cache_lru_set_busy(struct cache_lru *lru, uint32_t slot);
 
 /* Like cache_lru_set_busy(), but a cold page is not counted. For GC_WRITE_BACK: without garbage
  * collection, users might have overwritten the page first. */
 void cache_lru_write_back(struct cache_lru *lru, uint32_t slot);
 
-/* The page in the busy slot is on flash now. */
+/* Called when the page in the busy slot has been written to flash. */
 void cache_lru_set_clean(struct cache_lru *lru, uint32_t slot);
 
 /* Discards the page, from any state but free. A cold page counts as overwritten. */
 void cache_lru_set_free(struct cache_lru *lru, uint32_t slot);
 
-/* Called when the page's last version on flash is now in segment home, or (GC_NO_SEGMENT) gone. The
- * slot must not be free. */
+/* Called when the page's last version on flash has moved to segment home, or no longer exists
+ * (GC_NO_SEGMENT). The slot must not be free. */
 void cache_lru_set_home(struct cache_lru *lru, uint32_t slot, uint32_t home);
 
 /* Returns the dirty slot to write next: the oldest cold one, else the oldest hot one, or

@@ -199,7 +199,8 @@ bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot)
 	return true;
 }
 
-/* Appends old pages, at most *blocks blocks. Returns false if some remain for a later step. */
+/* Appends pages that belong to this checkpoint ("old" pages), at most *blocks blocks. Returns false
+ * if some remain for a later step. */
 static bool write_pages(struct flash *flash, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -443,7 +444,8 @@ static void free_segments(struct flash *flash)
 		if (was_empty && is_empty && segment->readers == 0) {
 			free_segment(flash, i);
 		} else if (entry->state == GC_VICTIM && !is_empty && is_walked) {
-			/* Some of its blocks could not be moved, so it is not collected again. */
+			/* Some blocks of the segment could not be moved, so it is not collected
+			 * again. */
 			segment->is_bad = true;
 			gc_set_state(&flash->table, i, GC_CANDIDATE);
 			gc_set_state(&flash->table, i, GC_CLOSED);
@@ -453,8 +455,8 @@ static void free_segments(struct flash *flash)
 	flash_wear_count(flash);
 }
 
-/* Adds to an error of the start how the disk can still be read. Changes in the cache file must be
- * written before. */
+/* Adds a remedy to an error of the start: serve the disk read-only, or first have the changes in
+ * its cache file written. */
 static void tell_way_out(const struct flash *flash, struct error *error)
 {
 	uint32_t left = flash_cache_left(flash);

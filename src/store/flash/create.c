@@ -326,7 +326,7 @@ struct checking {
 	uint32_t *valid; /* blocks found in the map, for each tree and segment */
 	uint64_t mapped;
 	struct flash_holes damaged; /* damaged pages of the disk */
-	uint32_t damaged_snapshots; /* damaged pages of snapshots */
+	uint32_t damaged_snapshots; /* number of damaged pages of snapshots */
 	uint64_t damaged_blocks;
 };
 

@@ -47,8 +47,9 @@
 
 struct flash_counters {
 	uint64_t written_blocks; /* written by clients */
-	uint64_t cached_blocks;	 /* the part of written_blocks that went to the cache */
-	uint64_t moved_blocks;	 /* moved by garbage collection, after a read from the device */
+	uint64_t cached_blocks;	 /* the part of written_blocks that was written to the cache */
+	/* number of blocks that garbage collection read from the device and moved */
+	uint64_t moved_blocks;
 	uint64_t cache_moved_blocks;
 	uint64_t written_back_blocks;
 	uint64_t evicted_blocks;
@@ -126,11 +127,12 @@ struct flash {
 	 * then resets its count of victims that freed no space. */
 	bool has_hope;
 	bool is_out; /* clients wait for space, and the garbage collector finds no victim */
-	/* Parts in the store, including those in `held`. */
+	/* Number of parts in the store, including those in `held`. */
 	uint32_t part_count;
 	/* Number of parts in `held`. */
 	uint32_t held_count;
-	/* Operations in flight: transfers, syncs, calls on worker threads, deferred turns. */
+	/* Number of operations in flight: transfers, syncs, calls on worker threads, deferred
+	 * turns. */
 	uint32_t io_count;
 	/* Finished parts that complete when io_count is 0, see flash_finish(). */
 	struct list_node held;
@@ -146,9 +148,11 @@ struct flash_scratch {
 	struct flash_wait wait;
 	int result;
 	uint32_t tree;
-	uint32_t pending; /* read: helpers at work for it; extents: map pages being read for it */
-	bool is_waiting;  /* waits for a map page, a free slot for one, or an idle helper */
-	bool is_logged;	  /* write: its first blocks are in records, which refer to its memory */
+	/* read: number of helpers that work for it; extents: number of map pages being read for
+	 * it */
+	uint32_t pending;
+	bool is_waiting; /* waits for a map page, a free slot for one, or an idle helper */
+	bool is_logged;	 /* write: its first blocks are in records that refer to its memory */
 };
 
 static inline struct flash_scratch *flash_scratch_of(struct store_part *part)
@@ -281,7 +285,7 @@ static inline bool flash_log_is_idle(const struct flash *flash)
 	return flash->log.filling == NULL && flash->log.flying_count == 0;
 }
 /* True while the log is being moved to another segment after a failed write. Closed records are
- * written when it has moved. */
+ * written when the move is complete. */
 static inline bool flash_move_runs(const struct flash *flash)
 {
 	return flash->log.move.state != FLASH_MOVE_NONE;
@@ -297,9 +301,9 @@ static inline bool flash_checkpoint_runs(const struct flash *flash)
 {
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
 }
-/* True if changes must wait: for the records in flight when a checkpoint begins, or for
- * the whole first checkpoint of a run, because recovery would not find their records
- * before it is complete. */
+/* True if changes must wait: for the records in flight when a checkpoint begins, or for the whole
+ * first checkpoint of a run, because recovery would not find the records of these changes before it
+ * is complete. */
 static inline bool flash_checkpoint_blocks(const struct flash *flash)
 {
 	return flash->checkpoint.state == FLASH_CHECKPOINT_DRAIN ||

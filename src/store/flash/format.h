@@ -34,7 +34,7 @@ enum {
 	FLASH_SEGMENT_BLOCKS_MAX = 1 << 19, /* 2 GiB, the largest supported zone */
 	FLASH_SEGMENT_BLOCKS_DEFAULT = 16384,
 	FLASH_SEGMENTS_MIN = 16,
-	FLASH_SEGMENTS_MAX = 1 << 20, /* each takes 64 bytes of memory */
+	FLASH_SEGMENTS_MAX = 1 << 20, /* each segment takes 64 bytes of memory */
 	FLASH_RECORD_ENTRIES = 240,
 	FLASH_NODE_ENTRIES = 512,
 	FLASH_LEVELS = 3,
@@ -42,7 +42,7 @@ enum {
 	FLASH_SNAPSHOTS = 2,	/* limit of snapshots */
 	FLASH_TREES = 1 + FLASH_SNAPSHOTS,
 	FLASH_DETOURS = 8,
-	FLASH_ANCHOR_VERSION = 5, /* written from the first checkpoint on */
+	FLASH_ANCHOR_VERSION = 5, /* version of the anchors that checkpoints write */
 	FLASH_DETOUR_VERSION = 4, /* oldest version with detours */
 	FLASH_OLDEST_VERSION = 3, /* oldest version that can be read */
 	FLASH_TABLE_ENTRIES = 256,
@@ -64,7 +64,7 @@ enum {
 /* --- sizes ----------------------------------------------------------------------------------- */
 
 struct flash_geometry {
-	uint64_t disk_blocks; /* size of the disk, for clients */
+	uint64_t disk_blocks; /* size of the disk that clients see */
 	uint32_t segment_count;
 	uint32_t segment_blocks;
 
@@ -72,8 +72,9 @@ struct flash_geometry {
 	uint32_t leaf_count; /* pages of the map */
 	uint32_t page_count; /* nodes of level 0: pages of the map and of the segment table */
 	uint32_t node_counts[FLASH_LEVELS];
-	uint32_t dirty_max;	      /* limit of dirty pages, all of which one checkpoint writes */
-	uint32_t replay_max;	      /* the same limit for the first checkpoint after a replay */
+	uint32_t dirty_max; /* limit of dirty pages, all of which one checkpoint writes */
+	/* limit of dirty pages for the first checkpoint after a replay */
+	uint32_t replay_max;
 	uint32_t checkpoint_segments; /* segments that a checkpoint can fill */
 	/* Segments that the first checkpoint after a replay can fill. */
 	uint32_t replay_segments;
@@ -88,25 +89,26 @@ GMB_MUST_CHECK bool flash_geometry_init(struct flash_geometry *geometry);
 GMB_MUST_CHECK int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	uint32_t segment_blocks, uint32_t spare_percent, struct error *error);
 
-/* Limit in blocks for a durable write that is one record, and so atomic. */
+/* Returns the maximum number of blocks of a durable write that is one record, and therefore
+ * atomic. */
 static inline uint32_t flash_atomic_blocks(const struct flash_geometry *geometry)
 {
 	return MIN((uint32_t)FLASH_RECORD_ENTRIES, geometry->segment_blocks - 1);
 }
 
-/* Blocks that a device needs for all segments. */
+/* Returns the number of blocks that a device needs for all segments. */
 static inline uint64_t flash_device_blocks(const struct flash_geometry *geometry)
 {
 	return FLASH_SEGMENTS_AT + (uint64_t)geometry->segment_count * geometry->segment_blocks;
 }
 
-/* Segment of a block of the device. The block must be in one. */
+/* Returns the segment of a block of the device. The block must be in a segment. */
 static inline uint32_t flash_segment_of(const struct flash_geometry *geometry, uint32_t block)
 {
 	return (block - FLASH_SEGMENTS_AT) / geometry->segment_blocks;
 }
 
-/* First block of a segment. */
+/* Returns the first block of a segment. */
 static inline uint32_t flash_segment_at(const struct flash_geometry *geometry, uint32_t segment)
 {
 	return FLASH_SEGMENTS_AT + segment * geometry->segment_blocks;
@@ -138,7 +140,7 @@ struct flash_node {
 struct flash_table_entry {
 	uint64_t stamp;	 /* see gc_segment.stamp */
 	uint32_t valid;	 /* live blocks of data, without nodes */
-	uint32_t erases; /* times it was written from its beginning, or FLASH_AVOIDED */
+	uint32_t erases; /* number of times it was written from its beginning, or FLASH_AVOIDED */
 };
 
 _Static_assert(sizeof(struct flash_node) == FLASH_BLOCK_BYTES, "a block");
@@ -165,7 +167,7 @@ static inline uint64_t flash_next_run(uint64_t seq)
 /* A snapshot as the anchor describes it. Snapshot i has tree 1 + i. */
 struct flash_snapshot_anchor {
 	char name[FLASH_SNAPSHOT_NAME_BYTES]; /* zero-terminated; empty: unused slot */
-	/* Serial number of the anchor with which it was created. */
+	/* Serial number of the anchor with which the snapshot was created. */
 	uint64_t serial;
 	uint64_t created_s; /* seconds since 1970 */
 	bool is_temporary;  /* see struct store_snapshot */
@@ -188,14 +190,16 @@ struct flash_anchor {
 	uint64_t clock;		    /* blocks written by clients, see gc_policy.h */
 	/* Tag of the cache file with changes that are not in the log; 0: none. */
 	uint64_t cache_tag;
-	uint64_t cache_losses; /* new random number after each loss; 0: none yet */
+	/* random number, new after each loss of cached changes; 0: no loss yet */
+	uint64_t cache_losses;
 	/* Folder of the cache file, zero-terminated. Empty: no file, or the path is too long. */
 	char cache_folder[FLASH_FOLDER_BYTES];
-	/* Boot ID of the machine with that file; 0: none. */
+	/* Boot ID of the machine with the cache file; 0: none. */
 	uint8_t cache_boot_id[FLASH_BOOT_ID_BYTES];
 	uint32_t spare_percent;
 	char label[FLASH_LABEL_BYTES]; /* zero-terminated */
-	uint32_t zone_blocks;	       /* distance of two zones; 0: a device without zones */
+	/* distance between the beginnings of two zones; 0: a device without zones */
+	uint32_t zone_blocks;
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct flash_snapshot_anchor snapshots[FLASH_SNAPSHOTS];
 	/* Detours of the log from `next` on, in log order. */
@@ -251,13 +255,13 @@ struct flash_record {
 	/* Number of the first record after the beginning of the checkpoint in progress. Nodes in
 	 * this record have the state before that number. 0: no checkpoint was in progress. */
 	uint64_t nodes_at;
-	uint32_t at; /* block of its header on the device */
+	uint32_t at; /* block of the record's header on the device */
 	uint32_t prev_crc;
 	/* Segment in which the next record begins; FLASH_NO_SEGMENT: right after this record. */
 	uint32_t next_segment;
 	uint32_t entry_count;
-	/* Number of times that its run had moved the log after a failed write. Of two records with
-	 * the same number, the one with more moves is valid. */
+	/* Number of times that the record's run had moved the log after a failed write. Of two
+	 * records with the same number, the one with more moves is valid. */
 	uint32_t moves;
 	uint32_t block_count; /* blocks of the record, with the header */
 	struct flash_record_entry entries[FLASH_RECORD_ENTRIES];
@@ -327,7 +331,8 @@ struct flash_cache_page {
 	uint64_t stamp;
 };
 
-/* Offset of the first slot in the cache file. The entries before it begin at FLASH_BLOCK_BYTES. */
+/* Returns the offset of the first slot in the cache file. The entries before it begin at
+ * FLASH_BLOCK_BYTES. */
 static inline uint64_t flash_cache_slots_at(uint32_t slot_count)
 {
 	uint64_t bytes = (uint64_t)slot_count * sizeof(struct flash_cache_entry);

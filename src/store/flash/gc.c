@@ -24,7 +24,8 @@
 #include "store/flash/flash.h"
 
 enum {
-	VICTIMS_MAX = 12,	 /* limit of victims in a round while clients wait */
+	/* limit of victims (segments to collect) in a round while clients wait */
+	VICTIMS_MAX = 12,
 	ROUND_BLOCKS = 12 << 14, /* limit of the blocks in these victims: 768 MiB */
 	/* A round ends with this many free segments above the starting threshold, to save
 	 * checkpoints. */
@@ -54,7 +55,7 @@ struct flash_gc {
 	uint32_t victim;
 	uint32_t block; /* block of the victim with the header of the current record */
 	uint32_t entry; /* entry to examine next */
-	/* Position of that entry's block in the record. */
+	/* Position, in the record, of the block of the entry to examine next. */
 	uint32_t entry_block;
 	uint32_t first; /* blocks first to end - 1 of the record are read */
 	uint32_t end;
@@ -75,7 +76,8 @@ struct flash_gc {
 	uint32_t most_free;  /* most free segments after a checkpoint */
 	uint32_t vain_count; /* victims since that maximum was reached */
 	struct flash_record record;
-	bool is_moved[FLASH_RECORD_ENTRIES]; /* appended from the cache during the scan */
+	/* by entry: its block was appended from the cache during the scan */
+	bool is_moved[FLASH_RECORD_ENTRIES];
 	struct flash_wait wait;
 	struct flash_io io;
 };
@@ -446,7 +448,7 @@ static bool is_data(uint8_t kind)
 	return kind == FLASH_DATA || flash_kind_is_copy(kind);
 }
 
-/* Examines the entries of the record. Returns false if it must continue later, from gc->entry
+/* Examines the entries of the record. Returns false if the scan must continue later, from gc->entry
  * on. */
 static bool scan(struct flash *flash)
 {
@@ -492,7 +494,8 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 		return true;
 	}
 	if (crc32c(0, data, FLASH_BLOCK_BYTES) != crc) {
-		/* A copy would have a valid checksum for wrong contents. */
+		/* A damaged block is not copied, because the copy would have a valid checksum for
+		 * wrong contents. */
 		flash->counters.checksum_errors++;
 		flash->segments[flash->gc->victim].is_bad = true;
 		log_error("flash store '%s': block %llu of the disk is damaged; reads of it fail",

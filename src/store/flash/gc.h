@@ -21,18 +21,22 @@ struct flash;
 
 /* State of a segment in addition to struct gc_segment. */
 struct flash_segment {
-	uint32_t nodes;				  /* live nodes in the segment, of all trees */
-	uint32_t readers;			  /* reads of its blocks in flight */
-	uint32_t snapshot_valid[FLASH_SNAPSHOTS]; /* live blocks of each snapshot */
-	/* Live blocks of the disk when the checkpoint in progress began. */
+	/* number of live nodes in the segment, of all trees */
+	uint32_t nodes;
+	/* number of reads of the segment's blocks that are in flight */
+	uint32_t readers;
+	uint32_t snapshot_valid[FLASH_SNAPSHOTS]; /* number of live blocks of each snapshot */
+	/* Number of live blocks of the disk when the checkpoint in progress began. */
 	uint32_t begin_valid;
-	bool was_closed; /* true if it was closed when the checkpoint in progress began */
+	bool was_closed; /* the segment was closed when the checkpoint in progress began */
 	uint32_t erases; /* see flash_table_entry.erases */
-	/* A block cannot be read or moved, so the segment is not collected until it is empty. */
+	/* A block of the segment cannot be read or moved, so the segment is not collected until it
+	 * is empty. */
 	bool is_bad;
-	bool is_kept;	  /* a damaged snapshot has, or might have, blocks in it; not collected */
+	/* not collected, because a damaged snapshot has, or might have, blocks in the segment */
+	bool is_kept;
 	uint8_t zone;	  /* enum disk_zone_state when the store was opened */
-	uint32_t written; /* blocks of the zone written at that time */
+	uint32_t written; /* number of blocks of the zone written when the store was opened */
 };
 
 struct flash_erase {
@@ -60,7 +64,7 @@ bool flash_gc_walks(const struct flash *flash, uint32_t segment);
 
 /* --- erasing and wear (erase.c) -------------------------------------------------------------- */
 
-/* fd: descriptor for discards and zone resets. is_read_only must be set. */
+/* Initializes erasing. fd: descriptor for discards and zone resets. is_read_only must be set. */
 void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd);
 /* After recovery of a store in a file: queues discards of free segments that have space allocated,
  * except for as many as are free when the disk is full. Blocks. */

@@ -22,8 +22,8 @@ static const uint32_t state_edges[GC_STATE_COUNT] = {
 	[GC_ERASING] = BIT(GC_FREE) | BIT(GC_CLOSED), /* closed if the segment cannot be erased */
 };
 
-/* Returns the blocks that collecting a segment programs in addition to those that will be
- * programmed in any case. */
+/* Returns the number of blocks that collecting a segment writes to flash in addition to those that
+ * will be written in any case. */
 static uint32_t net_of(
 	const struct gc_rule *rule, const struct gc_table *table, const struct gc_segment *segment)
 {

@@ -58,7 +58,7 @@ enum gc_state {
 enum { GC_NO_SEGMENT = UINT32_MAX, GC_WEIGHT_ONE = 1 << 16 };
 
 struct gc_segment {
-	uint64_t stamp; /* gc_table.clock when its newest data was written */
+	uint64_t stamp; /* value of gc_table.clock when the segment's newest data was written */
 	uint32_t valid;
 	uint32_t cold_dirty; /* never more than valid */
 	uint32_t kept;	     /* estimate of the blocks that only snapshots refer to */
@@ -69,8 +69,8 @@ struct gc_table {
 	const struct gc_rule *rule;
 	struct gc_segment *segments;
 	uint32_t segment_count;
-	uint32_t segment_blocks; /* capacity of a segment */
-	uint64_t clock;		 /* blocks that users have appended */
+	uint32_t segment_blocks; /* number of blocks in a segment */
+	uint64_t clock;		 /* number of blocks that users have appended to the log */
 	/* Share of cold pages that were evicted, in units of 1 / GC_WEIGHT_ONE. */
 	uint32_t cold_weight;
 	uint32_t state_counts[GC_STATE_COUNT];

@@ -47,14 +47,15 @@ struct flash_io {
 
 /* Zones of a host-managed device, see zone.c. */
 struct flash_zones {
-	uint64_t bytes;			       /* distance of two zones; 0: the device has none */
+	/* distance between the beginnings of two zones; 0: the device has none */
+	uint64_t bytes;
 	uint64_t first;			       /* byte offset of the zone of anchors A */
 	uint32_t count;			       /* number of equal zones, from `first` on */
-	uint32_t capacity;		       /* blocks in each zone */
-	uint32_t anchor_blocks[FLASH_ANCHORS]; /* blocks written to each anchor zone */
+	uint32_t capacity;		       /* number of blocks in each zone */
+	uint32_t anchor_blocks[FLASH_ANCHORS]; /* number of blocks written to each anchor zone */
 	/* Segment whose zone is being written, or FLASH_NO_SEGMENT. */
 	uint32_t segment;
-	uint32_t blocks;	 /* blocks already written to that segment */
+	uint32_t blocks;	 /* number of blocks already written to that segment */
 	struct list_node writes; /* queued writes, in order */
 	/* The write in flight, or NULL. */
 	struct flash_io *writing;
@@ -101,11 +102,12 @@ void flash_anchor_write(struct flash *flash, struct flash_io *io, uint8_t *block
  * -EINVAL if the zones are not suitable. Blocks. */
 GMB_MUST_CHECK int flash_zones_find(
 	int fd, const char *path, struct flash_zones *zones, struct error *error);
-/* Offset of a segment's zone on the device. */
+/* Returns the offset of a segment's zone on the device. */
 uint64_t flash_zone_offset(const struct flash *flash, uint32_t segment);
-/* Offset of a block on the device. With zones the block must be in a segment. */
+/* Returns the offset of a block on the device. With zones the block must be in a segment. */
 uint64_t flash_block_offset(const struct flash *flash, uint32_t block);
-/* Reads the newest anchor of zone or block `anchor`; zeroes: none was written. Blocks. */
+/* Reads an anchor: the newest one in zone `anchor`, or without zones the one in block `anchor`.
+ * Returns zeroes if none was written. Blocks. */
 GMB_MUST_CHECK int flash_anchor_read(
 	int fd, struct flash_zones *zones, uint32_t anchor, uint8_t *block);
 /* Reads count blocks of one segment before the store has started, and waits for them. Blocks after

@@ -8,7 +8,7 @@
  * retired) in log order, each when all earlier records are written. So memory never contains a
  * change that a crash could lose while a later one survives.
  *
- * Called by all producers of records: changes, cache, collector and checkpoint.
+ * Called by all producers of records: changes, cache, garbage collection and checkpoint.
  *
  * Threading: on the owner ring. Ownership: the buffers are in the memory that the start allocates.
  * Until it is retired, a record refers to memory that was appended with is_held. Errors: after a
@@ -31,20 +31,20 @@ enum {
 struct flash_buffer {
 	struct flash_record record;
 	uint8_t *bytes;	      /* memory for the header and FLASH_RECORD_ENTRIES blocks */
-	uint32_t block_count; /* blocks of `bytes` in use */
-	uint32_t node_count;  /* entries that are nodes */
-	/* The record in order: runs of those blocks, and of held memory. A write leaves it
-	 * unchanged, so the record can be written again. */
+	uint32_t block_count; /* number of blocks of `bytes` in use */
+	uint32_t node_count;  /* number of entries that are nodes */
+	/* The record in order: runs of blocks in `bytes`, and of memory that was appended with
+	 * is_held. A write leaves it unchanged, so the record can be written again. */
 	struct iovec vector[FLASH_RECORD_ENTRIES + 1];
 	uint32_t vector_count;
 	struct flash_io io;
 	struct flash *flash;
 	struct list_node node;	/* entry of idle, or of flying in log order */
-	struct list_node parts; /* completed when the record is retired */
+	struct list_node parts; /* parts that complete when the record is retired */
 	struct flash_position at;
 	struct flash_position behind; /* position of the next record */
 	bool is_written;
-	bool wants_durable; /* true if one of its parts is FUA or a flush */
+	bool wants_durable; /* a part of the record is a flush, or has FUA */
 };
 
 /* State of a log move after a failed write, see move.c. */
@@ -60,22 +60,23 @@ struct flash_move {
 	enum flash_move_state state;
 	int error;	 /* error of the failed write */
 	uint32_t to;	 /* destination segment */
-	uint32_t count;	 /* moves of the log in this run */
+	uint32_t count;	 /* number of moves of the log in this run */
 	bool is_waiting; /* an anchor is being written or synced */
 	struct flash_io io;
 	uint8_t *block;
 };
 
 struct flash_log {
-	struct flash_position head;   /* position of the record being filled, or of the next one */
+	/* position of the record being filled, otherwise of the next one */
+	struct flash_position head;
 	struct flash_buffer *filling; /* or NULL */
 	struct list_node idle;
 	struct list_node flying; /* closed records, oldest first */
-	uint32_t writing_count;	 /* closed records whose writes are in flight */
+	uint32_t writing_count;	 /* number of closed records whose writes are in flight */
 	struct flash_move move;
 	struct flash_buffer buffers[FLASH_RECORDS];
 	uint32_t flying_count;
-	/* Blocks and records since the beginning of the last checkpoint, without nodes:
+	/* Number of blocks and records since the beginning of the last checkpoint, without nodes:
 	 * what a replay reads. */
 	uint64_t since_checkpoint;
 	uint32_t records_since_checkpoint;
@@ -83,8 +84,9 @@ struct flash_log {
 	uint64_t durable_seq;		  /* all records with smaller numbers are durable */
 	struct flash_position written_at; /* position after the written records */
 	struct flash_position durable_at; /* position after the durable records */
-	struct flash_position syncing_at; /* position after what a sync will cover */
-	uint64_t before;		  /* number at which the previous run's log ended */
+	/* position after the records that the current sync covers */
+	struct flash_position syncing_at;
+	uint64_t before; /* record number at which the previous run's log ended */
 	/* Upper bound on the blocks in records that no later record declares durable. */
 	uint32_t untold_blocks;
 };

@@ -38,7 +38,7 @@ struct flash_slot {
 	/* FLASH_NO_PAGE: the page's snapshot was deleted while the page was being read */
 	uint32_t page;
 	int32_t chain; /* next slot in its bucket */
-	/* Records that refer to the page and are not retired. */
+	/* Number of records that refer to the page and are not retired. */
 	uint32_t pins;
 	uint32_t round; /* dirty: value of flash_map.round when the page became dirty */
 	uint8_t state;
@@ -52,8 +52,10 @@ struct flash_slot {
 /* The tree of the disk (tree 0) or of a snapshot (tree 1 + its index). */
 struct flash_tree {
 	struct flash_entry *levels[FLASH_LEVELS]; /* [n]: addresses of the nodes of level n */
-	bool *dirty[FLASH_LEVELS];		  /* nodes to be written, from level 1 on */
-	bool *table_dirty;			  /* pages of the segment table to be written */
+	/* nodes of level 1 and above that must be written */
+	bool *dirty[FLASH_LEVELS];
+	/* pages of the segment table that must be written */
+	bool *table_dirty;
 	/* Table pages that the checkpoint in progress writes. */
 	bool *table_begun;
 };
@@ -67,7 +69,7 @@ struct flash_map {
 	uint32_t bucket_mask;
 	/* Number of the last checkpoint that has begun; dirty pages of earlier rounds are old. */
 	uint32_t round;
-	uint32_t dirty_count; /* dirty pages of the current round */
+	uint32_t dirty_count; /* number of pages that became dirty in the current round */
 	struct list_node lru;
 };
 
@@ -97,8 +99,8 @@ void flash_map_clean(struct flash *flash, struct flash_slot *slot);
 /* Keeps the page in memory for a record that changes it, until flash_map_unpin(). */
 void flash_map_pin(struct flash_slot *slot);
 void flash_map_unpin(struct flash *flash, struct flash_slot *slot);
-/* Applies an entry of a written record to the map and to the segment counts. block: its
- * position. */
+/* Applies an entry of a written record to the map and to the segment counts. block: position of the
+ * entry's block on the device. */
 void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry, uint32_t block);
 /* Sets the address of a node, and marks the node above it dirty. */
 void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,

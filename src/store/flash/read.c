@@ -189,9 +189,9 @@ static void helper_done(struct flash_io *io, int result)
 	read_end(part);
 }
 
-/* Starts a read of blocks that are adjacent on the device. Whole blocks go directly to the
- * part's memory, a partial or unaligned block through the bounce buffer. Returns the bytes of
- * the part that it covers. */
+/* Starts a read of blocks that are adjacent on the device. Whole blocks go directly to the part's
+ * memory, a partial or unaligned block through the bounce buffer. Returns the number of bytes of
+ * the part that the read covers. */
 static uint64_t helper_start(struct flash *flash, struct flash_helper *helper,
 	struct store_part *part, const struct flash_slot *slot)
 {

@@ -52,7 +52,7 @@ struct change {
 	uint8_t kind;
 };
 
-/* End of the log of a run. */
+/* The end of one run's log. */
 struct run {
 	uint64_t number;
 	uint64_t end;

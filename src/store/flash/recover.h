@@ -26,7 +26,7 @@ struct flash_hole {
 struct flash_holes {
 	struct flash_hole list[FLASH_HOLES_MAX];
 	uint32_t count;
-	uint32_t more; /* pages that are in no range of the list */
+	uint32_t more; /* number of further pages, for which no entry of the list was free */
 };
 
 /* Results of recovery. */
@@ -38,7 +38,7 @@ struct flash_damage {
 	/* Error of a read of the log at lost_at; 0: none. */
 	int lost_error;
 	uint32_t repairs;	  /* enum store_repair, as requested */
-	uint32_t twins_used;	  /* nodes of which only the second copy could be read */
+	uint32_t twins_used;	  /* number of nodes of which only the second copy could be read */
 	bool is_table_damaged;	  /* the segment table was damaged and has been recomputed */
 	struct flash_holes holes; /* pages of the disk that are lost or damaged */
 	/* Results of a repair: pages linked again unchanged, pages reconstructed from changes, and
@@ -52,8 +52,8 @@ struct flash_damage {
 struct flash_seen {
 	uint64_t stamp;
 	uint32_t valid;
-	bool was_free; /* had no live block at the checkpoint */
-	bool in_log;   /* contains records after the checkpoint */
+	bool was_free; /* the segment had no live block at the checkpoint */
+	bool in_log;   /* the segment contains records after the checkpoint */
 };
 
 /* --- recover.c ------------------------------------------------------------------------------- */
@@ -69,8 +69,8 @@ GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
 /* --- trees, and messages about damage (tree.c) ----------------------------------------------- */
 
-/* Reads a node; zeroes if there is none. Returns -EUCLEAN if its checksum does not match.
- * Blocks. */
+/* Reads a node, or returns zeroes if there is none. Returns -EUCLEAN if its checksum does not
+ * match. Blocks. */
 GMB_MUST_CHECK int flash_node_read(struct flash *flash, struct flash_entry at, void *node);
 /* Reads the second copy of a node of level 1 or 2, which follows the first one in the same
  * record. */

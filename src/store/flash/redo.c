@@ -25,9 +25,9 @@
 #include "store/flash/flash.h"
 
 enum {
-	REDO_BLOCKS = 16,   /* blocks read at a time */
-	REDO_TRIES_MAX = 3, /* attempts without a successful sync */
-	REDO_COUNT_MAX = 64 /* rewrites in one run of the store */
+	REDO_BLOCKS = 16,   /* number of blocks read at a time */
+	REDO_TRIES_MAX = 3, /* maximum number of attempts without a successful sync */
+	REDO_COUNT_MAX = 64 /* maximum number of rewrites in one run of the store */
 };
 
 enum flash_redo_state {
@@ -43,7 +43,7 @@ struct flash_redo {
 	struct flash *flash;
 	enum flash_redo_state state;
 	int error;
-	uint32_t count; /* rewrites in this run of the store */
+	uint32_t count; /* number of rewrites in this run of the store */
 	uint32_t tries;
 	uint64_t end; /* number of the first record that need not be written again */
 	struct flash_position at;

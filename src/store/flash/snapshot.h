@@ -92,7 +92,8 @@ void flash_snapshots_begin(struct flash *flash);
 void flash_snapshots_encode(struct flash *flash);
 /* Called when the checkpoint is durable or has failed, before segments become free. */
 void flash_snapshots_checkpointed(struct flash *flash, int result);
-/* Called when an operation that was counted in io_count has ended: completes the request. */
+/* Called when an operation that was counted in io_count has ended: completes the current request
+ * when it is done. */
 void flash_snapshots_io_ended(struct flash *flash);
 /* Called when the disk has one live block fewer in the segment: corrects the estimate of blocks
  * that only snapshots have. */

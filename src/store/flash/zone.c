@@ -210,7 +210,7 @@ int flash_zones_load(struct flash *flash)
 
 /* --- preparing the zones --------------------------------------------------------------------- */
 
-/* Takes a segment whose zone has failed out of use. */
+/* Takes a segment out of use, because its zone has failed. */
 static void zone_give_up(struct flash *flash, uint32_t i)
 {
 	flash->segments[i].is_bad = true;
