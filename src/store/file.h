@@ -30,7 +30,7 @@
 
 enum file_unsupported {
 	FILE_NO_TRIM = 1 << 0,
-	/* PUNCH_HOLE: zeroing a file with a hole, a device by unmapping */
+	/* PUNCH_HOLE: zeroing that may free the space */
 	FILE_NO_PUNCH = 1 << 1,
 	FILE_NO_ZERO_RANGE = 1 << 2, /* ZERO_RANGE: zeroing that keeps the space allocated */
 	FILE_NO_DEVICE_ZERO = 1 << 3,
@@ -55,8 +55,9 @@ struct file_store {
 	bool read_auto;	       /* mode=auto: the store has a direct_fd and a map */
 	uint32_t offset_align; /* alignment required for direct I/O */
 	uint32_t memory_align;
-	uint64_t unit;		 /* page or filesystem block: granularity of trim and zero */
-	struct disk_map *map;	 /* NULL: cannot find out which data is in the page cache */
+	uint64_t unit; /* page or filesystem block: granularity of trim and zero */
+	/* map of the page cache; NULL: cannot find out which data is in the page cache */
+	struct disk_map *map;
 	const char *map_refusal; /* why map is NULL, see store_page_cache_refusal() */
 	struct file_gate *gate;
 	/* this store writes and has claimed the disk; the gate holds the claim */

@@ -31,16 +31,16 @@ struct file_gate {
 	pthread_mutex_t claim_lock;
 	uint32_t claim_count;
 	bool claim_is_sole; /* the only claim was made with sole */
-	int claim_fd;	    /* -1: none, or the disk cannot be claimed */
+	int claim_fd;	    /* descriptor of the claim; -1: none, or the disk cannot be claimed */
 	/* claim_fd was received from another process and no store has used it yet */
 	bool is_adopted;
 	bool has_adopter;	/* store_adopt() holds a reference until store_adopt_end() */
 	_Atomic int barrier;	/* enum store_barrier; read by any thread */
 	uint64_t barrier_since; /* time at which the barrier was found to be closed */
 
-	pthread_mutex_t lock; /* for all members below */
+	pthread_mutex_t lock; /* protects all members below */
 	uint32_t buffered_count;
-	bool buffered_turn; /* which class is admitted when the gate is empty and both wait */
+	bool buffered_turn; /* class that is admitted if the gate is empty and both classes wait */
 	struct list_node waiting_direct;
 	struct list_node waiting_buffered;
 	struct list_node members;
@@ -136,7 +136,7 @@ static void barrier_set(struct file_gate *gate, enum store_barrier barrier)
 
 static enum store_barrier barrier_of(const struct file_gate *gate)
 {
-	/* Relaxed order: no other data depends on the barrier being open. */
+	/* Relaxed order: no other data depends on whether the barrier is open. */
 	return (enum store_barrier)atomic_load_explicit(&gate->barrier, memory_order_relaxed);
 }
 

@@ -84,8 +84,8 @@ void file_gate_unclaim(struct file_gate *gate);
  * cache. Any thread, while the caller has a claim. */
 int file_gate_claim_fd(const struct file_gate *gate);
 
-/* See store_barrier(). look: query the system again if the barrier is closed, which can block. Any
- * thread. */
+/* Returns the state of the barrier, see store_barrier(). look: query the system again if the
+ * barrier is closed, which can block. Any thread. */
 enum store_barrier file_gate_barrier(struct file_gate *gate, bool look);
 
 void file_gate_join(struct file_gate *gate, struct file_gate_member *member);

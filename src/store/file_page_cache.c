@@ -10,7 +10,7 @@
 
 #include "store/kind.h"
 
-/* Creates the map and returns NULL, or returns why there is none. */
+/* Creates the map and returns NULL. On failure, returns the reason. */
 static const char *map_create(struct file_store *store, const struct store_options *options)
 {
 	if (store_mode_is_direct(options->read_mode)) {

@@ -25,14 +25,16 @@ struct gc_rule;
 
 struct store_ops {
 	const char *name;
-	size_t queue_bytes; /* size of its queue struct; 0: it uses a plain struct store_queue */
-	uint32_t scratch_bytes; /* size of its slice of each part, a multiple of 8 */
+	/* size of the kind's queue struct; 0: it uses a plain struct store_queue */
+	size_t queue_bytes;
+	/* size of the layer's slice of each part's scratch, a multiple of 8 */
+	uint32_t scratch_bytes;
 	/* Optional: releases what open has acquired. The inner store is still open. */
 	void (*close)(struct store *store);
-	/* Optional. queue is zeroed except for its first member, a struct store_queue whose inner
-	 * queue exists. */
+	/* Optional: initializes a queue, which is zeroed except for its first member, a struct
+	 * store_queue whose inner queue exists. */
 	int (*queue_init)(struct store_queue *queue, struct error *error);
-	/* Optional. No part is in flight. */
+	/* Optional: releases what queue_init has acquired. No part is in flight. */
 	void (*queue_fini)(struct store_queue *queue);
 	void (*submit)(struct store_queue *queue, struct store_part *part);
 	/* Filters, optional: called when the layer below has finished a forwarded part. Must end in
@@ -79,7 +81,7 @@ struct store_ops {
 	/* Only for kinds with has_owner, all three or none: see store_snapshot_open(),
 	 * store_snapshot_ask() and store_snapshots(). snapshot_kind's open receives the store as
 	 * its config, and its parts arrive on the ring of the store. snapshot_ask is called on that
-	 * ring, views on any thread. */
+	 * ring, snapshots on any thread. */
 	const struct store_kind *snapshot_kind;
 	void (*snapshot_ask)(struct store *store, struct store_snapshot_request *request);
 	uint32_t (*snapshots)(struct store *store, struct store_snapshot list[STORE_SNAPSHOTS_MAX]);
@@ -113,7 +115,7 @@ struct store_kind {
 	 * true if the file at path has this format. */
 	int (*check)(
 		const char *path, struct store_check *check, bool *recognized, struct error *error);
-	/* Optional: see store_create_check(). Present if create is. */
+	/* Optional: see store_create_check(). Present if create is present. */
 	int (*create_check)(const struct store_create *create, struct error *error);
 	/* Optional: see store_create(). path: the text after the kind's name and the colon. */
 	int (*create)(const char *path, const struct store_create *create, struct error *error);
@@ -182,7 +184,7 @@ void store_started(struct store *store, int result);
 /* Called by a kind that has detected a change of its size. Any thread; takes a lock. */
 void store_resized(struct store *store);
 
-/* For store_ops.handover of layers without state to hand over. */
+/* Value of store_ops.handover for layers that have no state to hand over. */
 const char *store_handover_nothing(struct store *store, struct store_claim *claim_out);
 
 /* Returns the slice of the layer that currently works on the part. */

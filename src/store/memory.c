@@ -62,10 +62,10 @@ enum {
 struct memory_store {
 	struct store base;
 	uint64_t size;
-	uint64_t data_bytes;   /* size rounded up to whole chunks */
-	uint64_t mapped_bytes; /* size of bytes and map */
+	uint64_t data_bytes;   /* size of the disk, rounded up to whole chunks */
+	uint64_t mapped_bytes; /* size of the disk's bytes and the map together */
 	uint64_t identity[2];  /* device and inode of the memory file */
-	int fd;		       /* of the memory file */
+	int fd;		       /* descriptor of the memory file */
 	uint8_t *bytes;
 	_Atomic uint64_t *map; /* one bit per chunk, located after the bytes */
 };

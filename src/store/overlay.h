@@ -27,7 +27,7 @@ enum {
 	OVERLAY_BLOCK_SHIFT = 12,
 	OVERLAY_BLOCK_BYTES = 1 << OVERLAY_BLOCK_SHIFT,
 	OVERLAY_HEAD_BYTES = 4096,
-	OVERLAY_PAGE_BYTES = 4096, /* a page of the bitmap */
+	OVERLAY_PAGE_BYTES = 4096, /* size of a page of the bitmap */
 	OVERLAY_PAGE_BLOCKS = OVERLAY_PAGE_BYTES * 8,
 	OVERLAY_WORD_BLOCKS = 64,
 	OVERLAY_PAGE_WORDS = OVERLAY_PAGE_BLOCKS / OVERLAY_WORD_BLOCKS,
@@ -44,8 +44,8 @@ enum {
 struct overlay_layout {
 	uint64_t size;
 	uint64_t block_count;
-	uint64_t page_count;  /* pages of the bitmap, which follows the header */
-	uint64_t data_offset; /* where the first byte of the disk is stored */
+	uint64_t page_count;  /* number of pages of the bitmap, which follows the header */
+	uint64_t data_offset; /* offset in the file at which the first byte of the disk is stored */
 };
 
 struct overlay_layout overlay_layout_of(uint64_t size);
@@ -53,12 +53,12 @@ struct overlay_layout overlay_layout_of(uint64_t size);
 /* Properties that identify the base. */
 struct overlay_base {
 	uint64_t size;
-	int64_t changed_ns;   /* as in struct disk_info */
-	uint64_t fingerprint; /* hash of samples of its contents */
+	int64_t changed_ns;   /* time of the last change, as in struct disk_info */
+	uint64_t fingerprint; /* hash of samples of the base's contents */
 	char path[OVERLAY_BASE_PATH_MAX + 1];
 };
 
-/* Reads these properties from a base. Returns 0, or a negative errno and a message. */
+/* Reads the properties of a base. Returns 0, or a negative errno and a message. */
 GMB_MUST_CHECK int overlay_base_look(
 	const char *path, struct overlay_base *base, struct error *error);
 /* Returns -ESTALE and a message if found is not the base that the overlay at path has recorded. */
@@ -87,7 +87,7 @@ GMB_MUST_CHECK int overlay_bitmap_read(int fd, const char *path,
 /* Stores in *is_empty whether the file can become a new overlay on that base: it is empty, or a
  * crash during overlay_file_fill() has left it incomplete. */
 GMB_MUST_CHECK int overlay_file_is_empty(int fd, const struct overlay_base *base, bool *is_empty);
-/* Makes such a file a new overlay, atomically. */
+/* Makes a file for which overlay_file_is_empty() is true a new overlay, atomically. */
 GMB_MUST_CHECK int overlay_file_fill(
 	int fd, const char *path, const struct overlay_base *base, struct error *error);
 /* See store_create_check(). */
@@ -121,7 +121,7 @@ struct overlay_store {
 	struct store base;
 	struct store *upper;
 	struct overlay_layout layout;
-	uint64_t data_offset; /* where the upper store has the first byte of the disk */
+	uint64_t data_offset; /* offset in the upper store of the first byte of the disk */
 	char *path;
 	/* Descriptor for header and bitmap. -1 with overlay=discard, where no page ever has the
 	 * state OVERLAY_PAGE_CHANGED. */
@@ -169,7 +169,7 @@ struct overlay_queue {
 	struct overlay_port port;
 	struct overlay_helper helpers[OVERLAY_HELPERS];
 	uint8_t *buffers;
-	struct list_node idle;	 /* helpers without an owner */
+	struct list_node idle;	 /* helpers that work for no part */
 	struct list_node hoping; /* parts that wait for an idle helper */
 
 	/* Used while this queue runs a commit. */

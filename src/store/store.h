@@ -92,7 +92,7 @@ enum store_lifetime {
  * Correctness never depends on them. All zero: no hints. */
 struct store_hints {
 	uint64_t requester;   /* the requesting connection, see struct peer */
-	uint64_t deadline_ns; /* when it should be done, on the ring's clock */
+	uint64_t deadline_ns; /* time at which the request should be done, on the ring's clock */
 	/* requests of one requester with the same number form a sequence */
 	uint32_t stream;
 	enum store_lifetime lifetime; /* expected lifetime of written data */
@@ -135,8 +135,8 @@ struct store_info {
 	bool write_device;
 	/* with mode=device: the CPU may copy payload between sockets and the device's memory */
 	bool device_cpu;
-	uint32_t part_bytes; /* path cuts requests into parts of this size; 0: path decides */
-	uint64_t io_max;     /* largest single device command, 0 = unknown */
+	uint32_t part_bytes; /* fixed size of the parts of requests; 0: the path chooses it */
+	uint64_t io_max;     /* largest single device command; 0 = unknown */
 	/* striped disk (RAID 0): consecutive bytes on one member; 0 = not striped */
 	uint32_t stripe_chunk;
 	uint32_t stripe_members;
@@ -148,7 +148,7 @@ struct store_info {
 	bool is_volatile; /* contents are lost when the process ends */
 	/* The store's own epoch, see struct export. Valid after the start; 0: no epoch. */
 	uint64_t epoch;
-	uint64_t budget_bytes; /* memory that it needs for the start, see struct store_start */
+	uint64_t budget_bytes; /* size of the memory that the start needs, see struct store_start */
 	bool has_progress;     /* reads can report progress, see store_has_progress() */
 	/* Set to true when progress can no longer be reported; NULL: this never happens. Exists as
 	 * long as the store. */
@@ -219,7 +219,7 @@ struct store_part {
 	struct ring_op io;
 	struct list_node node;
 	struct store_queue *queue; /* queue of the layer that currently works on the part */
-	struct store_queue *top;   /* the queue to which it was submitted */
+	struct store_queue *top;   /* queue to which the part was submitted */
 	uint64_t progress_bytes;
 	int result;	      /* result on the way back from the owner's ring */
 	bool progress_broken; /* a store has reported impossible progress */
@@ -263,7 +263,7 @@ struct store_queue {
 	 * STORE_APART. */
 	struct store_rate rates[2]; /* [0]: reads, [1]: writes */
 	uint64_t apart_turn_ns;
-	uint32_t apart_count; /* STORE_APART parts submitted in this turn */
+	uint32_t apart_count; /* number of STORE_APART parts submitted in this turn */
 };
 
 /* Parameters and result of store_start(), for a store that needs a ring or memory to start. */
@@ -271,7 +271,7 @@ struct store_start {
 	/* Set by the caller; must be valid until done. */
 	struct ring *ring;
 	struct mem_ref memory; /* budget_bytes of RAM, all zero; used until the store is closed */
-	/* called on that ring, never from inside store_start() */
+	/* Called on `ring`, never from inside store_start(). */
 	void (*done)(struct store_start *start);
 	void *context;
 	/* Nothing may be written before the first part, because another process may still use the
@@ -310,8 +310,9 @@ struct store {
 	uint32_t scratch_offset;  /* private: offset of this layer's slice in a part's scratch */
 	bool page_cache_send_off; /* private: as requested */
 	bool is_let_go;		  /* set by store_let_go(), for close */
-	bool is_snapshot;	  /* a snapshot: its parts fail with -ESTALE after it was deleted */
-	_Atomic int broken;	  /* private: error of the first failed durable part, or 0 */
+	/* the store is a snapshot: its parts fail with -ESTALE after it was deleted */
+	bool is_snapshot;
+	_Atomic int broken; /* private: error of the first failed durable part, or 0 */
 
 	/* Private, used only in the innermost layer. */
 	pthread_mutex_t watch_lock;
@@ -355,7 +356,7 @@ struct store_options {
 	/* With read_only: no server may write the store while it is open, see
 	 * disk_claim_reading(). */
 	bool frozen;
-	bool sole; /* no other store may write it, not even one of this process */
+	bool sole; /* no other store may write the disk, not even one of this process */
 	/* Set by a store that uses this one as its disk: accepts a file of any format, and a
 	 * host-managed zoned device. Writes must then be in the order that the zones require. */
 	bool any_format;
@@ -439,7 +440,7 @@ struct store_create {
 	uint64_t size; /* size of the new file; 0: use all of an existing one */
 	uint64_t segment_bytes;
 	uint32_t spare_percent;
-	const char *label; /* free text for users; or NULL */
+	const char *label; /* text for users, stored in the disk; or NULL */
 	const char *base;  /* base of the overlay; or NULL */
 	bool force;	   /* overwrite existing contents */
 };
@@ -457,7 +458,7 @@ GMB_MUST_CHECK int store_create(
  * if the requested mode is direct and the file does not support it. */
 GMB_MUST_CHECK int store_open(
 	const struct store_options *options, struct store **store_out, struct error *error);
-/* Writes all state that is only in memory to the disk; without this call, store_close() does so.
+/* Writes all state that is only in memory to the disk. Without this call, store_close() writes it.
  * Returns how many bytes of acknowledged changes could not be written. All queues must be
  * destroyed. Blocks. */
 uint64_t store_end(struct store *store);
