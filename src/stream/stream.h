@@ -58,7 +58,7 @@ struct stream_ops {
 	void (*close)(struct stream *stream);
 };
 
-/* Data can be transferred in the last two states. */
+/* Data can be transferred only in the last two states. */
 enum stream_state { STREAM_CLOSED, STREAM_UPGRADING, STREAM_PLAIN, STREAM_LAYERED };
 
 /* All zero: closed. */
@@ -75,7 +75,7 @@ struct stream {
 	/* Bytes that a layer has received from the socket: even a partial record shows that the
 	 * peer is alive. Read only. */
 	uint64_t raw_bytes;
-	struct msghdr message; /* of a contiguous receive by a layer */
+	struct msghdr message; /* message of a contiguous receive by a layer */
 	struct iovec iov;
 	struct ring_op upgrade_op;
 	void (*upgraded)(struct stream *stream, int result);
