@@ -3,8 +3,8 @@
  * System calls on files and block devices outside the ring: opening, geometry, holes, discarding
  * (disk/linux.c), zones (disk/zones.c), page-cache maps (disk/map.c), memory that outlives the
  * process (disk/shared.c) and sysfs (disk/sysfs.c). The simulation has its own versions of all but
- * the last (sim/disk_io.c, sim/zones.c, sim/map.c, sim/shared.c); they are chosen together with the
- * ring at link time.
+ * the last (sim/disk_io.c, sim/zones.c, sim/map.c, sim/shared.c); they are selected at link time,
+ * together with the simulated ring.
  *
  * Threading: any thread; the calls block. A reactor may call only disk_size() and the functions for
  * views of a map; the others are called at start or through ring_call(). Ownership: the caller owns
@@ -30,12 +30,13 @@ struct disk_info {
 	/* time of the last change of a file's contents, ns since 1970; 0 = unknown */
 	int64_t changed_ns;
 	bool is_block;	 /* block device, else regular file */
-	bool rotational; /* known to be a rotating disk */
+	bool rotational; /* the disk is known to be a rotating one */
 	bool read_only;	 /* the device itself refuses writes */
-	/* host-managed zoned device: can be written only at the write pointer of a zone */
+	/* host-managed zoned device: each zone can be written only at its write pointer */
 	bool zoned;
-	uint64_t zone_bytes;	   /* distance between the beginnings of two zones; 0: not zoned */
-	uint32_t active_zones_max; /* limit on zones that are partly written; 0 = no limit */
+	uint64_t zone_bytes; /* distance between the beginnings of two zones; 0: not zoned */
+	/* maximum number of zones that are partly written; 0 = no limit */
+	uint32_t active_zones_max;
 	/* image format that the contents indicate, such as "qcow2"; NULL: none */
 	const char *format;
 	/* a page read into the cache during a direct write can remain there and be stale */
@@ -139,11 +140,12 @@ void disk_set_random(int fd);
 GMB_MUST_CHECK int disk_extent(
 	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length);
 
-/* Discards a range, whose contents are undefined afterwards. -EOPNOTSUPP if not supported. */
+/* Discards a range; its contents are then undefined. Returns -EOPNOTSUPP if discarding is not
+ * supported. */
 GMB_MUST_CHECK int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t length);
 
-/* Makes the range read as zeroes. may_unmap: its space may be freed; otherwise it stays allocated
- * or is allocated. fast: returns -EOPNOTSUPP if zeroes would have to be written. */
+/* Makes the range read as zeroes. may_unmap: its space may be freed; otherwise the range is
+ * allocated afterwards. fast: returns -EOPNOTSUPP if zeroes would have to be written. */
 GMB_MUST_CHECK int disk_zero(
 	int fd, bool is_block, uint64_t offset, uint64_t length, bool may_unmap, bool fast);
 
@@ -152,7 +154,7 @@ GMB_MUST_CHECK int disk_zero(
 enum disk_zone_state {
 	DISK_ZONE_EMPTY,
 	DISK_ZONE_ACTIVE, /* partly written, or open */
-	/* full or finished; the contents of sectors that were not written are undefined */
+	/* full or finished; sectors that were not written have undefined contents */
 	DISK_ZONE_FULL,
 	DISK_ZONE_BROKEN, /* no longer writable, perhaps not readable */
 	DISK_ZONE_CONVENTIONAL,
@@ -250,7 +252,8 @@ GMB_MUST_CHECK int disk_shared_look(const char *folder, struct error *error);
 enum {
 	DISK_SHARED_CREATE = 1U << 0, /* create an empty file; -EEXIST if it exists */
 	DISK_SHARED_WAIT = 1U << 1,   /* wait for one second if another process uses the file */
-	DISK_SHARED_READ = 1U << 2,   /* read only; other processes may read, too */
+	/* open only for reading; other processes can also open it for reading */
+	DISK_SHARED_READ = 1U << 2,
 };
 /* Opens the file, or creates one that only its owner can access, and claims it until it is closed.
  * -EBUSY: another process has claimed it. -EAGAIN: other processes only read it. -ENOENT: it does

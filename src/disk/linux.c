@@ -25,7 +25,7 @@ enum {
 	SECTOR_BYTES = 512,
 	PROBE_BYTES_MAX = 65536,
 	PREFERRED_BYTES_MAX = 1 << 20,
-	CLAIM_TRIES_MAX = 40, /* one second in total, with CLAIM_PAUSE_NS between two tries */
+	CLAIM_TRIES_MAX = 40, /* with CLAIM_PAUSE_NS between two tries, one second in total */
 	CLAIM_PAUSE_NS = 25000000,
 };
 

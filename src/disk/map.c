@@ -21,7 +21,8 @@
  * sending from the window only has more page faults.
  */
 enum {
-	WINDOW_BYTES = 64 << 20, /* 128 KiB of page tables, freed in a fraction of a ms */
+	/* has 128 KiB of page tables, which are freed in a fraction of a ms */
+	WINDOW_BYTES = 64 << 20,
 	WINDOWS_MAX = 256,
 	RESIDENT_PAGES = 1024,
 	BEYOND_BYTES = 1 << 30,
@@ -31,11 +32,11 @@ enum {
 struct disk_map {
 	int fd;
 	uint8_t *base;
-	uint64_t size; /* rounded up to whole pages */
+	uint64_t size; /* size of the mapping, in whole pages */
 	uint32_t page_bytes;
 	/* RWF_NOWAIT is not supported (tmpfs, where reads never wait) */
 	_Atomic bool refuses_nowait;
-	/* by window: 1 if in use; changed under the lock, read by any thread */
+	/* for each window: 1 if in use; changed under the lock, read by any thread */
 	_Atomic uint8_t looked_at[];
 };
 
