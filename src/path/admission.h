@@ -110,13 +110,14 @@ struct path_admission {
 	struct arena *ram;    /* includes the reserves of all clients */
 	struct arena *device; /* NULL: none */
 	bool device_waits;    /* see path_options */
-	struct turns waiting; /* clients with a request that might be able to continue */
+	/* turns of clients with a waiting request that might be able to continue */
+	struct turns waiting;
 	uint32_t short_count; /* number of clients that wait for memory held by others */
 	/* number of clients that wait because of a quota; part of short_count */
 	uint32_t quota_short_count;
 	/* number of clients that wait for device memory; part of short_count */
 	uint32_t device_short_count;
-	/* clients with a costly request that might be able to start */
+	/* turns of clients with a costly request that might be able to start */
 	struct turns costly;
 	uint32_t costly_count;
 	uint32_t costly_waiting_count;
@@ -127,7 +128,8 @@ struct path_admission {
 	struct list_node atomic_lacking; /* exports whose block could not be allocated yet */
 	bool serving;	     /* admission_serve() is giving turns to clients that wait for memory */
 	bool costly_serving; /* admission_serve() is giving turns to costly requests */
-	bool released;	     /* a waiting client might be able to continue */
+	/* admission_serve() should be called: a waiting client might be able to continue */
+	bool released;
 };
 
 struct path_peer {
@@ -142,11 +144,11 @@ struct path_client {
 	/* Private members. */
 	struct path_admission *admission;
 	struct turn turn;
-	/* requests that wait for memory, the next one first */
+	/* requests that wait for memory, in the order in which they continue */
 	struct list_node stalled;
 	uint64_t held_bytes; /* size of the client's buffers in RAM, without its reserve */
 	uint64_t device_held_bytes;
-	/* bytes of reads that were started and not yet given to the session */
+	/* bytes of reads that were started, but not yet given to the session */
 	uint64_t unsent_bytes;
 	uint64_t window_bytes; /* maximum of unsent_bytes */
 	/* number of the client's buffers, including the reserve and blocks for atomic writes */

@@ -106,7 +106,7 @@ static void path_set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
-	/* The first two states begin at the time of the request's batch. */
+	/* The first two states begin at the time of the batch in which the request arrived. */
 	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }
@@ -248,7 +248,7 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	bool in_place = placement_run(request, range, bytes);
 
 	if (unlikely(request->atomic) && *bytes < range->bytes) {
-		in_place = false; /* an atomic write that spans several segments */
+		in_place = false; /* copies an atomic write that spans several segments */
 		*bytes = range->bytes;
 	}
 	if (!in_place) {
@@ -831,7 +831,7 @@ static void serve(struct path_request *request)
 			/* the session can now send other replies first */
 			request->progress(request);
 		}
-	} else { /* a write: the session calls path_write_open() again */
+	} else { /* for a write, the session calls path_write_open() again */
 		request->progress(request);
 	}
 }

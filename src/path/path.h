@@ -71,7 +71,7 @@ enum {
 struct path_export {
 	struct store *store;
 	struct store_queue *queue;
-	/* for messages; not terminated; borrowed until path_export_fini(); can be NULL */
+	/* name for messages; not terminated; borrowed until path_export_fini(); can be NULL */
 	const char *name;
 	uint32_t name_bytes;
 	struct log_limit errors;		  /* rate limit for log lines about disk errors */
@@ -95,7 +95,7 @@ struct path_export {
 	uint64_t page_cache_send_misses;
 	/* Bytes of all other reads and writes, by the place of their payload. */
 	uint64_t ram_bytes;
-	uint64_t placed_bytes; /* in the requester's memory (placement) */
+	uint64_t placed_bytes; /* payload in the requester's memory (placement) */
 	uint64_t device_bytes;
 	/* Uses of RAM despite mode=device. Counted in requests: the store needs access by the CPU
 	 * (for example, for partial blocks); no device memory can be used. Counted in parts: the
@@ -106,10 +106,13 @@ struct path_export {
 	uint64_t ram_for_room;
 	/* Error because of which the disk cannot use the device memory; 0: no error so far. */
 	int device_error;
-	uint64_t staged_parts;	     /* parts with a buffer although the request has a placement */
-	uint64_t placements_refused; /* placements whose memory the store cannot use */
-	uint64_t late_waits;	     /* parts that waited for the change of an ended connection */
-	uint64_t error_counts[PATH_ERROR_COUNT]; /* failed requests, see path_error_slot() */
+	/* number of parts that were copied although the request has a placement */
+	uint64_t staged_parts;
+	uint64_t placements_refused; /* number of placements whose memory the store cannot use */
+	/* number of parts that waited for the change of an ended connection */
+	uint64_t late_waits;
+	/* numbers of failed requests, see path_error_slot() */
+	uint64_t error_counts[PATH_ERROR_COUNT];
 	/* Statistics by operation; NULL before the operation's first request. */
 	struct path_operation *operations[STORE_OP_COUNT];
 };
@@ -151,11 +154,11 @@ struct path_stream {
 	struct mem_ref memory; /* the stream's buffer, or memory of the requester or the store */
 	uint64_t offset;       /* in the export */
 	uint32_t length;
-	uint32_t room;	 /* size included in request->live_bytes */
-	uint32_t unsent; /* size included in client->unsent_bytes */
+	uint32_t room;	 /* the stream's share of request->live_bytes */
+	uint32_t unsent; /* the stream's share of client->unsent_bytes */
 	uint32_t valid;
-	uint32_t sent;	 /* bytes given to the session */
-	uint32_t done;	 /* bytes that the session has sent and returned */
+	uint32_t sent;	 /* number of bytes given to the session */
+	uint32_t done;	 /* number of bytes that the session has sent and returned */
 	bool in_store;	 /* the stream's part was submitted and is not done */
 	bool page_cache; /* the memory is in the store's page cache */
 	bool in_device;	 /* the memory is device memory */
@@ -180,7 +183,7 @@ enum path_costly { PATH_COSTLY_NOT, PATH_COSTLY_WAITS, PATH_COSTLY_BUSY };
 
 struct path_request {
 	/* Set by the session before path_start(). */
-	struct path_client *client; /* the session's state in the shared memory */
+	struct path_client *client; /* the client's share of the path's memory, see admission.h */
 	enum store_op op;
 	uint32_t flags; /* enum store_flag */
 	uint64_t offset;
@@ -193,7 +196,8 @@ struct path_request {
 	uint64_t window_bytes;
 	bool ascending; /* fragments must be in the order of their offsets */
 	bool whole;	/* no fragment is needed before all bytes are valid */
-	bool internal;	/* not sent over a network: not cut, and not measured for overlap */
+	/* data is not sent over a network, so the request is neither cut nor measured */
+	bool internal;
 	/* enum mem_right: the session's access to payload memory */
 	uint32_t memory_rights;
 	/*
@@ -230,14 +234,14 @@ struct path_request {
 	struct path_trace_request *record; /* the request's record in a trace; NULL: none */
 	enum path_state state;
 	uint64_t edge_ns[PATH_STATE_COUNT];
-	uint64_t started_bytes; /* bytes for which parts were created */
-	uint64_t stored_bytes;	/* bytes of parts that the store has finished */
-	uint64_t handed_bytes;	/* bytes given to the session as fragments */
-	uint64_t live_bytes;	/* bytes in open streams */
-	/* striped reads: where the row of the next part begins, see overlap.h */
+	uint64_t started_bytes; /* number of bytes for which parts were created */
+	uint64_t stored_bytes;	/* number of bytes of the parts that the store has finished */
+	uint64_t handed_bytes;	/* number of bytes given to the session as fragments */
+	uint64_t live_bytes;	/* number of bytes in open streams */
+	/* striped reads: offset of the row that contains the next part, see overlap.h */
 	uint64_t row_offset;
 	uint64_t row_step;
-	/* the rest of a range if memory was sufficient for only a part of it */
+	/* rest of a range that was started only in part, for lack of memory */
 	struct cut_range rest;
 	/* the request's range, published after its connection has ended */
 	struct late_writes_range late;
@@ -249,19 +253,19 @@ struct path_request {
 	uint32_t progress_step;
 	uint32_t parts_started;
 	uint32_t parts_inflight;
-	uint32_t parts_waiting; /* parts in parts_inflight that wait for late ranges */
+	uint32_t parts_waiting; /* number of parts in parts_inflight that wait, see late_writes.h */
 	uint32_t streams_live;
 	bool abandoned;
 	bool first_used;
-	bool measured; /* included in the measurements of struct overlap */
-	bool slow;     /* included in path->slow_count */
+	bool measured; /* the request is included in the measurements of struct overlap */
+	bool slow;     /* the request is included in path->slow_count */
 	bool cut;      /* the request is cut into parts, or reported in steps */
-	bool counted;  /* included in overlap->request_bytes */
+	bool counted;  /* the request is included in overlap->request_bytes */
 	bool alone;    /* no other request was counted while this one was in flight */
-	bool striped;  /* parts are in an order that keeps all members busy */
+	bool striped;  /* the parts are in an order that keeps all members busy */
 	bool stages;   /* blocks of the placement that are not aligned are copied */
 	bool page_cache_missed;
-	bool atomic;	  /* a write that must be a single part */
+	bool atomic;	  /* the request is a write that must be a single part */
 	bool atomic_held; /* the request uses the export's block for atomic writes */
 	enum path_costly costly;
 	struct list_node ready;

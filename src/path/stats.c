@@ -162,7 +162,7 @@ const char *path_error_name(uint32_t slot)
 #define REQUESTS(field, unit, name, ...)                                                           \
 	COUNTER(struct path_stats, field, TOTAL, unit, name, __VA_ARGS__)
 
-/* The sums of times are not listed here: they are part of the histograms. */
+/* The sums of times are not in this table, because they are part of the histograms. */
 static const struct counter path_stats_counter_list[] = {
 	REQUESTS(count, ITEMS, "count", "Completed requests, including failed ones",
 		.metric = "requests"),
@@ -239,7 +239,7 @@ struct path_trace {
 	struct path_trace_options options;
 	struct trace_name *names;
 	struct path_trace_request *requests;
-	/* number of records that were used, from the beginning of the array */
+	/* number of records at the beginning of the array that were used so far */
 	uint32_t request_count;
 	struct path_trace_request *requests_free;
 	struct path_trace_part *parts;

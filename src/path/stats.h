@@ -181,7 +181,7 @@ struct path_trace_part {
 
 struct path_trace_request {
 	enum store_op op;
-	/* valid as long as the trace; text NULL: there was no memory */
+	/* valid as long as the trace; text NULL: no memory was left for the name */
 	struct path_trace_name export;
 	uint64_t offset;
 	uint64_t length;
@@ -193,8 +193,8 @@ struct path_trace_request {
 
 	/* Private members. */
 	struct path_trace *trace;
-	struct path_trace_part **last; /* where the next part is linked */
-	/* the owner's pointer to this record, until the request ends */
+	struct path_trace_part **last; /* link to which the next part is appended */
+	/* address of the owner's pointer to this record, until the request ends */
 	struct path_trace_request **handle;
 	struct path_trace_request *next; /* in the free list */
 };
