@@ -24,7 +24,7 @@ enum {
 	DIRECT_BYTES = 64 << 10, /* writes of this size and more bypass the cache */
 	PICKS_MAX = FLASH_RECORD_ENTRIES,
 	LOADS_MAX = 32,	   /* map pages that are read at a time */
-	ROOM_DIVISOR = 16, /* one of this many slots is kept available for new pages */
+	ROOM_DIVISOR = 16, /* one slot out of this many is kept available for new pages */
 };
 
 /* A read of a map page for pages that will be written. */
@@ -400,7 +400,7 @@ void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_
 
 /* --- records with newer contents ------------------------------------------------------------- */
 
-/* Marks dirty pages of these blocks as superseded by the record being filled. */
+/* Marks the dirty pages of these blocks as superseded by the record being filled. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -712,7 +712,7 @@ bool flash_cache_has_written(const struct flash *flash)
 	       cache->slots[cache->first].since > cache->wanted;
 }
 
-/* Fails a flush without loss: its pages stay in the cache. */
+/* Fails a flush without a loss of data, because its pages stay in the cache. */
 static void flush_refused(struct store_part *part, int error)
 {
 	part->flags |= STORE_NOTHING_LOST;

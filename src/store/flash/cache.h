@@ -73,21 +73,21 @@ struct flash_cache {
 	uint32_t slot_count; /* 0: no cache */
 	uint32_t cold_percent;
 	bool is_recorded; /* the anchor contains the tag */
-	bool is_busy;	  /* another process still uses the store, with its own cache file */
+	bool is_busy;	  /* another process still uses the store, and has its own cache file */
 	bool is_found;	  /* the file was left by a process that was killed */
 	bool is_leaving; /* the file takes no new pages: it was found, but no cache is configured */
 	/* New writes bypass the cache, and its pages are written: snapshots leave so little space
 	 * that writes might soon be refused. */
 	bool is_tight;
 	bool is_draining;     /* the store is being closed: all pages are written */
-	uint32_t found_count; /* pages found in the file */
+	uint32_t found_count; /* number of pages found in the file */
 
 	struct cache_lru lru;
 	struct cache_slot *lru_slots;
 	struct flash_cache_slot *slots;
 	struct flash_cache_entry *entries; /* part of the mapped file */
 	uint8_t *pages;			   /* part of the mapped file */
-	uint16_t *page_counts;		   /* cached blocks for each page of the map */
+	uint16_t *page_counts;		   /* number of cached blocks for each page of the map */
 	uint32_t *buckets;
 	uint32_t bucket_mask;
 	uint32_t first; /* list of dirty pages, in the order of `since` */
@@ -105,7 +105,7 @@ struct flash_cache {
 	uint32_t pick_count;
 	/* For a flush or the shutdown: newer versions of the picked blocks are written as well. */
 	bool picks_for_all;
-	uint64_t wanted;	   /* changes up to this counter must be written, for a snapshot */
+	uint64_t wanted;	   /* counter up to which changes must be written, for a snapshot */
 	struct list_node flushing; /* flushes in order of arrival */
 };
 
@@ -119,7 +119,7 @@ enum flash_others { FLASH_OTHERS_REFUSE, FLASH_OTHERS_TAKE, FLASH_OTHERS_LEAVE }
 struct flash_cache_options {
 	const char *directory; /* NULL: the default */
 	uint64_t bytes;	       /* 0: no cache */
-	/* Another process still uses the store, and hands it over before the start. */
+	/* Another process still uses the store, and will hand it over before the start. */
 	bool is_inherited;
 	enum flash_others others;
 };
@@ -151,8 +151,8 @@ GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct
 /* True if the killed server had written exactly the records before `end`. Valid only if the log
  * continues after the checkpoint, because the position in the file can be older than the anchor. */
 bool flash_cache_knows_end(const struct flash *flash, uint64_t end);
-/* Stores in the file up to which record the log is written. Called after each record and each
- * checkpoint. */
+/* Stores in the file the number of the first record that is not yet written to the log. Called
+ * after each record and each checkpoint. */
 void flash_cache_follow(struct flash *flash);
 /* Returns the tag for the anchor that is about to be written; 0: the next process needs no file. */
 uint64_t flash_cache_tag(const struct flash *flash);
@@ -160,7 +160,7 @@ uint64_t flash_cache_tag(const struct flash *flash);
 void flash_cache_tell_place(struct flash *flash);
 /* Returns the number of pages that are only in the cache file. */
 uint32_t flash_cache_left(const struct flash *flash);
-/* Reports the cache file to `gmblock check`. */
+/* Describes the cache file to `gmblock check`. */
 void flash_cache_check(const struct flash *flash, struct store_check *check);
 
 /* --- cache.c --------------------------------------------------------------------------------- */
@@ -168,7 +168,7 @@ void flash_cache_check(const struct flash *flash, struct store_check *check);
 /* Returns the bytes of memory for the tables; flash_cache_init() places them there. */
 uint64_t flash_cache_bytes(const struct flash *flash);
 void flash_cache_init(struct flash *flash, uint8_t *memory);
-/* Enters a page that was found in the file. Older pages first. */
+/* Enters a page that was found in the file. Called for older pages first. */
 void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_cache_page *page);
 
 /* Returns the slot with the newest contents of a block, or CACHE_NO_SLOT if it is not cached. */

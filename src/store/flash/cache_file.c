@@ -118,7 +118,7 @@ struct search {
 	const struct flash_anchor *anchor;
 	const uint64_t *disk; /* identity of the disk with the anchor */
 	bool is_wanted;	      /* the file will be used, not only examined */
-	bool takes;	      /* accepts a file of another disk */
+	bool takes;	      /* a file of another disk is accepted */
 
 	char path[PATH_BYTES];
 	char shown[SHOWN_BYTES]; /* path of the file's disk, for messages */
@@ -236,8 +236,8 @@ static int cache_file_find(const struct flash *flash, const char *folder, struct
 	return *elsewhere ? result : -ENOENT;
 }
 
-/* Decides about a file that belongs to another disk and is not in use. Returns 0 to use it, -ENOENT
- * to open this disk without it, or an error. */
+/* Decides whether to use a file that belongs to another disk and is not in use. Returns 0 to use
+ * it, -ENOENT to open this disk without it, or an error. */
 static int judge_others(struct flash *flash, const struct flash_cache_options *options,
 	const struct search *search, struct error *error)
 {
@@ -279,8 +279,8 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 		flash->path, folder, reason->text, folder);
 }
 
-/* Decides about the result of cache_file_find(). Returns 0 to use the file, -ENOENT to open the
- * store without it, or an error. */
+/* Decides what follows from the result of cache_file_find(). Returns 0 to use the file, -ENOENT to
+ * open the store without it, or an error. */
 static int judge(struct flash *flash, const struct flash_cache_options *options, int result,
 	bool elsewhere, struct search *search, struct error *error)
 {
@@ -598,10 +598,10 @@ static int cache_file_compare(const void *a, const void *b)
 	return one < other ? -1 : one > other;
 }
 
-/* Stores in the file up to which record the log is written. The next start compares this position
- * with the end of the log: a log that ends earlier belongs to an older copy of the disk. No
- * position is stored until the anchor refers to the file (is_recorded). Otherwise the next start
- * would not find the records of this run and would reject its own disk. */
+/* Stores in the file the number of the first record that is not yet written to the log. The next
+ * start compares this position with the end of the log: a log that ends earlier belongs to an older
+ * copy of the disk. No position is stored until the anchor refers to the file (is_recorded).
+ * Otherwise the next start would not find the records of this run and would reject its own disk. */
 void flash_cache_follow(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;

@@ -19,15 +19,15 @@
 #include "store/flash/flash.h"
 
 enum {
-	HELD_BYTES_MIN = 32 << 10, /* smaller parts are always copied */
+	HELD_BYTES_MIN = 32 << 10, /* data of smaller parts is always copied */
 	LOOKAHEAD = 16,		   /* queued changes whose pages are read ahead */
 	EMPTY_PAGES_MAX = 4096	   /* empty map pages skipped before the ring's next batch */
 };
 
 /* Result of a step of the first change. */
 enum step {
-	STEP_WAIT, /* waits; an event will call flash_pump() */
-	STEP_DONE, /* complete, or there was progress */
+	STEP_WAIT, /* the change waits; an event will call flash_pump() */
+	STEP_DONE, /* the change is complete, or there was progress */
 };
 
 /* The first or last block of the current change, if the change covers only a part of that block. */
@@ -43,9 +43,10 @@ struct flash_changes {
 	struct flash *flash;
 	struct flash_edge edges[2];
 	struct flash_wait wait;
-	bool waits;	     /* the first change waits for a page or an edge */
-	uint64_t seq;	     /* records with the changes appended so far have smaller numbers */
-	struct ring_op turn; /* continues a long change in the ring's next batch */
+	/* the first change waits for a map page, or for a block that it changes in part */
+	bool waits;
+	uint64_t seq;	     /* the changes appended so far are in records with smaller numbers */
+	struct ring_op turn; /* operation that continues a long change in the ring's next batch */
 };
 
 static uint64_t block_of(uint64_t offset)
@@ -157,7 +158,7 @@ static void edge_done(struct flash_io *io, int result)
 	change_page_ready(&flash->change->wait, result);
 }
 
-/* Gets the current contents of a block of which the change covers only a part. */
+/* Gets the current contents of a block that the change covers only in part. */
 static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
 {
 	struct flash_log *log = &flash->log;
@@ -320,8 +321,8 @@ static enum step write_step(struct flash *flash, struct store_part *part)
 
 /* --- writes to the cache --------------------------------------------------------------------- */
 
-/* Gets the current contents of a block that the change covers only in part. Unlike edge_get(), it
- * also gets the page of the map, unless the block is cached. */
+/* Gets the current contents of a block that the change covers only in part. If the block is not
+ * cached, this includes getting its map page. */
 static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
 {
 	bool full;

@@ -186,7 +186,7 @@ bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot)
 	uint32_t tree = slot->page / page_count;
 	uint32_t index = slot->page % page_count;
 
-	/* An empty page has no node: the tree gets a zero entry instead. */
+	/* An empty page is not written: the tree gets a zero entry instead of a node. */
 	if (checkpoint_page_is_zero(slot->node)) {
 		flash_map_set_node(flash, tree, 0, index, (struct flash_entry){ 0 });
 		flash_map_clean(flash, slot);
@@ -248,7 +248,7 @@ static bool write_tables(struct flash *flash, uint32_t *blocks)
 	return true;
 }
 
-/* A node of an upper level. The nodes of all trees are numbered consecutively. */
+/* A node of level 1 or 2. The nodes of all trees are numbered consecutively. */
 struct upper {
 	uint32_t tree;
 	uint32_t index;
@@ -299,7 +299,8 @@ static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 
 	while (checkpoint->next < end) {
 		uint32_t most = MIN(*blocks, flash_atomic_blocks(&flash->anchor.geometry));
-		uint32_t max = MAX(most / 2, 1U); /* both copies, even if that exceeds the step */
+		/* at least one node with both copies, even if that exceeds the step */
+		uint32_t max = MAX(most / 2, 1U);
 		uint32_t count = 0;
 		uint32_t number = checkpoint->next;
 

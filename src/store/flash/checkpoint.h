@@ -19,8 +19,9 @@ struct flash_slot;
 
 enum flash_checkpoint_state {
 	FLASH_CHECKPOINT_NONE,
-	FLASH_CHECKPOINT_DRAIN,	  /* records in flight complete; changes wait */
-	FLASH_CHECKPOINT_LEVEL_0, /* changed nodes are appended in steps and written */
+	/* waits until the records in flight are complete; changes wait, too */
+	FLASH_CHECKPOINT_DRAIN,
+	FLASH_CHECKPOINT_LEVEL_0, /* changed nodes are appended to the log in steps */
 	FLASH_CHECKPOINT_LEVEL_1,
 	FLASH_CHECKPOINT_LEVEL_2,
 	FLASH_CHECKPOINT_SYNC,	       /* everything that the anchor refers to is made durable */
@@ -43,15 +44,17 @@ struct flash_checkpoint {
 	/* flushes in quiescing that arrived before the checkpoint began */
 	uint32_t quiesce_count;
 	struct list_node quiescing; /* STORE_QUIESCE flushes that wait for a checkpoint */
-	bool is_asked;		    /* a checkpoint that begins from now on was requested */
-	bool is_waiting;	    /* waits for the write of an anchor, or for a sync */
+	/* a new checkpoint was requested, which must begin after the request */
+	bool is_asked;
+	/* the checkpoint waits for the write of an anchor, or for a sync */
+	bool is_waiting;
 	struct flash_io io;
 	uint8_t *block;
 };
 
 /* Requests a checkpoint that begins after this call. */
 void flash_checkpoint_ask(struct flash *flash);
-/* Requests a checkpoint unless one is in progress. Called by work that continues after any
+/* Requests a checkpoint unless one is in progress. For callers that can continue after any
  * checkpoint. */
 void flash_checkpoint_await(struct flash *flash);
 /* Continues the checkpoint. Returns true if there was progress. */

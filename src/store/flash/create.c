@@ -323,7 +323,7 @@ int flash_create(const char *path, const struct store_create *create, struct err
 struct checking {
 	struct flash *flash;
 	struct store_check *check;
-	uint32_t *valid; /* blocks found in the map, for each tree and segment */
+	uint32_t *valid; /* number of blocks found in the map, for each tree and segment */
 	uint64_t mapped;
 	struct flash_holes damaged; /* damaged pages of the disk */
 	uint32_t damaged_snapshots; /* number of damaged pages of snapshots */

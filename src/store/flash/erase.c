@@ -22,7 +22,8 @@
 enum {
 	/* data is moved if its segment's erase count is this much below the mean */
 	WEAR_ERASES = 32,
-	WEAR_SEGMENTS = 128, /* segments written for each one that is moved: less than 1 % */
+	/* one segment is moved per this many segments written: less than 1 % */
+	WEAR_SEGMENTS = 128,
 };
 
 static uint64_t segment_offset(const struct flash *flash, uint32_t segment)

@@ -21,7 +21,8 @@
 
 enum {
 	MAP_MEMORY_DEFAULT = 64 << 20,
-	MAP_SLOTS_MIN = 64, /* map slots in addition to the pages that a replay can change */
+	/* number of map slots in addition to the pages that a replay can change */
+	MAP_SLOTS_MIN = 64,
 	CACHE_DEFAULT = 64 << 20,
 	CACHE_DEFAULT_DIVISOR = 8, /* the default is at most the disk's size divided by this */
 	CONFIG_PATH_BYTES = 3072,
@@ -221,7 +222,7 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 	case STORE_CACHE: /* a hint */
 		flash_finish(part, 0);
 		break;
-	case STORE_COPY: /* a copy from another store is never offered */
+	case STORE_COPY: /* never submitted, because the store offers no copy methods */
 	case STORE_OP_COUNT:
 		GMB_ASSERT(false);
 	}

@@ -85,7 +85,8 @@ struct flash {
 	 * fdatasync overlap there, the first one that ends receives the error of both. */
 	bool has_dsync;
 	struct flash_anchor anchor;
-	uint32_t good_anchor; /* the anchor that was read (0 or 1); overwritten last */
+	/* number of the anchor that was read (0 or 1), which is overwritten last */
+	uint32_t good_anchor;
 	uint32_t slot_count;
 	const struct gc_rule *rule; /* NULL: gc_rule_auto */
 
@@ -95,13 +96,14 @@ struct flash {
 	struct ring_op start_op;
 	int start_result;
 	bool is_starting;
-	/* The store has started and must not write before its first part (store_start.is_quiet). */
+	/* The store has started, but must not write before its first part
+	 * (store_start.is_quiet). */
 	bool is_quiet;
-	bool is_closing;      /* flash_end() runs: there is no ring, all I/O blocks */
+	bool is_closing;      /* flash_end() is running, without a ring: all I/O blocks */
 	bool has_ended;	      /* flash_end() has run */
 	bool start_has_ended; /* the first checkpoint is complete, transfers may be in flight */
 
-	/* The parts of the store, which the other headers declare. */
+	/* State of the other files of this folder, declared in their headers. */
 	struct flash_map map;
 	struct flash_log log;
 	struct flash_checkpoint checkpoint;
@@ -144,14 +146,14 @@ struct flash {
 /* The flash store's private data in a part (store_part.scratch). */
 struct flash_scratch {
 	uint64_t done_bytes;
-	uint64_t counter; /* flush: counter of the newest page that it covers */
+	uint64_t counter; /* flush: counter of the newest page that the flush covers */
 	struct flash_wait wait;
 	int result;
 	uint32_t tree;
 	/* read: number of helpers that work for it; extents: number of map pages being read for
 	 * it */
 	uint32_t pending;
-	bool is_waiting; /* waits for a map page, a free slot for one, or an idle helper */
+	bool is_waiting; /* the part waits for a map page, a free slot for one, or an idle helper */
 	bool is_logged;	 /* write: its first blocks are in records that refer to its memory */
 };
 
@@ -237,8 +239,8 @@ GMB_MUST_CHECK int flash_check(
 
 /* --- predicates and lookups ------------------------------------------------------------------ */
 
-/* True while a part, a start, a shutdown or a snapshot request needs work. Otherwise
- * nothing may be started. */
+/* True while a part, a start, a shutdown or a snapshot request needs work. Otherwise no operation
+ * may be started. */
 static inline bool flash_may_work(const struct flash *flash)
 {
 	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count ||

@@ -14,7 +14,8 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 
-enum { SPARE_SEGMENTS = 4 }; /* minimum of spare segments, in addition to those of a checkpoint */
+/* minimum number of spare segments, in addition to those of a checkpoint */
+enum { SPARE_SEGMENTS = 4 };
 enum {
 	CACHE_VERSION = 2,
 	TOP_AT = 512,
@@ -101,7 +102,7 @@ struct wire_entry {
 
 struct wire_record {
 	uint8_t magic[4];
-	uint32_t crc; /* checksum of the following bytes */
+	uint32_t crc; /* checksum of the bytes after this member */
 	uint8_t uuid[FLASH_UUID_BYTES];
 	uint64_t seq;
 	uint64_t durable;
@@ -140,7 +141,7 @@ static uint64_t divide_up(uint64_t a, uint64_t b)
 	return (a + b - 1) / b;
 }
 
-/* Returns the blocks of log that this many nodes need, with record headers. */
+/* Returns the number of log blocks that this many nodes need, including record headers. */
 static uint64_t nodes_to_log(uint64_t nodes)
 {
 	return nodes + divide_up(nodes, FLASH_RECORD_ENTRIES);
@@ -220,8 +221,8 @@ bool flash_geometry_init(struct flash_geometry *geometry)
 	if (geometry->node_counts[FLASH_LEVELS - 1] > FLASH_TOP_ENTRIES) {
 		return false;
 	}
-	/* One dirty page for each 64 blocks of the device, within limits: a small store must not
-	 * need more space for a checkpoint than it has. */
+	/* The maximum is one dirty page for each 64 blocks of the device, within limits, so that
+	 * even on a small store a checkpoint fits into the free space. */
 	blocks = MAX(blocks / 64, (uint64_t)4);
 	geometry->dirty_max = (uint32_t)MIN(blocks, (uint64_t)FLASH_DIRTY_MAX);
 	geometry->dirty_max = MIN(geometry->dirty_max, FLASH_TREES * geometry->leaf_count);

@@ -38,7 +38,7 @@ enum {
 	FLASH_RECORD_ENTRIES = 240,
 	FLASH_NODE_ENTRIES = 512,
 	FLASH_LEVELS = 3,
-	FLASH_TOP_ENTRIES = 64, /* entries in the anchor, for each tree */
+	FLASH_TOP_ENTRIES = 64, /* number of top entries of each tree, which are in the anchor */
 	FLASH_SNAPSHOTS = 2,	/* limit of snapshots */
 	FLASH_TREES = 1 + FLASH_SNAPSHOTS,
 	FLASH_DETOURS = 8,
@@ -69,16 +69,17 @@ struct flash_geometry {
 	uint32_t segment_blocks;
 
 	/* Derived by flash_geometry_init(). */
-	uint32_t leaf_count; /* pages of the map */
-	uint32_t page_count; /* nodes of level 0: pages of the map and of the segment table */
+	uint32_t leaf_count; /* number of pages of the map */
+	/* number of nodes of level 0: pages of the map and of the segment table */
+	uint32_t page_count;
 	uint32_t node_counts[FLASH_LEVELS];
-	uint32_t dirty_max; /* limit of dirty pages, all of which one checkpoint writes */
-	/* limit of dirty pages for the first checkpoint after a replay */
+	uint32_t dirty_max; /* maximum number of dirty pages, which one checkpoint can write */
+	/* maximum number of dirty pages for the first checkpoint after a replay */
 	uint32_t replay_max;
-	uint32_t checkpoint_segments; /* segments that a checkpoint can fill */
-	/* Segments that the first checkpoint after a replay can fill. */
+	uint32_t checkpoint_segments; /* maximum number of segments that a checkpoint fills */
+	/* Maximum number of segments that the first checkpoint after a replay fills. */
 	uint32_t replay_segments;
-	uint32_t reserve_segments; /* free segments that clients cannot use */
+	uint32_t reserve_segments; /* number of free segments that clients cannot use */
 };
 
 /* Derives the other members from disk_blocks, segment_count and segment_blocks. Returns false if
@@ -139,7 +140,7 @@ struct flash_node {
 /* Entry of the segment table. Little-endian, as on disk. */
 struct flash_table_entry {
 	uint64_t stamp;	 /* see gc_segment.stamp */
-	uint32_t valid;	 /* live blocks of data, without nodes */
+	uint32_t valid;	 /* number of live blocks of data, without nodes */
 	uint32_t erases; /* number of times it was written from its beginning, or FLASH_AVOIDED */
 };
 
@@ -187,7 +188,7 @@ struct flash_anchor {
 	uint64_t serial; /* serial number; the anchor with the greater one is newer */
 	struct flash_geometry geometry;
 	struct flash_position next; /* first record that a replay must read */
-	uint64_t clock;		    /* blocks written by clients, see gc_policy.h */
+	uint64_t clock;		    /* number of blocks written by clients, see gc_policy.h */
 	/* Tag of the cache file with changes that are not in the log; 0: none. */
 	uint64_t cache_tag;
 	/* random number, new after each loss of cached changes; 0: no loss yet */
@@ -208,7 +209,7 @@ struct flash_anchor {
 };
 
 void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_BLOCK_BYTES]);
-/* Adds a detour, or replaces the last one if it has the same number. Returns false if all
+/* Adds a detour, or replaces the last one if it is for the same record number. Returns false if all
  * FLASH_DETOURS entries are in use. */
 GMB_MUST_CHECK bool flash_detour_add(struct flash_anchor *anchor, uint64_t seq, uint32_t segment);
 /* Removes the detours of records before anchor->next, which a replay does not read. */
@@ -232,7 +233,8 @@ enum flash_entry_kind {
 	/* lpn: block of the disk; source: 0, or the device block that a cached page replaces. */
 	FLASH_DATA = 1,
 	FLASH_COPY = 2, /* block lpn, moved by garbage collection from block source of the device */
-	FLASH_TRIM = 3, /* `source` blocks from lpn on are zeroes; all in one map page; no block */
+	/* `source` blocks from lpn on, all in one map page, are zeroes; has no data block */
+	FLASH_TRIM = 3,
 	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS in tree source / FLASH_LEVELS */
 	FLASH_TWIN = 5, /* second copy of a node of level 1 or 2, in the record of the first */
 	FLASH_KEPT = 6, /* like FLASH_COPY, for a block that only snapshots have */
@@ -249,7 +251,8 @@ struct flash_record_entry {
 struct flash_record {
 	uint64_t seq;
 	uint64_t durable; /* all records with smaller numbers were durable when this one was made */
-	uint64_t base;	  /* first record after the newest checkpoint when this record was made */
+	/* first record after the checkpoint that was the newest when this record was made */
+	uint64_t base;
 	/* End of the previous run's log: its records from this number on are invalid. */
 	uint64_t before;
 	/* Number of the first record after the beginning of the checkpoint in progress. Nodes in
@@ -263,7 +266,7 @@ struct flash_record {
 	/* Number of times that the record's run had moved the log after a failed write. Of two
 	 * records with the same number, the one with more moves is valid. */
 	uint32_t moves;
-	uint32_t block_count; /* blocks of the record, with the header */
+	uint32_t block_count; /* number of blocks of the record, including the header */
 	struct flash_record_entry entries[FLASH_RECORD_ENTRIES];
 };
 
@@ -316,7 +319,7 @@ struct flash_cache_entry {
 	uint64_t lpn;
 	/* Write counter: of two pages of a block, the one with the greater counter is valid. */
 	uint64_t counter;
-	uint64_t stamp;	 /* records with this or a later number contain the page or newer data */
+	uint64_t stamp;	 /* records with this or a greater number contain the page or newer data */
 	uint64_t commit; /* FLASH_CACHE_DIRTY << 32 | checksum; 0: free slot */
 };
 

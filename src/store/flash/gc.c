@@ -26,7 +26,7 @@
 enum {
 	/* limit of victims (segments to collect) in a round while clients wait */
 	VICTIMS_MAX = 12,
-	ROUND_BLOCKS = 12 << 14, /* limit of the blocks in these victims: 768 MiB */
+	ROUND_BLOCKS = 12 << 14, /* limit of the blocks in the victims of a round: 768 MiB */
 	/* A round ends with this many free segments above the starting threshold, to save
 	 * checkpoints. */
 	ENOUGH_SEGMENTS = 4,
@@ -57,24 +57,26 @@ struct flash_gc {
 	uint32_t entry; /* entry to examine next */
 	/* Position, in the record, of the block of the entry to examine next. */
 	uint32_t entry_block;
-	uint32_t first; /* blocks first to end - 1 of the record are read */
+	uint32_t first; /* blocks first to end - 1 of the record are to be read */
 	uint32_t end;
-	bool is_waiting; /* waits for a page of the map */
+	bool is_waiting; /* the collection waits for a page of the map */
 	uint32_t wait_tree;
 	/* The read in flight is for blocks, not for a header. */
 	bool reads_blocks;
-	uint32_t begin_segments; /* collection begins when fewer segments are free */
-	/* A round ends when this many segments are free, or will be with the next checkpoint. */
+	uint32_t begin_segments; /* collection begins when fewer segments than this are free */
+	/* A round ends when this many segments are free, or will be free after the next
+	 * checkpoint. */
 	uint32_t enough_segments;
 	/* free segments that the garbage collector leaves to checkpoints */
 	uint32_t floor_segments;
 	bool is_pressed; /* fewer than floor_segments were free after the last checkpoint */
 	/* fewer segments than clients need were free after the last checkpoint */
 	bool is_short;
-	uint64_t credit; /* blocks that may be examined now */
-	/* Since clients last had room in the log: */
-	uint32_t most_free;  /* most free segments after a checkpoint */
-	uint32_t vain_count; /* victims since that maximum was reached */
+	uint64_t credit; /* number of blocks that may be examined now */
+	/* The next two members are reset when clients get room in the log, or a snapshot is
+	 * deleted. */
+	uint32_t most_free;  /* largest number of free segments after a checkpoint */
+	uint32_t vain_count; /* number of victims since most_free was reached */
 	struct flash_record record;
 	/* by entry: its block was appended from the cache during the scan */
 	bool is_moved[FLASH_RECORD_ENTRIES];
@@ -513,7 +515,7 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 	return true;
 }
 
-/* Appends the live blocks that were read. */
+/* Appends the live blocks of the record that were read. */
 static bool copy(struct flash *flash)
 {
 	struct flash_gc *gc = flash->gc;

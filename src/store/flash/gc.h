@@ -45,7 +45,8 @@ struct flash_erase {
 	int fd;		  /* descriptor for discards and zone resets */
 	bool is_block;
 	bool is_wanted; /* free segments are discarded, or their zones reset */
-	uint32_t taken; /* segments taken for writing since the last search for a wear victim */
+	/* number of segments taken for writing since the last search for a segment to move */
+	uint32_t taken;
 };
 
 /* --- garbage collection (gc.c) --------------------------------------------------------------- */
@@ -69,8 +70,8 @@ void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd)
 /* After recovery of a store in a file: queues discards of free segments that have space allocated,
  * except for as many as are free when the disk is full. Blocks. */
 void flash_erase_found(struct flash *flash);
-/* Frees a victim at the end of a checkpoint, immediately or after a discard. No anchor may refer to
- * it. */
+/* Frees a collected segment at the end of a checkpoint, immediately or after a discard. No anchor
+ * may refer to it. */
 void flash_erase(struct flash *flash, uint32_t segment);
 /* Continues erasing. Returns true if there was progress. */
 bool flash_erase_step(struct flash *flash);

@@ -91,20 +91,21 @@ void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segme
  * valid or kept block. */
 void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state);
 
-/* The map refers to one more block of this open segment. from: for a block that garbage collection
- * has moved, the victim, whose age it keeps; GC_NO_SEGMENT for a user's block, which is new and
- * advances the clock. */
+/* Called when the map refers to one more block of this open segment. from: for a block that garbage
+ * collection has moved, the victim, whose age it keeps; GC_NO_SEGMENT for a user's block, which is
+ * new and advances the clock. */
 void gc_append(struct gc_table *table, uint32_t segment, uint32_t from);
 
-/* The map no longer refers to a block of the segment, which was overwritten, trimmed or moved. If a
- * cached page counts the block in cold_dirty, call cache_lru_set_home() first. */
+/* Called when the map no longer refers to a block of the segment, because it was overwritten,
+ * trimmed or moved. If a cached page counts the block in cold_dirty, call cache_lru_set_home()
+ * first. */
 void gc_dead(struct gc_table *table, uint32_t segment);
 
 /* Opening a log: sets the state of a segment, which is still free in the table, from the map and
  * the checkpoint. */
 void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64_t stamp);
 
-enum { GC_RESERVE_SEGMENTS = 3 }; /* in bench/flash_model.c: one per stream of its log */
+enum { GC_RESERVE_SEGMENTS = 3 }; /* used by bench/flash_model.c: one for each stream of its log */
 
 /*
  * Garbage collection begins when fewer segments than this are free: the reserve (with only the
@@ -120,8 +121,8 @@ static inline uint32_t gc_begin_segments(const struct gc_table *table, uint32_t 
 }
 
 enum gc_need {
-	GC_CHEAP, /* the best score, for the fewest programs */
-	GC_SPACE, /* the fewest valid blocks, because a client waits for free segments */
+	GC_CHEAP, /* choose the best score, for the fewest writes to flash */
+	GC_SPACE, /* choose the fewest valid blocks, because a client waits for free segments */
 };
 
 /*
@@ -132,7 +133,7 @@ enum gc_need {
 uint32_t gc_victim(const struct gc_table *table, enum gc_need need);
 
 enum gc_way {
-	GC_FROM_FLASH,	     /* read the block, append a copy */
+	GC_FROM_FLASH,	     /* read the block from flash and append a copy */
 	GC_FROM_CLEAN_CACHE, /* append the identical page from the cache */
 	GC_WRITE_BACK, /* append the newer version from the cache as new data; it becomes clean */
 };

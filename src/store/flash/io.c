@@ -176,7 +176,7 @@ static void io_begin(struct flash *flash, struct flash_io *io, uint64_t block, s
 }
 
 /* Issues a write to a zone. With an error, completes it without an attempt. The completion is
- * deferred, so that done is not called from inside. */
+ * deferred, so that done is called after this function has returned. */
 void flash_io_issue(struct flash *flash, struct flash_io *io, int error)
 {
 	if (error < 0) {

@@ -60,15 +60,16 @@ struct flash_zones {
 	/* The write in flight, or NULL. */
 	struct flash_io *writing;
 	struct ring_op op; /* operation that finishes or resets a zone before the write */
-	uint32_t ends;	   /* zone to finish or reset, counted from the zone of anchors A */
+	/* number of the zone to finish or reset, counted from the zone of anchors A */
+	uint32_t ends;
 };
 
 /* --- transfers (io.c) ------------------------------------------------------------------------ */
 
 uint64_t flash_io_bytes(void);
 void flash_io_init(struct flash *flash, uint8_t *memory);
-/* Starts a transfer of bytes, a multiple of the block size. done is called once, not from
- * inside. */
+/* Starts a transfer of bytes, a multiple of the block size. done is called once, after this
+ * function has returned. */
 void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
 	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result));
 /* Writes the runs at io->vector one after the other. The runs and the vector must not change until

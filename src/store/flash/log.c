@@ -83,7 +83,7 @@ uint32_t flash_take_segment(struct flash *flash)
 {
 	uint32_t best = FLASH_NO_SEGMENT;
 
-	/* A linear search, but only one for each segment of log. */
+	/* The search is linear, but happens only once for each segment of log. */
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		if (flash->table.segments[i].state == GC_FREE &&
 			(best == FLASH_NO_SEGMENT ||
@@ -129,7 +129,8 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		struct flash_slot *slot =
 			flash_map_find(flash, tree * geometry->page_count + index);
 
-		if (slot->state == FLASH_SLOT_WRITTEN) { /* otherwise the page was changed again */
+		/* if not, the page was changed again and stays dirty */
+		if (slot->state == FLASH_SLOT_WRITTEN) {
 			flash_map_clean(flash, slot);
 		}
 	}
@@ -476,8 +477,8 @@ void flash_log_tell(struct flash *flash)
 {
 	struct flash_log *log = &flash->log;
 
-	/* Queued changes and a checkpoint write records anyway, which declare the same. Otherwise
-	 * the record being filled, or an empty one, is written now. */
+	/* Queued changes and a checkpoint write records anyway, which also declare earlier records
+	 * durable. Otherwise the record being filled, or an empty one, is written now. */
 	if (log->untold_blocks >= UNTOLD_BLOCKS && log->durable_seq == log->head.seq &&
 		flash->failed == 0 && list_is_empty(&flash->changes) &&
 		!flash_checkpoint_runs(flash) &&

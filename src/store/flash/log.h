@@ -39,7 +39,7 @@ struct flash_buffer {
 	uint32_t vector_count;
 	struct flash_io io;
 	struct flash *flash;
-	struct list_node node;	/* entry of idle, or of flying in log order */
+	struct list_node node;	/* link in the list idle, or in flying (in log order) */
 	struct list_node parts; /* parts that complete when the record is retired */
 	struct flash_position at;
 	struct flash_position behind; /* position of the next record */
@@ -50,7 +50,7 @@ struct flash_buffer {
 /* State of a log move after a failed write, see move.c. */
 enum flash_move_state {
 	FLASH_MOVE_NONE,
-	FLASH_MOVE_DRAIN,	 /* waits for the writes in flight */
+	FLASH_MOVE_DRAIN,	 /* the move waits for the writes in flight */
 	FLASH_MOVE_ANCHOR_FIRST, /* the first anchor gets the new position and is synced */
 	FLASH_MOVE_ANCHOR_SECOND,
 	FLASH_MOVE_STATE_COUNT
@@ -61,7 +61,7 @@ struct flash_move {
 	int error;	 /* error of the failed write */
 	uint32_t to;	 /* destination segment */
 	uint32_t count;	 /* number of moves of the log in this run */
-	bool is_waiting; /* an anchor is being written or synced */
+	bool is_waiting; /* the move waits for the write or sync of an anchor */
 	struct flash_io io;
 	uint8_t *block;
 };
@@ -80,7 +80,7 @@ struct flash_log {
 	 * what a replay reads. */
 	uint64_t since_checkpoint;
 	uint32_t records_since_checkpoint;
-	uint64_t written_seq;		  /* all records with smaller numbers are written */
+	uint64_t written_seq;		  /* all records with smaller numbers have been written */
 	uint64_t durable_seq;		  /* all records with smaller numbers are durable */
 	struct flash_position written_at; /* position after the written records */
 	struct flash_position durable_at; /* position after the durable records */

@@ -260,7 +260,7 @@ struct flash_slot *flash_map_get(
 			*full = true;
 			return NULL;
 		}
-		/* No node on the device: a page of zeroes, which is clean. */
+		/* The page has no node on the device, so it consists of zeroes and is clean. */
 		if (block == 0) {
 			slot_rest(&flash->map, slot);
 			return slot;

@@ -37,7 +37,7 @@ struct flash_slot {
 	struct flash_node *node;
 	/* FLASH_NO_PAGE: the page's snapshot was deleted while the page was being read */
 	uint32_t page;
-	int32_t chain; /* next slot in its bucket */
+	int32_t chain; /* next slot in the same bucket of the hash table */
 	/* Number of records that refer to the page and are not retired. */
 	uint32_t pins;
 	uint32_t round; /* dirty: value of flash_map.round when the page became dirty */
@@ -51,7 +51,7 @@ struct flash_slot {
 
 /* The tree of the disk (tree 0) or of a snapshot (tree 1 + its index). */
 struct flash_tree {
-	struct flash_entry *levels[FLASH_LEVELS]; /* [n]: addresses of the nodes of level n */
+	struct flash_entry *levels[FLASH_LEVELS]; /* by level: addresses of the nodes */
 	/* nodes of level 1 and above that must be written */
 	bool *dirty[FLASH_LEVELS];
 	/* pages of the segment table that must be written */
@@ -96,7 +96,7 @@ bool flash_map_dirty(struct flash *flash, struct flash_slot *slot);
 /* Makes a page clean after the checkpoint has written it, or has unlinked it because it is
  * empty. */
 void flash_map_clean(struct flash *flash, struct flash_slot *slot);
-/* Keeps the page in memory for a record that changes it, until flash_map_unpin(). */
+/* Keeps the page in memory until flash_map_unpin(), for a record that changes it. */
 void flash_map_pin(struct flash_slot *slot);
 void flash_map_unpin(struct flash *flash, struct flash_slot *slot);
 /* Applies an entry of a written record to the map and to the segment counts. block: position of the

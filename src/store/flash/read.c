@@ -31,7 +31,7 @@ struct flash_helper {
 	struct list_node node;
 	uint32_t segment;
 	uint32_t count;	 /* blocks */
-	uint32_t skip;	 /* bytes before the piece in a single block */
+	uint32_t skip;	 /* number of bytes before the piece in a single block */
 	uint32_t bytes;	 /* length of the piece; 0: the helper reads a run */
 	uint64_t at;	 /* position of the piece in the part */
 	uint64_t block;	 /* first block of the run, on the disk */
@@ -385,7 +385,7 @@ void flash_extents_step(struct store_part *part)
 			break;
 		}
 		if (pages == EXTENT_PAGES_MAX || scratch->pending == EXTENT_LOADS_MAX) {
-			break; /* the client requests the rest again */
+			break; /* the client will request the rest */
 		}
 		if (!is_cached && !flash_map_is_empty(flash, page_of(flash, part))) {
 			slot = read_page_get(flash, part, page_of(flash, part));

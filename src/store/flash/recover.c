@@ -30,7 +30,8 @@ enum {
 	/* Approximate limit of the log to replay: what is written until the next checkpoint begins,
 	 * and while it is written. */
 	LOG_BLOCKS = 2 * FLASH_LOG_BLOCKS,
-	TELL_BLOCKS = 1 << 15,			 /* blocks of log between two messages */
+	/* number of log blocks read between two progress messages */
+	TELL_BLOCKS = 1 << 15,
 	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* capacity of flash->record_bytes */
 };
 
@@ -136,7 +137,7 @@ struct replay {
 	struct flash_position at;
 	struct flash_position next;
 	struct flash_record record;
-	uint64_t durable; /* largest `durable` of the records examined */
+	uint64_t durable; /* largest `durable` of the records examined so far */
 	bool has_looked;  /* all later records have been examined */
 	uint64_t clock;
 	/* Range of device blocks in flash->record_bytes, empty at first. */
@@ -144,7 +145,7 @@ struct replay {
 	uint32_t count;
 	/* Decaying maximum of the sizes of recent records, in blocks. */
 	uint32_t usual;
-	uint64_t blocks; /* blocks of the log read so far */
+	uint64_t blocks; /* number of log blocks read so far */
 	/* End of a range with an unreadable block, in which nothing is read ahead. */
 	uint32_t slow_end;
 };

@@ -32,7 +32,7 @@ enum {
 
 enum flash_redo_state {
 	FLASH_REDO_NONE,
-	FLASH_REDO_DRAIN,  /* waits for an anchor in flight */
+	FLASH_REDO_DRAIN,  /* waits until no anchor is in flight */
 	FLASH_REDO_RECORD, /* chooses the next record */
 	FLASH_REDO_READ,
 	FLASH_REDO_WRITE,
@@ -47,7 +47,7 @@ struct flash_redo {
 	uint32_t tries;
 	uint64_t end; /* number of the first record that need not be written again */
 	struct flash_position at;
-	struct flash_position behind; /* position after the current record */
+	struct flash_position behind; /* position of the record after the current one */
 	struct flash_record record;
 	uint32_t first; /* first block of the record being read or written; 0: its header */
 	uint32_t blocks;

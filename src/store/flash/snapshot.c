@@ -34,7 +34,7 @@ enum { ROOM_MIN_PERCENT = 6 };
 
 static const uint32_t snapshot_edges[FLASH_SNAPSHOT_STATE_COUNT] = {
 	[FLASH_SNAPSHOT_NONE] =
-		BIT(FLASH_SNAPSHOT_CREATING) | BIT(FLASH_SNAPSHOT_LIVE), /* live: on opening */
+		BIT(FLASH_SNAPSHOT_CREATING) | BIT(FLASH_SNAPSHOT_LIVE), /* live: when opened */
 	[FLASH_SNAPSHOT_CREATING] = BIT(FLASH_SNAPSHOT_LIVE) | BIT(FLASH_SNAPSHOT_NONE),
 	[FLASH_SNAPSHOT_LIVE] = BIT(FLASH_SNAPSHOT_DELETING),
 	[FLASH_SNAPSHOT_DELETING] = BIT(FLASH_SNAPSHOT_NONE) | BIT(FLASH_SNAPSHOT_LIVE),
@@ -179,7 +179,7 @@ static void drop_oldest(struct flash *flash)
 	}
 }
 
-/* Logs the first refusal only. */
+/* Logs only the first refusal of a write. */
 static void tell_refusal(const struct flash *flash)
 {
 	if (!flash->snapshots.is_full && !flash->snapshots.is_stuck) {
@@ -235,7 +235,7 @@ void flash_snapshots_io_ended(struct flash *flash)
 		snapshots->request = NULL;
 		snapshots->is_done = false;
 		request->done(request);
-		flash_pump(flash); /* other requests might wait for this one */
+		flash_pump(flash); /* other requests might have waited for this one */
 	}
 }
 

@@ -29,7 +29,7 @@ _Static_assert((int)FLASH_SNAPSHOTS == STORE_SNAPSHOTS_MAX, "a list has room for
 _Static_assert(
 	(int)FLASH_SNAPSHOT_NAME_BYTES == STORE_SNAPSHOT_NAME_BYTES, "and each entry for a name");
 
-/* State of a snapshot in addition to its tree. */
+/* State of a snapshot. Its tree is in struct flash_map. */
 struct flash_snapshot {
 	enum flash_snapshot_state state;
 	/* Nodes of the snapshot's tree cannot be read. Its blocks are not collected, and it cannot
@@ -40,15 +40,16 @@ struct flash_snapshot {
 
 struct flash_snapshots {
 	struct flash_snapshot list[FLASH_SNAPSHOTS];
-	struct store_snapshot_request *request; /* being processed, or NULL */
+	struct store_snapshot_request *request; /* the request being processed, or NULL */
 	struct list_node waiting;		/* requests that wait for the current one */
 	struct ring_op turn; /* completes the request in a later batch of the ring */
 	bool is_prepared;    /* changes answered before the request are being written, or are in the
 				log */
-	bool holds;	     /* changes wait until the checkpoint of the snapshot begins */
-	bool is_done;	     /* the request is complete, except that transfers are in flight */
-	bool refuses;	     /* on-full=refuse, else drop */
-	bool is_full;	     /* set with on-full=refuse: changes that need space fail */
+	/* changes wait until the checkpoint that creates the snapshot begins */
+	bool holds;
+	bool is_done; /* the request is complete, except that transfers are in flight */
+	bool refuses; /* true: on-full=refuse; false: drop */
+	bool is_full; /* set with on-full=refuse: changes that need space fail */
 	/* Set with on-full=refuse if garbage collection frees no space any more. All changes, and
 	 * flushes of cached pages, fail until a snapshot is deleted. */
 	bool is_stuck;

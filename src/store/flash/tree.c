@@ -168,7 +168,7 @@ static int read_upper(
 	if (result < 0) {
 		result = flash_twin_read(flash, at, entries);
 		flash->damage.twins_used += result == 0;
-		tree->dirty[level][index] = true; /* both copies are written again */
+		tree->dirty[level][index] = true; /* the next checkpoint writes both copies again */
 	}
 	if (result == 0 && is_sound(flash, level, index, entries)) {
 		return 0;
