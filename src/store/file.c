@@ -30,7 +30,7 @@ static void write_next(struct store_part *part);
 /* --- options ------------------------------------------------------------------------------- */
 
 struct file_config {
-	bool is_raw; /* treat a file of any format as raw */
+	bool is_raw; /* a file of any format is treated as raw */
 };
 
 static int set_format(void *config, const char *value, struct error *error)
@@ -759,7 +759,8 @@ static enum store_barrier file_barrier(struct store *base, bool look)
 	return file_gate_barrier(container_of(base, struct file_store, base)->gate, look);
 }
 
-/* See store_place(). The bytes of a loop device are located in its backing file or device. */
+/* Implements store_place(). The bytes of a loop device are located in its backing file or
+ * device. */
 static bool file_place(struct store *base, struct store_place *place_out)
 {
 	const struct file_store *store = container_of(base, struct file_store, base);

@@ -17,7 +17,7 @@
 #define GATE_CLOSED (UINT64_C(1) << 63)
 
 struct file_gate {
-	struct list_node node; /* in the registry of gates */
+	struct list_node node; /* link in the registry of gates */
 	uint64_t identity[2];
 	uint32_t references;
 
@@ -30,7 +30,7 @@ struct file_gate {
 	/* Protects the next four members. Held while claiming, which can block. */
 	pthread_mutex_t claim_lock;
 	uint32_t claim_count;
-	bool claim_is_sole; /* the only claim was made with sole */
+	bool claim_is_sole; /* there is one claim, made with sole */
 	int claim_fd;	    /* descriptor of the claim; -1: none, or the disk cannot be claimed */
 	/* claim_fd was received from another process and no store has used it yet */
 	bool is_adopted;
@@ -257,7 +257,7 @@ void file_gate_unclaim(struct file_gate *gate)
 	pthread_mutex_unlock(&gate->claim_lock);
 }
 
-/* adopted claims: the gate has a reference of its own until store_adopt_end() */
+/* Adopts a claim: the gate gets a reference of its own until store_adopt_end(). */
 
 int store_adopt(const struct store_claim *claim)
 {
@@ -276,7 +276,7 @@ int store_adopt(const struct store_claim *claim)
 		}
 		return -ENOMEM;
 	}
-	if (gate->has_adopter) { /* two exports of the disk were passed, with the same claim */
+	if (gate->has_adopter) { /* the claim was already adopted for another export of the disk */
 		if (claim->fd >= 0) {
 			disk_close(claim->fd);
 		}

@@ -48,7 +48,7 @@ struct file_gate;
 
 enum file_gate_class { FILE_GATE_NONE, FILE_GATE_DIRECT, FILE_GATE_BUFFERED };
 
-/* A store in the gate's list. */
+/* Entry of a store in the gate's list of stores. */
 struct file_gate_member {
 	struct list_node node;
 	const char *path; /* for messages */

@@ -68,8 +68,8 @@ struct store_ops {
 	 * the store cannot be handed over, because it has state that another process would not find
 	 * on the disk. */
 	const char *(*handover)(struct store *store, struct store_claim *claim_out);
-	/* Optional: see store_place(). Without it, the bytes of a filter are where the layer below
-	 * has them. */
+	/* Optional: see store_place(). Without this function, a filter's bytes have the location
+	 * that the layer below reports. */
 	bool (*place)(struct store *store, struct store_place *place_out);
 	/* See store_needs_quiesce(). The kind must support STORE_QUIESCE, and its close must not
 	 * change the disk if is_let_go is set. */
@@ -99,14 +99,15 @@ struct store_kind {
 	/* The text after the prefix is a size, see parse_path_size(): there is no file, and no page
 	 * cache. */
 	bool names_size;
-	/* Optional: options of all kinds that have no effect on this kind, ending with NULL, and
-	 * the reason. */
+	/* Optional: those options of all kinds that have no effect on this kind (a list ending with
+	 * NULL), and the reason. */
 	const char *const *useless;
 	const char *useless_reason;
-	bool is_on_file;    /* the text after the prefix is the path of a file or block device */
-	bool is_filter;	    /* a filter, otherwise a kind of store */
-	bool can_repair;    /* kinds: supports store_options.repairs */
-	bool freezes_inner; /* filters: the store below is never written while it is wrapped */
+	bool is_on_file; /* the text after the prefix is the path of a file or block device */
+	bool is_filter;	 /* a filter, otherwise a kind of store */
+	bool can_repair; /* kinds: supports store_options.repairs */
+	/* filters: the store below is never written while the filter wraps it */
+	bool freezes_inner;
 	/* Filters, optional: returns the path of an additional file that config opens, or NULL. */
 	const char *(*file)(const void *config);
 	/* Kinds, optional: see store_options_memory_folder(). config can be NULL. */

@@ -73,7 +73,8 @@ struct memory_store {
 struct memory_queue {
 	struct store_queue base;
 	struct list_node line; /* the run list: its parts do one step each in turn */
-	struct ring_op turn;   /* runs the steps; in flight while the list is not empty */
+	/* operation that runs the steps; in flight while the list is not empty */
+	struct ring_op turn;
 };
 
 /* The store's private data in a part. This store is the innermost layer, so it is at the start of
@@ -298,7 +299,8 @@ static void read_step(struct memory_store *store, struct store_part *part)
 	ring_defer(part->queue->ring, &part->io, 0, store_memory_read_more);
 }
 
-/* Reports the previous step, whose bytes may be sent now, and copies the next. */
+/* Reports the previous step of a read, whose bytes can be sent now, and copies the bytes of the
+ * next step. */
 static void store_memory_read_more(struct ring_op *op, int result)
 {
 	struct store_part *part = container_of(op, struct store_part, io);

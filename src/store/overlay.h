@@ -35,7 +35,7 @@ enum {
 	OVERLAY_BASE_PATH_MAX = 3968,
 	OVERLAY_HELPERS = 16,
 };
-/* 256 TiB. The bitmaps then take 8 GiB of address space each. */
+/* 256 TiB. Each bitmap of such a disk takes 8 GiB of address space. */
 #define OVERLAY_SIZE_MAX (UINT64_C(1) << 48)
 
 /* --- overlay_file.c: the file ---------------------------------------------------------------- */
@@ -76,7 +76,7 @@ GMB_MUST_CHECK int overlay_head_read(
 /* Destination of overlay_bitmap_read(). */
 struct overlay_bitmap {
 	uint64_t *words;	   /* little-endian, as in the file; initially zeroes */
-	_Atomic uint64_t *present; /* the same bits in host byte order; or NULL */
+	_Atomic uint64_t *present; /* gets the same bits in host byte order; or NULL */
 	uint64_t changed_bytes;	   /* result: size of the changed blocks */
 };
 
@@ -178,7 +178,7 @@ struct overlay_queue {
 	uint64_t commit_page;
 	uint64_t commit_run; /* number of bitmap pages in the write in flight */
 
-	uint64_t split_reads; /* this and the following: counters */
+	uint64_t split_reads; /* this member and the following ones are counters */
 	uint64_t copied_blocks;
 	uint64_t commits;
 };
@@ -186,10 +186,10 @@ struct overlay_queue {
 /* The next step of a part that comes back from another ring or gets a helper. */
 enum overlay_step {
 	OVERLAY_STEP_CHANGE, /* make the part's change: the part owns its blocks now */
-	OVERLAY_STEP_COPY,   /* copy a block from the base */
+	OVERLAY_STEP_COPY,   /* copy the rest of an edge block from the base */
 	OVERLAY_STEP_SPLIT,  /* read the next runs of a split read */
 	OVERLAY_STEP_LEAD,   /* run the next commit, for all parts that wait for it */
-	OVERLAY_STEP_FINISH, /* finish with the result in its scratch */
+	OVERLAY_STEP_FINISH, /* finish the part with the result in its scratch */
 };
 
 enum overlay_edge { OVERLAY_EDGE_HEAD = 1 << 0, OVERLAY_EDGE_TAIL = 1 << 1 };
@@ -207,8 +207,8 @@ struct overlay_scratch {
 	uint8_t pending; /* number of helpers that read for this part */
 	uint16_t runs;	 /* number of runs whose extents were requested */
 	bool owns_blocks;
-	bool commits; /* a durable change that needs a commit */
-	bool zeroes;  /* a trim that is being forwarded as a zero */
+	bool commits; /* the part is a durable change that needs a commit */
+	bool zeroes;  /* the part is a trim that is being forwarded as a zero */
 };
 
 static inline struct overlay_scratch *overlay_scratch_of(struct store_part *part)

@@ -255,7 +255,8 @@ static void change_end(struct store_part *part, int result)
 {
 	struct overlay_store *store = overlay_of(part->queue);
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
-	bool undone = scratch->zeroes && result == -EOPNOTSUPP; /* a trim may have no effect */
+	/* allowed for a trim, which may have no effect */
+	bool undone = scratch->zeroes && result == -EOPNOTSUPP;
 
 	if (scratch->owns_blocks) {
 		scratch->owns_blocks = false;

@@ -56,8 +56,9 @@ struct slot {
 	struct store_part *part;
 	uint64_t next_ns;  /* next event: a progress report, or the end */
 	uint64_t end_ns;   /* when all bytes have arrived */
-	uint64_t reported; /* bytes whose progress was reported */
-	uint64_t *data_ns; /* by member: time at which its first byte of this part arrives */
+	uint64_t reported; /* number of bytes whose progress was reported */
+	/* by member: time at which the member's first byte of this part arrives */
+	uint64_t *data_ns;
 };
 
 struct pace_queue {
@@ -78,7 +79,7 @@ enum pace_phase { PACE_STEP, PACE_END };
 struct pace_scratch {
 	store_progress_fn *progressed; /* the submitter's function; only this filter calls it */
 	uint64_t arrived_ns;
-	uint64_t reported; /* with PACE_STEP: bytes to report */
+	uint64_t reported; /* with PACE_STEP: number of bytes to report */
 	uint64_t phase;	   /* enum pace_phase */
 };
 

@@ -46,8 +46,8 @@ enum store_op {
 	STORE_READ,
 	STORE_WRITE,
 	STORE_FLUSH,
-	STORE_TRIM,    /* contents are undefined afterwards; can be ignored */
-	STORE_ZERO,    /* reads as zeroes afterwards */
+	STORE_TRIM,    /* makes the contents undefined; the store can ignore it */
+	STORE_ZERO,    /* makes the range read as zeroes */
 	STORE_CACHE,   /* hint: the range will be read soon */
 	STORE_EXTENTS, /* query: which ranges are data, holes or zeroes */
 	STORE_COPY,    /* copy from another store by the kernel: see store_copy_ways() */
@@ -91,9 +91,9 @@ enum store_lifetime {
 /* Hints about a request, which help a store to choose an order or a location on the disk.
  * Correctness never depends on them. All zero: no hints. */
 struct store_hints {
-	uint64_t requester;   /* the requesting connection, see struct peer */
+	uint64_t requester;   /* identifies the requesting connection, see struct peer */
 	uint64_t deadline_ns; /* time at which the request should be done, on the ring's clock */
-	/* requests of one requester with the same number form a sequence */
+	/* requests of one requester with the same stream number form a sequence */
 	uint32_t stream;
 	enum store_lifetime lifetime; /* expected lifetime of written data */
 };
@@ -245,7 +245,8 @@ void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns);
  * mailbox is not empty, its message is posted or about to be posted. */
 struct store_mailbox {
 	struct ring_message message;
-	_Atomic(struct list_node *) parts; /* stack, the last one added first; linked by next */
+	/* stack of parts, linked by next: the last one added is first */
+	_Atomic(struct list_node *) parts;
 };
 
 /* First member of the queue struct of each kind and filter. */
@@ -309,7 +310,7 @@ struct store {
 	struct store_info info;
 	uint32_t scratch_offset;  /* private: offset of this layer's slice in a part's scratch */
 	bool page_cache_send_off; /* private: as requested */
-	bool is_let_go;		  /* set by store_let_go(), for close */
+	bool is_let_go;		  /* set by store_let_go(): close must not change the disk */
 	/* the store is a snapshot: its parts fail with -ESTALE after it was deleted */
 	bool is_snapshot;
 	_Atomic int broken; /* private: error of the first failed durable part, or 0 */
@@ -326,7 +327,7 @@ struct store {
 };
 
 enum store_mode {
-	STORE_MODE_AUTO,   /* the default: reads use the faster method, writes the page cache */
+	STORE_MODE_AUTO,   /* the default: reads use the faster method, writes use the page cache */
 	STORE_MODE_CACHED, /* through the page cache */
 	STORE_MODE_DIRECT, /* bypassing the page cache (O_DIRECT) */
 	/* direct, with payload in memory of a PCI device; see store_info.read_device */
@@ -351,7 +352,8 @@ enum store_repair {
  * own configuration, which is allocated when one of its keys is set. Zeroes are the defaults.
  * store_options_fini() frees what store_options_set() has allocated. */
 struct store_options {
-	const char *path; /* a path, which can begin with the prefix of a kind; borrowed */
+	/* path of the disk, which can begin with the prefix of a kind; borrowed */
+	const char *path;
 	bool read_only;
 	/* With read_only: no server may write the store while it is open, see
 	 * disk_claim_reading(). */
@@ -365,12 +367,12 @@ struct store_options {
 	enum store_mode write_mode; /* AUTO means cached writes; never STORE_MODE_CACHED */
 	uint32_t stripe_chunk;	    /* overrides the value of the disk; 0 = no override */
 	uint32_t stripe_members;
-	/* State of this disk from the previous process, for kinds whose disk is memory of a
-	 * process; borrowed by store_open(). NULL: none. */
+	/* State that the previous process has handed over, for kinds that keep the disk in memory;
+	 * borrowed by store_open(). NULL: none. */
 	const struct store_claim *inherited;
 	uint32_t repairs;    /* enum store_repair: permitted repairs, for kinds with can_repair */
 	uint64_t keys_given; /* private: one bit per option */
-	/* private: by kind; NULL: no option of the kind was given */
+	/* private: configurations by kind; NULL: no option of the kind was given */
 	void *configs[STORE_KINDS_MAX];
 };
 
@@ -533,7 +535,7 @@ enum store_snapshot_action { STORE_SNAPSHOT_CREATE, STORE_SNAPSHOT_DELETE };
 struct store_snapshot_request {
 	/* Set by the caller; must be valid until done. */
 	enum store_snapshot_action action;
-	struct store_snapshot snapshot; /* to delete: only the name is used */
+	struct store_snapshot snapshot; /* to delete a snapshot, only the name is used */
 	/* called on the ring of the store's start */
 	void (*done)(struct store_snapshot_request *request);
 	void *context;
@@ -586,7 +588,7 @@ const char *store_barrier_name(enum store_barrier barrier);
 /* Location of a store's bytes: byte n of the store is byte at + n of the disk. Other stores, also
  * in other processes, may use the same disk. */
 struct store_place {
-	uint8_t machine[16]; /* the machine that has the disk; zeroes: unknown */
+	uint8_t machine[16]; /* identifies the machine that has the disk; zeroes: unknown */
 	uint64_t disk[2];    /* identity of the disk, see struct disk_info */
 	uint64_t at;
 };
