@@ -40,15 +40,17 @@ struct stream_ops {
 	void (*send)(struct stream *stream, struct ring_op *op, const struct msghdr *message);
 	ssize_t (*receive_now)(struct stream *stream, struct msghdr *message);
 	ssize_t (*send_now)(struct stream *stream, const struct msghdr *message);
-	/* True if data accepted by send_now is still on its way to the socket: op then begins with
-	 * done, and completes with 0 or a negative errno when the data is in the socket. False: no
+	/* True if data accepted by send_now is still on its way to the socket: op then completes
+	 * with 0 or a negative errno, and done is called, when the data is in the socket. False: no
 	 * data is pending. */
 	bool (*flush)(struct stream *stream, struct ring_op *op, ring_done_fn *done);
 	/* Requests that a receive end soon, with -ECANCELED or with whatever result comes first. */
 	void (*cancel)(struct stream *stream, struct ring_op *op);
-	/* The socket is being shut down. Other waits of the layer must end soon as well. */
+	/* Called when the socket is being shut down. Other waits of the layer must end soon as
+	 * well. */
 	void (*shutdown)(struct stream *stream);
-	/* No more data will be sent: the layer announces it to its peer before the socket does. */
+	/* Called when no more data will be sent: the layer tells its peer before the socket is
+	 * closed for sending. */
 	void (*shutdown_send)(struct stream *stream);
 	/* True if all of the layer's own operations have completed. The socket was shut down. When
 	 * this becomes true without the caller's knowledge, the layer calls
@@ -85,8 +87,8 @@ struct stream {
 	void (*idle)(struct stream *stream);
 };
 
-/* TCP keep-alive: when the kernel closes the connection of a silent peer. A program that hangs is
- * not detected, because the peer's kernel still answers. */
+/* TCP keep-alive settings, which define when the kernel closes the connection of a silent peer. A
+ * peer program that hangs is not detected, because its kernel still answers. */
 struct stream_keep_alive {
 	int idle_s;	/* seconds without a byte until the first probe */
 	int interval_s; /* seconds between probes */
