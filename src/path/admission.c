@@ -124,9 +124,9 @@ static void let_go(struct path_client *client, uint64_t bytes)
 	}
 }
 
-/* Returns whether the client can hold this many more bytes. replaced_bytes: memory that its request
- * has just returned and can always take again. Exception: if this was the reserve, which quotas do
- * not include, other memory needs room in the quotas; without room, the request gets the reserve
+/* Returns whether the client can hold this many more bytes. A request can always take back memory
+ * that it has just returned (replaced_bytes). If this was the reserve, which quotas do not include,
+ * the request gets other memory only if the quotas permit it; otherwise it can take the reserve
  * again. */
 static bool may_hold(struct path_client *client, uint64_t export_bytes, const struct arena *arena,
 	uint64_t bytes, uint64_t replaced_bytes)

@@ -182,7 +182,7 @@ static void stream_put(struct path_stream *stream)
 	list_remove(&stream->node);
 	request->streams_live--;
 	request->live_bytes -= stream->room;
-	if (stream->unsent > 0) { /* unsent bytes remain only if the part has failed */
+	if (stream->unsent > 0) { /* not all data was given to the session */
 		admission_end_unsent(request, stream->unsent);
 	}
 	if (stream != &request->first) {

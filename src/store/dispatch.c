@@ -27,7 +27,7 @@ enum {
 
 enum {
 	RATE_SHIFT = 3,		   /* a new value has a weight of one eighth */
-	BUSY_BYTES_MIN = 64 << 10, /* too few bytes to compute a rate */
+	BUSY_BYTES_MIN = 64 << 10, /* no rate is computed from fewer bytes */
 };
 
 static void busy_end(struct store_rate *rate, uint64_t now_ns)

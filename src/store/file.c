@@ -230,7 +230,7 @@ static void write_failed(struct store_part *part, int result)
 	struct file_store *store = file_store_of(part);
 
 	if (result == -ENOSPC && part->offset + part->length > file_refresh_size(store)) {
-		result = -EIO; /* nothing was written, because the device has shrunk */
+		result = -EIO; /* the disk is not full: the device has shrunk */
 	}
 	if (store_result_breaks(part, result)) {
 		file_gate_fail(store->gate, store_file_legal_result(result));

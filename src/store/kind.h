@@ -96,8 +96,8 @@ struct store_kind {
 	/* Kinds: paths that begin with this prefix belong to the kind. NULL: paths without the
 	 * prefix of another kind. */
 	const char *prefix;
-	/* The text after the prefix is a size, see parse_path_size(): there is no file, and no page
-	 * cache. */
+	/* The text after the prefix is a size, see parse_path_size(). Such a kind has no file, and
+	 * no page cache. */
 	bool names_size;
 	/* Optional: those options of all kinds that have no effect on this kind (a list ending with
 	 * NULL), and the reason. */

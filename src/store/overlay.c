@@ -25,7 +25,7 @@ enum {
 static const char discard_word[] = "discard";
 
 struct overlay_config {
-	char path[CONFIG_PATH_BYTES]; /* path of the file, or discard_word */
+	char path[CONFIG_PATH_BYTES]; /* path of the file, or discard_word for overlay=discard */
 };
 
 /* --- the map --------------------------------------------------------------------------------- */

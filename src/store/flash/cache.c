@@ -762,7 +762,7 @@ static bool flush_step(struct flash *flash)
 /* --- steps ----------------------------------------------------------------------------------- */
 
 /* Picks pages to write. In order of urgency: for all flushes, for a snapshot, to empty the cache,
- * to make room. Returns true if there are any. */
+ * to make room. Returns true if pages are picked. */
 static bool cache_choose(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;

@@ -132,10 +132,10 @@ const char *flash_cache_directory(const char *directory);
  * - A file with pages is used whatever its size.
  * - If no file can be created, a warning is logged and there is no cache.
  * - If the file that the anchor refers to is lost, the loss is recorded in the anchor.
- * - The store is not opened, and no loss is recorded, because a record is final: if the folder
- *   cannot be examined, if cache-dir= names another folder than the file's, if the file cannot be
- *   used (-EPERM and others), or if it has pages of another disk and the options do not decide
- *   about them.
+ * - In the following cases the store is not opened, and no loss is recorded, because a recorded
+ *   loss is final: the folder cannot be examined; cache-dir= names another folder than the file's;
+ *   the file cannot be used (-EPERM and others); it has pages of another disk, and the options do
+ *   not say what to do with them.
  * - A read-only store returns -EBUSY if the file has pages, because they are not on the disk. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);

@@ -2,9 +2,9 @@
 /*
  * The order of the pages in a write cache, see cache_lru.h.
  *
- * Invariant: after each function the cold list has exactly cold_percent of the dirty pages,
- * rounded down. is_counted is true if the page counts in cold_dirty of its home, and cold_dirty
- * never exceeds valid.
+ * Invariant: after each function the cold list has exactly cold_percent of the dirty pages, rounded
+ * down. is_counted is true if the page counts in cold_dirty of its home segment, which never
+ * exceeds the segment's valid.
  */
 #include "store/flash/cache_lru.h"
 

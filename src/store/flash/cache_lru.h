@@ -10,11 +10,11 @@
  *    busy     taken for new data, or being written: on no list
  *    free
  *
- * An access moves its page to the front, and at most one other page across the boundary, so every
- * operation takes constant time. A cold page counts in cold_dirty of its home, the segment with its
- * last version on flash, as long as it is cold. cold_weight of the table is the share of cold pages
- * that were evicted or flushed before users overwrote or trimmed them. Both counts are halved when
- * their sum exceeds the number of slots.
+ * x is cold_percent. An access moves its page to the front, and at most one other page across the
+ * boundary, so every operation takes constant time. A cold page counts in cold_dirty of its home,
+ * the segment with its last version on flash, as long as it is cold. cold_weight of the table is
+ * the share of cold pages that were evicted or flushed before users overwrote or trimmed them. Both
+ * counts are halved when their sum exceeds the number of slots.
  *
  *    CACHE_FREE -> CACHE_BUSY <-> CACHE_HOT, CACHE_COLD
  *                  CACHE_BUSY -> CACHE_CLEAN -> CACHE_BUSY, CACHE_FREE

@@ -248,8 +248,9 @@ static enum step blocks_prepare(
 }
 
 /* True if the part's blocks are written from its own memory. Memory that other processes can change
- * is copied, because a change after the checksum was computed would leave a record that does not
- * match: a crash would end the log there and lose later writes of other clients. */
+ * is copied instead: a change after the checksum was computed would leave a record that does not
+ * match its checksum, and after a crash the log would end there, without later writes of other
+ * clients. */
 static bool is_held(const struct flash *flash, const struct store_part *part)
 {
 	uint64_t skip = (FLASH_BLOCK_BYTES - part->offset % FLASH_BLOCK_BYTES) % FLASH_BLOCK_BYTES;

@@ -9,8 +9,8 @@
  * Nodes are written in steps, and changes continue between them. The checkpoint contains the state
  * at its beginning: a page that is changed before it has been written is appended first, the counts
  * of segments are frozen, and only segments that were closed and empty at the beginning become
- * free. No page is copied: memory changes when a record has been written, and records take effect
- * in order. The garbage collector pauses.
+ * free. No page is copied: pages in memory change only when a record has been written, and records
+ * take effect in order. The garbage collector pauses.
  *
  * Invariant: a segment becomes free only by a checkpoint. So the valid anchor of any crash refers
  * to nothing in a free segment, and the log from that anchor on has no record in it. Many rules

@@ -24,7 +24,7 @@ enum {
 	/* If a disk has more map pages than this (2 GiB), a check takes long enough for progress
 	 * messages. */
 	TELL_PAGES = 1024,
-	/* without zones; limited because a start can search the rest of a segment */
+	/* maximum without zones, because a start might have to search the rest of a segment */
 	SEGMENT_BLOCKS_MAX = 65536,
 };
 

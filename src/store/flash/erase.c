@@ -2,7 +2,7 @@
 /*
  * Erasing free segments, and wear.
  *
- * A segment that is no longer referred to is discarded before it becomes free, so that the device
+ * A segment to which nothing refers any more is discarded before it becomes free, so that a device
  * need not keep its contents, nor a file its space. One segment at a time is discarded, on a worker
  * thread, while the log continues in others.
  *

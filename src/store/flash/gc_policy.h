@@ -16,9 +16,9 @@
  *
  * The rule is gc_rule_auto: the cost-benefit rule of Rosenblum and Ousterhout (LFS, SOSP 1991,
  * section 3.6), (blocks - net) * age / (2 * net), on net cost. lab/gc_rules.h has other rules for
- * comparison. Without the weight, auto programs more blocks than a rule without cache information
- * if the cache holds all dirty data: nothing is evicted then, and writing cold pages back is
- * wasted.
+ * comparison. Without the weight, auto would write more blocks to flash than a rule without cache
+ * information if the cache holds all dirty data: nothing is evicted then, and writing cold pages
+ * back is wasted.
  *
  *   GC_FREE -> GC_OPEN -> GC_CLOSED <-> GC_CANDIDATE <-> GC_VICTIM -> GC_FREE
  *                                                            or -> GC_ERASING -> GC_FREE
@@ -110,8 +110,8 @@ enum { GC_RESERVE_SEGMENTS = 3 }; /* used by bench/flash_model.c: one for each s
 /*
  * Garbage collection begins when fewer segments than this are free: the reserve (with only the
  * reserve free, users wait), one segment to write to, and some for bursts. A greater number costs
- * more programs, because a free segment is spare space that the log does not use. With 15 % spare
- * space, keeping another 1.3 % of the segments free costs 5 % more programs, and another 6.5 %
+ * more writes to flash, because a free segment is spare space that the log does not use. With 15 %
+ * spare space, keeping another 1.3 % of the segments free costs 5 % more writes, and another 6.5 %
  * costs 37 %. With 7 % spare space, another 6.5 % cannot be kept free at all
  * (bench/results/flash-policy.md).
  */

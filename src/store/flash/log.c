@@ -194,8 +194,8 @@ static void part_written(struct flash *flash, struct store_part *part)
 	}
 }
 
-/* Ends a record: it has taken effect, or never will. Its memory is no longer referred to, so its
- * parts complete afterwards. */
+/* Ends a record, which has taken effect, or never will. Its parts complete after this, because the
+ * record no longer refers to their memory. */
 static void retire(struct flash *flash, struct flash_buffer *buffer)
 {
 	struct flash_log *log = &flash->log;
@@ -219,7 +219,8 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 			flash_log_tell(flash);
 		}
 	}
-	/* The idle list is used from its front, because this buffer is in the processor's cache. */
+	/* Puts the buffer at the front of the idle list, so that it is reused while it is still in
+	 * the processor's cache. */
 	list_push_front(&log->idle, &buffer->node);
 	while ((node = list_pop_front(&buffer->parts)) != NULL) {
 		part_written(flash, list_entry(node, struct store_part, node));

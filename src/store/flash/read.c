@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Reads and block status (extents). A read gets its data from the write cache, as zeroes from holes
- * of the map, or by helpers from the device.
+ * of the map, or from the device by helpers.
  *
  * Invariant: a part is complete when done_bytes has reached its length and no helper is pending.
  * Helpers verify checksums, so the read of a damaged block fails. While a helper reads, `readers`

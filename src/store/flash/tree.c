@@ -136,8 +136,9 @@ static bool may_have_holes(const struct flash *flash)
 	return flash->is_read_only || (flash->damage.repairs & STORE_REPAIR_MAP) != 0;
 }
 
-/* Makes the pages below a lost node fail when they are read: their entries refer to the lost node
- * itself with another checksum. So no other code needs to distinguish holes from damaged pages. */
+/* Makes reads of the pages below a lost node fail: lets their entries refer to the lost node
+ * itself, but with another checksum. So no other code needs to distinguish holes from damaged
+ * pages. */
 static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
