@@ -3,8 +3,8 @@
  * System calls on files and block devices outside the ring: opening, geometry, holes, discarding
  * (disk/linux.c), zones (disk/zones.c), page-cache maps (disk/map.c), memory that outlives the
  * process (disk/shared.c) and sysfs (disk/sysfs.c). The simulation has its own versions of all but
- * the last (sim/disk_io.c, sim/zones.c, sim/map.c, sim/shared.c); they are chosen together with the
- * ring at link time.
+ * the last (sim/disk_io.c, sim/zones.c, sim/map.c, sim/shared.c); they are selected at link time,
+ * together with the simulated ring.
  *
  * Threading: any thread; the calls block. A reactor may call only disk_size() and the functions for
  * views of a map; the others are called at start or through ring_call(). Ownership: the caller owns
@@ -30,28 +30,29 @@ struct disk_info {
 	/* time of the last change of a file's contents, ns since 1970; 0 = unknown */
 	int64_t changed_ns;
 	bool is_block;	 /* block device, else regular file */
-	bool rotational; /* known to be a rotating disk */
+	bool rotational; /* the disk is known to be a rotating one */
 	bool read_only;	 /* the device itself refuses writes */
-	/* host-managed zoned device: can be written only at the write pointer of a zone */
+	/* host-managed zoned device: each zone can be written only at its write pointer */
 	bool zoned;
-	uint64_t zone_bytes;	   /* distance from zone to zone; 0: not zoned */
-	uint32_t active_zones_max; /* limit on zones that are partly written; 0 = no limit */
+	uint64_t zone_bytes; /* distance between the beginnings of two zones; 0: not zoned */
+	/* maximum number of zones that are partly written; 0 = no limit */
+	uint32_t active_zones_max;
 	/* image format that the contents indicate, such as "qcow2"; NULL: none */
 	const char *format;
-	/* a page that is read into the cache during a direct write may stay there, outdated */
+	/* a page read into the cache during a direct write can remain there and be stale */
 	bool keeps_stale;
-	bool ignores_dsync; /* a write with RWF_DSYNC may complete before it is durable */
-	bool has_holes;	    /* a file with less space allocated than its size */
-	bool punches_holes; /* fallocate PUNCH_HOLE (files) or unmap (devices) is worth trying */
+	bool ignores_dsync;	      /* a write with RWF_DSYNC may complete before it is durable */
+	bool has_holes;		      /* a file with less space allocated than its size */
+	bool punches_holes;	      /* fallocate PUNCH_HOLE (files) or unmap (devices) may work */
 	uint32_t direct_offset_align; /* O_DIRECT offset and length alignment; 0 = no O_DIRECT */
 	uint32_t direct_memory_align; /* O_DIRECT alignment of memory addresses */
 	/* st_blksize or the physical block size: >= 512, a power of two */
 	uint32_t block_preferred;
 	uint64_t io_max;	      /* largest transfer in one command, 0 = unknown */
 	uint64_t discard_granularity; /* bytes, 0 = unknown */
-	/* bytes on one member before the data continues on the next; 0 = not striped */
+	/* striped disk (RAID 0): consecutive bytes on one member; 0 = not striped */
 	uint32_t stripe_chunk;
-	/* members with different data (no parity or copies); 0 = not striped */
+	/* number of member disks that hold data, without parity and copies; 0 = not striped */
 	uint32_t stripe_members;
 };
 
@@ -69,34 +70,34 @@ void disk_close(int fd);
 GMB_MUST_CHECK int disk_create(
 	const char *path, uint64_t size, const void *head, size_t head_bytes, struct error *error);
 
-/* Blocks until count bytes are transferred. Returns -EIO if the file ends before. */
+/* Blocks until count bytes are transferred. Returns -EIO if the file ends earlier. */
 GMB_MUST_CHECK int disk_read(int fd, void *bytes, size_t count, uint64_t offset);
 GMB_MUST_CHECK int disk_write(int fd, const void *bytes, size_t count, uint64_t offset);
-/* Makes all data of the file durable, whichever descriptor it was written through. */
+/* Makes all data of the file durable, even data written through other descriptors. */
 GMB_MUST_CHECK int disk_sync(int fd);
 /* Drops what is not waiting to be written from the page cache, so that it is read from the disk the
  * next time. Advisory: memory that a process maps stays. */
 void disk_drop_cache(int fd);
 
 /*
- * Claims the disk that fd was opened on for writing, under the name path, so that no other claim
- * succeeds: a block device exclusively (O_EXCL, as mount, swap and RAID do), a regular file by a
- * lock that other processes of this program respect. The claim is a separate descriptor that may
- * only be passed to disk_close(). It must not be registered with a ring, which can keep a file open
- * after the process has ended. *claim_out is -1 if the filesystem has no locks. If the disk is in
- * use, retries for one second before it fails with -EBUSY. Claims of the same process conflict,
- * too.
+ * Claims the disk of fd for writing, so that no other claim succeeds: a block device exclusively
+ * (O_EXCL, as mount, swap and RAID do), a regular file by a lock that other gmblock processes
+ * respect. path: its name, which is opened again for the claim. The claim is a separate descriptor
+ * that may only be passed to disk_close(). It must not be registered with a ring, which can keep a
+ * file open after the process has ended. *claim_out is -1 if the filesystem has no locks. If the
+ * disk is in use, retries for one second before it fails with -EBUSY. Two claims of one process
+ * also conflict.
  */
 GMB_MUST_CHECK int disk_claim(const char *path, int fd, int *claim_out, struct error *error);
 
 /*
- * Marks the disk that fd was opened on as served for reading, under the name path. The mark does
- * not exclude other servers; disk_check_readers() detects it. A disk can have any number of marks,
- * also together with a claim for writing, and read permission is sufficient. The descriptor of the
- * mark is used like that of a claim; -1: the disk could not be marked. Waits only with frozen.
+ * Marks the disk of fd as served for reading. path: its name, which is opened again for the mark.
+ * The mark does not exclude other servers; disk_check_readers() detects it. A disk can have any
+ * number of marks, also together with a claim for writing, and read permission is sufficient. The
+ * mark is a descriptor, to be used like that of a claim; -1: the disk could not be marked.
  *
- * With frozen, the mark of a file also prevents claims for writing. If such a claim already exists,
- * retries for one second like disk_claim() before it fails with -EBUSY.
+ * frozen: the mark of a file also prevents claims for writing. If such a claim already exists, the
+ * call retries for one second like disk_claim() before it fails with -EBUSY.
  */
 GMB_MUST_CHECK int disk_claim_reading(
 	const char *path, int fd, bool frozen, int *claim_out, struct error *error);
@@ -104,31 +105,31 @@ GMB_MUST_CHECK int disk_claim_reading(
 /* Returns whether fd refers to a file that disk_claim_reading() has marked as frozen. */
 bool disk_is_frozen(int fd);
 
-/* To be called before the contents of a disk are destroyed. Returns -EBUSY if any process,
- * including this one, still serves the disk for reading after one second; otherwise 0. */
+/* Called before the contents of a disk are destroyed. Returns -EBUSY if any process, including this
+ * one, still serves the disk for reading after one second; otherwise 0. */
 GMB_MUST_CHECK int disk_check_readers(int fd);
 
 /*
  * Marks the open file of fd as one through which a server writes. The mark is a lock that lasts
  * until the last operation on that open file has ended. If the process is killed, its claims end
- * immediately, but direct writes that an io_uring has in flight continue, and the mark remains as
- * long. Any number of open files can be marked. For a block device, the marks are on the device
- * node through which it was opened. Returns 0, -EOPNOTSUPP if there are no such locks here, or
- * another errno.
+ * immediately, but its direct writes in flight in an io_uring continue, and the mark remains until
+ * they have completed. Any number of open files can be marked. For a block device, the marks are on
+ * the device node through which it was opened. Returns 0, -EOPNOTSUPP if the filesystem has no such
+ * locks, or another errno.
  */
 GMB_MUST_CHECK int disk_mark_writer(int fd);
 /* Returns -EBUSY if any process, including this one, has a marked open file of the disk, 0 if there
- * is none, or another errno if marks cannot be detected here. */
+ * is none, or another errno if the filesystem cannot report marks. */
 GMB_MUST_CHECK int disk_check_writers(int fd);
 
-/* The alignments for direct I/O are exact if fd was opened with direct. Otherwise they are reported
- * by the system or guessed. */
+/* Fills in *info. The alignments for direct I/O are exact if fd was opened with direct. Otherwise
+ * they are reported by the system or guessed. */
 GMB_MUST_CHECK int disk_info(int fd, struct disk_info *info);
 GMB_MUST_CHECK int disk_size(int fd, uint64_t *size);
 
-/* Returns NULL if, as far as can be known, the device itself writes the memory of a read, and
- * writes each byte once. Otherwise returns a clause with the reason ("it is a file, ..."). Never
- * NULL for a file. */
+/* Returns NULL if a read from this disk presumably writes each byte of its memory exactly once, by
+ * DMA of the device. Otherwise returns the reason as a clause ("it is a file, ..."). Never NULL for
+ * a file. */
 const char *disk_marker_refusal(int fd);
 
 /* Returns the number of free bytes in a file's filesystem; UINT64_MAX: unknown. */
@@ -137,16 +138,17 @@ uint64_t disk_room(int fd);
 /* Disables readahead for this descriptor. Failure is ignored. */
 void disk_set_random(int fd);
 
-/* Returns the kind of the extent at offset, and its length, at most limit. -ENXIO: the file ends at
- * or before offset. */
+/* Stores the kind of the extent at offset, and its length, at most limit. Returns -ENXIO if the
+ * file ends at or before offset. */
 GMB_MUST_CHECK int disk_extent(
 	int fd, uint64_t offset, uint64_t limit, enum disk_extent_kind *kind, uint64_t *length);
 
-/* Discards a range, whose contents are undefined afterwards. -EOPNOTSUPP if not supported. */
+/* Discards a range; its contents are then undefined. Returns -EOPNOTSUPP if discarding is not
+ * supported. */
 GMB_MUST_CHECK int disk_discard(int fd, bool is_block, uint64_t offset, uint64_t length);
 
-/* Makes the range read as zeroes. may_unmap: its space may be freed; otherwise it stays allocated
- * or is allocated. fast: returns -EOPNOTSUPP if zeroes would have to be written. */
+/* Makes the range read as zeroes. may_unmap: its space may be freed; otherwise the range is
+ * allocated afterwards. fast: returns -EOPNOTSUPP if zeroes would have to be written. */
 GMB_MUST_CHECK int disk_zero(
 	int fd, bool is_block, uint64_t offset, uint64_t length, bool may_unmap, bool fast);
 
@@ -155,7 +157,7 @@ GMB_MUST_CHECK int disk_zero(
 enum disk_zone_state {
 	DISK_ZONE_EMPTY,
 	DISK_ZONE_ACTIVE, /* partly written, or open */
-	/* full or finished; the contents of sectors that were not written are undefined */
+	/* full or finished; sectors that were not written have undefined contents */
 	DISK_ZONE_FULL,
 	DISK_ZONE_BROKEN, /* no longer writable, perhaps not readable */
 	DISK_ZONE_CONVENTIONAL,
@@ -185,7 +187,8 @@ GMB_MUST_CHECK int disk_zone_finish(int fd, uint64_t offset, uint64_t length);
 GMB_MUST_CHECK int disk_clone(
 	int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length);
 /* Copies between two files in the kernel. Returns the number of bytes copied, which can be less
- * than length and is 0 at the end of the source, or -EOPNOTSUPP as above. length <= 1 GiB. */
+ * than length and is 0 at the end of the source, or -EOPNOTSUPP or -EXDEV as disk_clone(). length
+ * <= 1 GiB. */
 GMB_MUST_CHECK int disk_copy(
 	int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length);
 
@@ -196,7 +199,7 @@ GMB_MUST_CHECK int disk_copy(
  *
  * Only the kernel may read this memory, as the source of a system call. If the file was truncated
  * or the disk fails, such a system call returns -EFAULT (or a short count, and -EFAULT on the next
- * call), but a program that reads the memory itself is killed. The memory always has the current
+ * call). A program that reads the memory itself is then killed. The memory always has the current
  * contents of the file, so a concurrent write may be visible completely or in part. (The rest of
  * the last page of a truncated file is zeroes.)
  *
@@ -209,23 +212,23 @@ struct disk_map;
 
 /* Maps the first size bytes (> 0). This reserves only address space. Returns -EPERM if the kernel
  * does not report which pages are cached, because the user neither owns the file nor may write to
- * it; -EOPNOTSUPP if the file is on a network file system or FUSE; -ESTALE if it was opened for
- * reading on an overlay file system, where a copy can replace it. */
+ * it; -EOPNOTSUPP if the file is on a network file system or FUSE; -ESTALE if it was opened
+ * read-only on overlayfs, which can replace the file by a copy. */
 GMB_MUST_CHECK int disk_map_create(int fd, uint64_t size, struct disk_map **map_out);
 /* Unmaps all memory; no view may be in use. NULL is a no-op. */
 void disk_map_destroy(struct disk_map *map);
 
-/* Returns the address of the bytes, which is valid until the map is destroyed, or NULL if they are
- * not all in the page cache now or beyond the map. length > 0. Does not wait for the disk. The
- * caller must check that the file still has the bytes. If they are evicted from the cache later,
- * the system call that uses them reads them again and waits. */
+/* Returns the address of the bytes, which is valid until the map is destroyed, or NULL if some of
+ * them are not in the page cache now or are beyond the map. length > 0. Does not wait for the disk.
+ * The caller must check that the file still has the bytes. If they are evicted from the cache
+ * later, the system call that uses them reads them again and waits. */
 const void *disk_map_view(struct disk_map *map, uint64_t offset, uint64_t length);
 
 /* Returns whether the page with this byte is in the page cache now. False beyond the map. */
 bool disk_map_has(const struct disk_map *map, uint64_t offset);
 
 /* Copies a few bytes from the start of a view that was just returned. Returns false if the disk
- * fails, if it ends before them, or if the read would have to wait. */
+ * fails, if the file ends before these bytes, or if the read would have to wait. */
 bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t count);
 
 /* --- memory that outlives the process -------------------------------------------------------- */
@@ -245,13 +248,15 @@ struct disk_shared {
 	char *path;
 };
 
-/* Checks whether such files can be created and opened in a folder. Returns -ENOTSUP if it is not a
- * tmpfs, or an errno of access() such as -ENOENT or -EACCES, and sets *error. */
+/* Checks whether shared files (struct disk_shared) can be created and opened in a folder. Returns
+ * -ENOTSUP if the folder is not on a tmpfs, or an errno of access() such as -ENOENT or -EACCES, and
+ * sets *error. */
 GMB_MUST_CHECK int disk_shared_look(const char *folder, struct error *error);
 enum {
 	DISK_SHARED_CREATE = 1U << 0, /* create an empty file; -EEXIST if it exists */
 	DISK_SHARED_WAIT = 1U << 1,   /* wait for one second if another process uses the file */
-	DISK_SHARED_READ = 1U << 2,   /* read only; other processes may read, too */
+	/* open only for reading; other processes can also open it for reading */
+	DISK_SHARED_READ = 1U << 2,
 };
 /* Opens the file, or creates one that only its owner can access, and claims it until it is closed.
  * -EBUSY: another process has claimed it. -EAGAIN: other processes only read it. -ENOENT: it does
@@ -272,12 +277,12 @@ void disk_shared_list(const char *folder, const char *prefix,
  * the file is then empty. */
 GMB_MUST_CHECK int disk_shared_resize(
 	struct disk_shared *shared, uint64_t size, struct error *error);
-/* remove: also delete the file. No-op if the struct is zeroed. */
+/* Closes the file. remove: also deletes it. No-op if the struct is zeroed. */
 void disk_shared_close(struct disk_shared *shared, bool remove);
 
 enum { DISK_BOOT_ID_BYTES = 16 };
-/* Stores the kernel's identifier of this boot. If the sandbox hides its file, uses the environment
- * variable GMBLOCK_BOOT_ID. -ENOENT: unknown. */
+/* Stores the kernel's identifier of this boot. If the sandbox hides the kernel's file, uses the
+ * environment variable GMBLOCK_BOOT_ID. -ENOENT: unknown. */
 GMB_MUST_CHECK int disk_boot_id(uint8_t id[DISK_BOOT_ID_BYTES]);
 
 /* --- properties from sysfs and the file system ------------------------------------------------ */
@@ -287,20 +292,21 @@ GMB_MUST_CHECK int disk_boot_id(uint8_t id[DISK_BOOT_ID_BYTES]);
  * block. */
 bool disk_is_remote(int fd);
 
-/* Properties of a block device that only sysfs has: queue limits, and how md and dm distribute data
- * over their members. A partition has the values of its device. Values that cannot be read are 0 or
- * false. */
+/* Properties of a block device that are available only in sysfs: queue limits, and how md and dm
+ * distribute data over their members. A partition has the values of its device. Values that cannot
+ * be read are 0 or false. */
 struct disk_sysfs {
 	bool rotational;
 	bool zoned;		      /* host-managed zoned device */
-	uint64_t zone_bytes;	      /* distance from zone to zone, if zoned */
+	uint64_t zone_bytes;	      /* distance between the beginnings of two zones, if zoned */
 	uint32_t active_zones_max;    /* 0 = no limit */
 	bool discards;		      /* takes discard commands */
 	uint64_t io_max;	      /* largest transfer in one command, bytes; 0 = unknown */
 	uint64_t discard_granularity; /* bytes, 0 = unknown */
-	/* bytes on one member before the data continues on the next; 0 = not striped */
+	/* striped disk (RAID 0): consecutive bytes on one member; 0 = not striped */
 	uint32_t stripe_chunk;
-	uint32_t stripe_members; /* members with different data; 0 = not striped */
+	/* members that hold data, without parity and copies; 0 = not striped */
+	uint32_t stripe_members;
 };
 
 void disk_sysfs_read(dev_t device, struct disk_sysfs *facts);

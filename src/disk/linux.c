@@ -25,7 +25,7 @@ enum {
 	SECTOR_BYTES = 512,
 	PROBE_BYTES_MAX = 65536,
 	PREFERRED_BYTES_MAX = 1 << 20,
-	CLAIM_TRIES_MAX = 40, /* one second in total */
+	CLAIM_TRIES_MAX = 40, /* with CLAIM_PAUSE_NS between two tries, one second in total */
 	CLAIM_PAUSE_NS = 25000000,
 };
 
@@ -34,8 +34,8 @@ enum {
 /* A write lock on this byte means "a gmblock server writes this file". It is the last byte that a
  * file can have, where no program stores data or sets locks. */
 #define CLAIM_OFFSET (INT64_MAX - 1)
-/* A read lock on this byte means "a gmblock server reads this file". For a block device, it is set
- * on the device node through which the device was opened. */
+/* A read lock on this byte means "a gmblock server reads this file". For a block device, the lock
+ * is on the device node through which the device was opened. */
 #define READER_OFFSET (INT64_MAX - 2)
 /* A read lock on this byte means "a gmblock server writes through this open file". */
 #define WRITER_OFFSET (INT64_MAX - 3)
@@ -255,7 +255,7 @@ int disk_create(
 	}
 	free(draft);
 	return result == 0 ? 0
-	       : result == -ENOENT /* it is made there under another name */
+	       : result == -ENOENT /* the folder does not exist */
 		       ? error_set(
 				 error, result, "cannot create '%s': create its folder first", path)
 		       : error_set(
@@ -333,7 +333,8 @@ static int open_again(const char *path, int flags, const struct stat *wanted, in
 	return 0;
 }
 
-/* Tries once. Returns 0 and a descriptor (-1: no locks here), or a negative errno. */
+/* Tries once to claim the disk. Returns 0 and a descriptor (-1: the filesystem has no locks), or a
+ * negative errno. */
 static int claim_once(const char *path, const struct stat *wanted, int *claim_out)
 {
 	int fd;
@@ -400,7 +401,8 @@ int disk_claim(const char *path, int fd, int *claim_out, struct error *error)
 	return result < 0 ? explain_claim(path, false, result, error) : 0;
 }
 
-/* Takes a read lock on CLAIM_OFFSET, on which a claim for writing has a write lock. */
+/* Takes a read lock on CLAIM_OFFSET, which excludes the write lock of a claim for writing. Returns
+ * -EBUSY if there is such a claim after one second. */
 static int freeze(int claim)
 {
 	const struct timespec pause = { .tv_nsec = CLAIM_PAUSE_NS };
@@ -434,8 +436,8 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 			"stop that server, or add readonly to the export there",
 			path);
 	}
-	/* Reading is permitted even if there are no locks here, or if another program has locked
-	 * the whole file. */
+	/* Reading is permitted even if the filesystem has no locks, or if another program has
+	 * locked the whole file. */
 	if (lock_byte(claim, F_RDLCK, READER_OFFSET) < 0 && !frozen) {
 		close(claim);
 		claim = -1;
@@ -465,8 +467,8 @@ int disk_check_readers(int fd)
 	return found ? -EBUSY : 0;
 }
 
-/* Returns an error on remote file systems, where a lock does not last until our kernel's last
- * operation: another machine or a user's program manages it. */
+/* Returns an error on remote filesystems. Another machine or a FUSE server manages the locks there,
+ * so a lock can end before the last operation in flight. */
 int disk_mark_writer(int fd)
 {
 	return disk_is_remote(fd) ? -EOPNOTSUPP : lock_byte(fd, F_RDLCK, WRITER_OFFSET);
@@ -485,8 +487,8 @@ int disk_check_writers(int fd)
 	if (lock.l_type == F_UNLCK) {
 		return 0;
 	}
-	/* A lock on more than this byte belongs to another program. It is not a mark, but it hides
-	 * whether there is one. */
+	/* A lock on more than this byte belongs to another program. It is not a mark, but
+	 * F_OFD_GETLK reports it instead of a mark. */
 	return lock.l_type == F_RDLCK && lock.l_start == WRITER_OFFSET && lock.l_len == 1
 		       ? -EBUSY
 		       : -EOPNOTSUPP;
@@ -548,9 +550,9 @@ static bool direct_read_works(int fd, uint8_t *memory, uint32_t align)
 }
 
 /*
- * Returns the smallest alignment >= first with which a read works; 0 if there is none. told: the
- * system has reported first. Reading an empty file works with any alignment, so if the system
- * reported none, returns at least 4096.
+ * Returns the smallest alignment >= first with which a read works; 0 if there is none. told: first
+ * is the alignment that the system has reported. Otherwise, the result is at least 4096 for an
+ * empty file, because reading it works with any alignment.
  */
 static uint32_t direct_probe(int fd, uint32_t first, bool told, uint64_t size)
 {
@@ -625,7 +627,8 @@ static uint32_t preferred_block(uint64_t bytes)
 	return (uint32_t)MIN(bytes, (uint64_t)PREFERRED_BYTES_MAX);
 }
 
-/* Returns the name of an image format that is more than the raw bytes of a disk, or NULL. */
+/* Returns the name of the file's image format, or NULL if the file is just the raw bytes of a
+ * disk. */
 static const char *image_format(int fd)
 {
 	static const struct {
@@ -657,8 +660,8 @@ static const char *image_format(int fd)
 	return NULL;
 }
 
-/* Finds the file or device behind a loop device. Does not call the ioctl for other devices, whose
- * drivers might interpret its number differently. */
+/* Finds the file or device behind a loop device. For other devices it does not call the ioctl,
+ * because their drivers might give its number another meaning. */
 static void find_backing(int fd, dev_t device, struct disk_info *info)
 {
 	unsigned int driver = major(device);
@@ -701,7 +704,8 @@ int disk_info(int fd, struct disk_info *info)
 			info->read_only = read_only != 0;
 		}
 		preferred = ioctl(fd, BLKPBSZGET, &physical) == 0 ? physical : SECTOR_BYTES;
-		preferred = MAX(preferred, UINT64_C(4096)); /* the cache works in pages */
+		/* the page cache works in pages of at least 4 KiB */
+		preferred = MAX(preferred, UINT64_C(4096));
 	} else {
 		info->format = image_format(fd);
 		info->has_holes = (uint64_t)status.st_blocks * SECTOR_BYTES < info->size;
@@ -769,7 +773,7 @@ int disk_extent(
 	end = MIN(offset + limit, (uint64_t)status.st_size);
 	*length = end - offset;
 	data = lseek(fd, (off_t)offset, SEEK_DATA);
-	if (data < 0 && errno == ENXIO) { /* only a hole up to the end */
+	if (data < 0 && errno == ENXIO) { /* the rest of the file is a hole */
 		*kind = DISK_HOLE;
 		return 0;
 	}

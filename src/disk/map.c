@@ -16,12 +16,13 @@
 
 /*
  * The kernel frees page tables only together with the mapping. To limit them, a map consists of
- * windows. If too many windows are in use, the one used longest is replaced by a new mapping at the
- * same address. This is atomic for all threads: a thread that is sending from the window only has
- * more page faults.
+ * windows. If too many windows are in use, the one that has been in use longest is mapped again at
+ * the same address, which frees its page tables. This is atomic for all threads: a thread that is
+ * sending from the window only has more page faults.
  */
 enum {
-	WINDOW_BYTES = 64 << 20, /* 128 KiB of page tables, freed in a fraction of a ms */
+	/* has 128 KiB of page tables, which are freed in a fraction of a ms */
+	WINDOW_BYTES = 64 << 20,
 	WINDOWS_MAX = 256,
 	RESIDENT_PAGES = 1024,
 	BEYOND_BYTES = 1 << 30,
@@ -31,11 +32,11 @@ enum {
 struct disk_map {
 	int fd;
 	uint8_t *base;
-	uint64_t size; /* rounded up to whole pages */
+	uint64_t size; /* size of the mapping, in whole pages */
 	uint32_t page_bytes;
 	/* RWF_NOWAIT is not supported (tmpfs, where reads never wait) */
 	_Atomic bool refuses_nowait;
-	/* by window: 1 if in use; changed under the lock, read by any thread */
+	/* for each window: 1 if in use; changed under the lock, read by any thread */
 	_Atomic uint8_t looked_at[];
 };
 
@@ -55,8 +56,8 @@ static struct {
 
 /* Returns whether the kernel reports which pages are really cached. For users who neither own the
  * file nor may write to it, it reports all pages as cached. Capabilities and user namespaces also
- * matter, so the check queries a page that cannot be in the cache: so far behind the end of the
- * file that not even a large page at the end contains it. */
+ * matter. So the check queries a page that cannot be in the cache, because it is farther behind the
+ * end of the file than any large page reaches. */
 static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 {
 	void *page = mmap(NULL, page_bytes, PROT_READ, MAP_SHARED | MAP_NORESERVE, fd,
@@ -74,8 +75,8 @@ static bool is_told(int fd, uint64_t bytes, uint32_t page_bytes)
 }
 
 /* Returns whether fd is open for reading only on an overlay file system. When any process opens a
- * file of the lower layer for writing, it is copied to the upper layer. Later reads return the
- * copy, but a mapping stays on the old file. */
+ * file of the lower layer for writing, the file is copied to the upper layer. Later reads return
+ * the copy, but a mapping still shows the old file. */
 static bool may_be_copied_up(int fd)
 {
 	struct statfs status;

@@ -27,8 +27,8 @@ static int disk_shared_refuse(const char *path, int result, const char *what, st
 	return error_set(error, result, "'%s' %s", path, what);
 }
 
-/* Checks that the file was created by this user, that no other user can access it, and that it has
- * only one name. */
+/* Checks that the file belongs to this user, that no other user can access it, and that it has only
+ * one name. */
 static int examine(const char *path, int fd, uint64_t *size_out, struct error *error)
 {
 	struct statfs system;
@@ -75,7 +75,7 @@ int disk_shared_look(const char *folder, struct error *error)
 				 "the folder '%s' is not on a tmpfs, such as /dev/shm", folder);
 }
 
-/* Checks the folder in which a file is to be created. */
+/* Checks the folder in which a file is to be created, like disk_shared_look(). */
 static int look_above(char *path, struct error *error)
 {
 	char *slash = strrchr(path, '/');
@@ -105,8 +105,8 @@ static int lock_once(int fd, uint32_t flags)
 	if (kind == LOCK_SH || flock(fd, LOCK_SH | LOCK_NB) < 0) {
 		return -EBUSY;
 	}
-	/* Unlocks it before waiting. If two waiting processes kept their shared locks, neither
-	 * could get an exclusive one. */
+	/* Unlocks the file before waiting. If two waiting processes kept their shared locks,
+	 * neither could get an exclusive one. */
 	(void)flock(fd, LOCK_UN);
 	return -EAGAIN;
 }
@@ -193,7 +193,7 @@ static int disk_shared_open_once(
 	if (result == 0) {
 		result = disk_shared_lock(path, shared->fd, flags, error);
 	}
-	/* Examines it again, in case it changed before it was locked. */
+	/* Examines the file again, in case it changed before it was locked. */
 	if (result == 0) {
 		result = examine(path, shared->fd, &size, error);
 	}
@@ -292,7 +292,7 @@ int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *
 	if (result < 0) {
 		int emptied = ftruncate(shared->fd, 0);
 
-		GMB_UNUSED(emptied); /* the first error is reported */
+		GMB_UNUSED(emptied); /* ftruncate() can fail, too; the first error is reported */
 		return result;
 	}
 	return disk_shared_map(shared, size, 0, error);

@@ -109,8 +109,9 @@ static uint32_t md_data_members(const char *device, const char *level)
 }
 
 /*
- * md reports its stripes. dm only has I/O hints, which a linear mapping inherits from the device
- * below it. So the hints are used only if their ratio is the number of devices below.
+ * md reports the layout of its stripes. dm only reports the I/O hints minimum_io_size and
+ * optimal_io_size, which a linear mapping inherits from its device. So the hints are used only if
+ * their quotient is the number of devices below.
  */
 static void read_stripes(const char *device, struct disk_sysfs *facts)
 {
@@ -144,7 +145,8 @@ void disk_sysfs_read(dev_t device, struct disk_sysfs *facts)
 	char text[ATTRIBUTE_TEXT_BYTES];
 
 	memset(facts, 0, sizeof(*facts));
-	if (major(device) == 0) { /* a filesystem without a device: tmpfs, btrfs, network */
+	/* the file is on a filesystem without a device: tmpfs, btrfs, network */
+	if (major(device) == 0) {
 		return;
 	}
 	device_path(device, path, sizeof(path));

@@ -45,7 +45,7 @@ static struct disk_zone zone_of(const struct blk_zone *zone, bool has_capacity)
 		.capacity = capacity << SECTOR_SHIFT,
 		.state = state_of(zone) };
 
-	if (found.state == DISK_ZONE_FULL) { /* its write pointer is undefined */
+	if (found.state == DISK_ZONE_FULL) { /* the write pointer of a full zone is undefined */
 		found.written = found.capacity;
 	} else if (found.state == DISK_ZONE_BROKEN) {
 		found.written = found.capacity; /* any part of it may still be readable */

@@ -140,9 +140,9 @@ static bool warm_stacks_merge(struct buddy_arena *arena)
 
 /* --- slabs ----------------------------------------------------------------------------------- */
 
-/* Registers all slabs that are not registered yet. Failed ones are tried again with each new slab,
- * because the limit can be raised or other memory unregistered. References taken before keep
- * working, without MEM_FIXED. */
+/* Registers all slabs that are not registered yet. A slab that could not be registered is retried
+ * whenever a slab is added, because the limit (RLIMIT_MEMLOCK) can have been raised or other memory
+ * unregistered. Earlier references to its memory remain valid, without MEM_FIXED. */
 static void slabs_register(struct buddy_arena *arena)
 {
 	struct arena_info *info = &arena->base.info;
@@ -164,7 +164,7 @@ static void slabs_register(struct buddy_arena *arena)
 	}
 }
 
-/* Adds the memory of a new slab to the buddy lists, as the largest blocks that fit: the last slab
+/* Adds the memory of a new slab to the buddy lists, as the largest possible blocks: the last slab
  * of a device can be smaller than the others. */
 static void slab_free_all(struct buddy_arena *arena, uint32_t slab_idx, uint64_t bytes)
 {
@@ -345,7 +345,7 @@ static int arena_create(struct ring *ring, const struct arena_source *source, ui
 	return 0;
 }
 
-/* Checks that bytes is at least one step, and not too large for the unit numbers. */
+/* Checks that bytes is at least one step, and small enough for the unit numbers. */
 static int check_limit(uint64_t bytes, uint64_t step, struct error *error)
 {
 	uint64_t slabs = bytes / ARENA_SLAB_BYTES;
@@ -398,7 +398,7 @@ int arena_device_create(struct ring *ring, const struct arena_source *source, ui
 
 /* --- buffers --------------------------------------------------------------------------------- */
 
-/* Returns the size of the block that a request for that many bytes receives. */
+/* Returns the size of the block that a request for this many bytes receives. */
 static uint32_t arena_block_bytes(uint32_t bytes)
 {
 	return UINT32_C(1) << (order_idx_for(bytes) + ORDER_MIN);
@@ -468,8 +468,8 @@ int arena_get(struct arena *arena, uint32_t bytes, struct arena_buf *buf)
 	return result;
 }
 
-/* Blocks are powers of two with natural alignment. So as long as some memory is not in use, a block
- * of the smallest size can be made from it, regardless of the sizes of the blocks in use. */
+/* Blocks are powers of two with natural alignment. So if any memory is unused, a block of the
+ * smallest size can be allocated from it, whatever the sizes of the blocks in use. */
 int arena_get_reserved(struct arena *arena, struct arena_buf *buf)
 {
 	struct arena_info *info = &arena->info;

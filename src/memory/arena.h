@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Arenas of payload buffers. An arena hands out buffers of one kind of memory, up to a hard limit;
- * each buffer's reference defines the permitted kinds of access (ring/memory.h). The arena's source
+ * each buffer's mem_ref says which kinds of access it permits (ring/memory.h). The arena's source
  * provides the memory: RAM, or memory of a PCI device (p2pmem.h). Blocks are powers of two from 4
  * KiB to 1 MiB, aligned to their size in RAM and to at least 4 KiB in device memory.
  *
@@ -11,8 +11,9 @@
  *
  * Threading: the ring's thread. Ownership: arena_get() lends a buffer; arena_put() returns it after
  * the last I/O on it. A new buffer still contains data of an earlier request: never send bytes that
- * were not written for the current one. Errors: -EAGAIN at the limit. Nothing waits here:
- * path_serve() suspends requests without memory, and decides in which order they continue.
+ * were not written for the current one. Errors: -EAGAIN at the limit. Calls never wait: the path
+ * suspends requests that get no memory, and decides in which order they continue
+ * (path/admission.h).
  */
 #pragma once
 
@@ -22,8 +23,8 @@ enum {
 	ARENA_BLOCK_BYTES_MIN = 4096,
 	ARENA_BLOCK_BYTES_MAX = 1 << 20,
 	ARENA_SLAB_BYTES = 4 << 20,
-	/* Minimum size of an arena of device memory. With less, a client's share is too small: see
-	 * PATH_CLIENT_DIVISOR. */
+	/* Minimum size of an arena of device memory. With less, a client's share (see
+	 * PATH_CLIENT_DIVISOR) is too small for a part. */
 	ARENA_DEVICE_BYTES_MIN = 256 << 10,
 };
 
@@ -43,11 +44,11 @@ struct arena_info {
 	uint64_t used_bytes;   /* size of the buffers in use */
 	uint64_t used_bytes_peak;
 	uint64_t reserve_bytes;	     /* see arena_reserve() */
-	uint64_t reserve_used_bytes; /* the part of used_bytes that comes from the reserve */
+	uint64_t reserve_used_bytes; /* size of the buffers in use that are from the reserve */
 	uint64_t registered_bytes;   /* the part of mapped_bytes that is registered with the ring */
 	uint64_t register_failures;  /* failed attempts to register a slab */
 	int register_error;	     /* error of the last failed attempt; 0: none failed */
-	uint64_t refusals;	     /* number of -EAGAIN from arena_get() */
+	uint64_t refusals;	     /* number of times arena_get() returned -EAGAIN */
 	int condemned;		     /* reason, see arena_condemn(); 0: not condemned */
 };
 
@@ -63,7 +64,7 @@ struct arena_source {
 	void *context; /* must outlive the arena */
 };
 
-/* Members that users of an arena may read. */
+/* Users of an arena may only read its members. */
 struct arena {
 	struct arena_info info;
 };

@@ -147,7 +147,7 @@ struct arena_source p2pmem_source(struct p2pmem *memory)
 
 /* --- examination ------------------------------------------------------------------------------ */
 
-/* Returns the physical address of a mapped page; 0 if this user may not see it. */
+/* Returns the physical address of a mapped page; 0 if this user may not read it. */
 static uint64_t physical_address(const uint8_t *page)
 {
 	uint64_t page_bytes = (uint64_t)sysconf(_SC_PAGESIZE);
@@ -169,8 +169,8 @@ static uint64_t physical_address(const uint8_t *page)
 	return (entry & ((UINT64_C(1) << 55) - 1)) * page_bytes;
 }
 
-/* Returns the number of the BAR that contains the address, and the BAR's range; -1 if no BAR
- * contains it. */
+/* Returns the number of the BAR (address range of the PCI device) that contains the address, and
+ * its range; -1 if no BAR contains the address. */
 static int find_bar(const char *bdf, uint64_t address, uint64_t *begin, uint64_t *last)
 {
 	char path[PATH_BYTES];
@@ -256,7 +256,7 @@ const char *p2pmem_reach_text(int result)
 	case 0:
 		return "can be reached";
 	case -EREMOTEIO:
-	case -EINVAL: /* the same, from newer kernels */
+	case -EINVAL: /* newer kernels return this instead of -EREMOTEIO */
 		return "cannot be reached: the kernel allows no path between the two devices (they "
 		       "are not below the same PCIe switch, or not on a host bridge that is known "
 		       "to forward), or the disk's driver does not support it";

@@ -23,7 +23,7 @@ struct p2pmem {
 	char bdf[P2PMEM_BDF_BYTES]; /* "0000:01:00.0" */
 	int fd;			    /* descriptor for mapping; -1: closed */
 	uint64_t bytes;		    /* total size */
-	uint64_t free_bytes;	    /* free when it was opened */
+	uint64_t free_bytes;	    /* bytes that were free when the memory was opened */
 };
 
 /* Converts "01:00.0" or "0000:01:00.0" to the longer form, in lower case. Returns 0 or -EINVAL. */
@@ -37,10 +37,10 @@ void p2pmem_close(struct p2pmem *memory);
 /* Returns a source for arena_device_create(). memory must exist as long as the arena. */
 struct arena_source p2pmem_source(struct p2pmem *memory);
 
-/* Maps a page temporarily and checks that it lies in a BAR of the device. answer: a clause for
- * users, also on success ("a page is at 0xfc010000, in BAR 0 ..."). Only root can see addresses;
- * for other users, it reports that the memory can be mapped. Returns 0, -ENOMEM if all memory is in
- * use, or -EFAULT if it is not in a BAR. */
+/* Maps a page temporarily and checks that it lies in a BAR of the device. answer: the result as a
+ * clause for users ("a page is at 0xfc010000, in BAR 0 ..."). Only root can see addresses; for
+ * other users, answer only says that the memory can be mapped. Returns 0, -ENOMEM if all memory is
+ * in use, or -EFAULT if it is not in a BAR. */
 GMB_MUST_CHECK int p2pmem_examine(struct p2pmem *memory, char answer[P2PMEM_ANSWER_BYTES]);
 
 /* Tests whether a disk can reach the memory, by reading the first bytes of the disk into it, at

@@ -8,9 +8,10 @@
 #include "path/path.h"
 
 enum {
-	/* Maximum amount of memory that one call of admission_serve() gives, and the minimum that
-	 * is counted for each client. It is limited because completions wait during the call: a
-	 * store might copy the data before its submit returns. */
+	/* Maximum amount of memory that one call of admission_serve() gives to clients, and the
+	 * minimum counted for each client. The maximum bounds the time of the call, in which no
+	 * completions are processed: a store can copy the data of a request before submit
+	 * returns. */
 	SERVE_BYTES = 1 << 20,
 	SERVE_BYTES_EACH = 16 << 10,
 };
@@ -86,8 +87,8 @@ static uint64_t path_share_block_bytes(uint64_t bytes)
 	return block;
 }
 
-/* Returns the quota because of which the client must not hold this many more bytes, or NULL. With
- * them, the client must not hold more of a quota than then remains of it. */
+/* Returns the quota that does not permit the client to hold this many more bytes, or NULL. A client
+ * can hold at most as much of a quota as remains free. */
 static struct path_quota *quota_without_room(const struct path_client *client, uint64_t bytes)
 {
 	for (int i = 0; i < PATH_QUOTAS; i++) {
@@ -123,9 +124,10 @@ static void let_go(struct path_client *client, uint64_t bytes)
 	}
 }
 
-/* Returns whether the client can hold this many more bytes. A request can always take memory again
+/* Returns whether the client can hold this many more bytes. A request can always take back memory
  * that it has just returned (replaced_bytes). If this was the reserve, which quotas do not include,
- * it gets other memory only if the quotas have room; otherwise it gets the reserve again. */
+ * the request gets other memory only if the quotas permit it; otherwise it can take the reserve
+ * again. */
 static bool may_hold(struct path_client *client, uint64_t export_bytes, const struct arena *arena,
 	uint64_t bytes, uint64_t replaced_bytes)
 {
@@ -138,15 +140,15 @@ static bool may_hold(struct path_client *client, uint64_t export_bytes, const st
 	       quota_without_room(client, bytes) == NULL;
 }
 
-/* Uses the client's reserve. A read gets it only if its client has no buffer, because otherwise one
- * will be free when its data is sent. A write always gets it, because its peer might not receive
- * any data before it has sent the write. */
+/* Gets the client's reserve. A read gets it only if the client holds no other buffer; otherwise it
+ * waits until the data in that buffer has been sent. A write always gets it, because the peer might
+ * not receive any data until it has sent the write. */
 static bool get_reserve(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
 {
 	struct path_client *client = request->client;
-	/* Ends on a boundary, so that the next part is aligned. An atomic write has no next
-	 * part. */
+	/* The part ends on a boundary, so that the next part is aligned. An atomic write has only
+	 * one part. */
 	uint64_t room = PATH_RESERVE_BYTES - (request->atomic ? 0 : offset % PATH_RESERVE_BYTES);
 	bool may = request->op == STORE_WRITE || client->buffer_count == 0 || replaced_bytes > 0;
 
@@ -180,7 +182,7 @@ uint32_t path_atomic_bytes(struct path *path, const struct store *store)
 	return (uint32_t)MIN(promised, block);
 }
 
-/* Allocates the blocks of exports that do not have one yet. */
+/* Allocates the blocks for atomic writes of exports whose block could not be allocated before. */
 static void keep_atomic(struct path_admission *admission)
 {
 	struct list_node *node;
@@ -196,8 +198,7 @@ static void keep_atomic(struct path_admission *admission)
 	}
 }
 
-/* Uses the export's block for an atomic write, unless other clients wait that must be served
- * first. */
+/* Uses the export's block for an atomic write, unless other clients must be served first. */
 static bool get_atomic(
 	struct path_request *request, struct arena **arena_inout, struct arena_buf *buf)
 {
@@ -208,13 +209,13 @@ static bool get_atomic(
 	if (likely(!request->atomic)) {
 		return false;
 	}
-	client->lacking = NULL; /* it waits for the block, not for a quota */
+	client->lacking = NULL; /* the request waits for the block, not for a quota */
 	if (export->atomic.memory.rights == 0 || export->atomic_used) {
 		return false;
 	}
 	if (!admission->serving && !turn_is_waiting(&client->turn) &&
 		!turns_are_empty(&admission->waiting)) {
-		admission->released = true; /* path_serve() will give it its turn */
+		admission->released = true; /* path_serve() will give the client its turn */
 		return false;
 	}
 	*buf = export->atomic;
@@ -236,8 +237,8 @@ static void put_atomic(struct path_request *request, struct arena_buf *buf)
 	buf->memory = MEM_NONE;
 }
 
-/* Returns whether the export needs a block for atomic writes. If they are not longer than the
- * clients' reserve, the reserve is sufficient. */
+/* Returns whether the export needs a block for atomic writes. If its atomic writes are not longer
+ * than a client's reserve, the reserve is used instead. */
 static bool needs_block(const struct path_export *path_export)
 {
 	return path_export->atomic_bytes > PATH_RESERVE_BYTES;
@@ -273,7 +274,8 @@ void path_export_leave(struct path *path, struct path_export *path_export)
 
 /* --- buffers ------------------------------------------------------------------------------- */
 
-/* Like may_hold(), for device memory, which quotas do not include. */
+/* Returns whether the client can hold this many more bytes of device memory, which quotas do not
+ * include. */
 static bool may_hold_device(struct path_client *client, const struct path_export *export,
 	uint64_t bytes, uint64_t replaced_bytes)
 {
@@ -283,8 +285,8 @@ static bool may_hold_device(struct path_client *client, const struct path_export
 		       client->admission->device, bytes);
 }
 
-/* Gets a buffer of one arena, as large as possible, but not smaller than both PATH_PART_BYTES_MIN
- * and the requested size. */
+/* Gets a buffer from the arena for *bytes_inout bytes. If memory is short, reduces *bytes_inout,
+ * but not below PATH_PART_BYTES_MIN, and not for an atomic write. */
 static bool get_from(struct path_request *request, struct arena *arena, uint64_t replaced_bytes,
 	uint64_t *bytes_inout, struct arena_buf *buf)
 {
@@ -389,8 +391,8 @@ void path_client_put(struct path_client *client, struct arena_buf *buf)
 
 /* --- the window ---------------------------------------------------------------------------- */
 
-/* A read of which nothing is sent before it is complete can exceed the window if its client has no
- * other unsent data. */
+/* A read that is sent only when it is complete can exceed the window if its client has no other
+ * unsent data. */
 bool admission_fits_window(const struct path_request *request, uint64_t bytes)
 {
 	const struct path_client *client = request->client;
@@ -434,7 +436,8 @@ static struct path_request *request_of(struct list_node *stalled_node)
 	return list_entry(stalled_node, struct path_request, stalled_node);
 }
 
-/* Sets what the client waits for. of: a quota, or NULL; of_device: it waits for device memory. */
+/* Sets what the client waits for. is_short: for memory that others hold; of: because of this quota
+ * (NULL: none); of_device: for device memory. */
 static void set_short(
 	struct path_client *client, bool is_short, struct path_quota *of, bool of_device)
 {
@@ -475,7 +478,8 @@ void admission_wait(struct path_request *request, bool is_short)
 	client->lacking = NULL;
 	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
-		/* A write goes behind other writes and in front of all reads, see admission.h. */
+		/* A write goes behind other writes and in front of all reads: a read can wait for a
+		 * peer that sends the write first. */
 		struct list_node *next = client->stalled.next;
 
 		while (request->op == STORE_WRITE && next != &client->stalled &&
@@ -485,7 +489,7 @@ void admission_wait(struct path_request *request, bool is_short)
 		list_insert_before(request->op == STORE_WRITE ? next : &client->stalled,
 			&request->stalled_node);
 	}
-	/* The first request determines what the client waits for. */
+	/* The client waits for what its first request waits for. */
 	if (list_first(&client->stalled) == &request->stalled_node) {
 		set_short(client, is_short, lacking, lacks_device);
 		if (is_short) {
@@ -531,7 +535,7 @@ bool admission_is_costly(const struct path_request *request)
 	       (store_info(request->export->store)->caps & STORE_CAP_CALLS) != 0;
 }
 
-/* Returns whether the request can start. One costly request per export can always start. */
+/* Returns whether the costly request can start. Each export can always have one in the store. */
 static bool costly_may(const struct path_request *request)
 {
 	uint32_t count = request->export->costly_count;
@@ -555,13 +559,13 @@ bool admission_costly_waits(struct path_request *request)
 	bool may = costly_may(request);
 	bool had_turn = client->is_short && list_first(&client->stalled) == &request->stalled_node;
 
-	/* A new request must not take a slot for which others already wait. A request that had a
-	 * slot and then waited for memory has had its turn. */
+	/* A new request must not take a slot for which others already wait. A request that had its
+	 * turn and then waited for memory may start. */
 	if (may && (admission->costly_serving || had_turn || turns_are_empty(&admission->costly))) {
 		return false;
 	}
 	admission->released |= may;
-	admission_wait_end(request); /* no longer waits for memory */
+	admission_wait_end(request); /* the request no longer waits for memory */
 	request->costly = PATH_COSTLY_WAITS;
 	admission->costly_waiting_count++;
 	list_push_back(&client->costly_waiting, &request->stalled_node);
@@ -606,7 +610,7 @@ static void serve_costly(
 
 		node = list_first(&client->costly_waiting);
 		if (node == NULL) {
-			continue; /* the request was abandoned */
+			continue; /* the client's request was abandoned */
 		}
 		request = list_entry(node, struct path_request, stalled_node);
 		if (!costly_may(request)) {
@@ -622,7 +626,7 @@ static void serve_costly(
 	admission->costly_serving = false;
 }
 
-/* Returns how much is counted for a client in a turn. held: what it held before its turn. */
+/* Returns the number of bytes to count for a client's turn. held: the bytes that it held before. */
 static uint64_t served_bytes(const struct path_client *client, uint64_t held)
 {
 	uint64_t holds = client->held_bytes + client->device_held_bytes;
@@ -650,7 +654,7 @@ void admission_serve(struct path_admission *admission, void (*again)(struct path
 		again(request_of(list_first(&client->stalled)));
 		if (client->held_bytes + client->device_held_bytes > held ||
 			client->atomic_count > atomic_count) {
-			/* only if it got more than the reserve */
+			/* A client that got only its reserve has not had its turn yet. */
 			turns_had(&admission->waiting, turn, &round);
 			given += served_bytes(client, held);
 		} else if (turn_is_waiting(turn)) {

@@ -40,10 +40,11 @@
  *
  * Costly requests are block status, trim, zero and cache: they occupy a worker thread or the lock
  * of a file for a long time. A client has at most one costly request in the store. An export can
- * always have one in the store. It can have more while it has fewer than there are free slots (of
- * PATH_COSTLY_MAX). They wait round-robin in the same way. While a costly request waits for the
- * change of an ended connection (late_writes.h), it does not occupy a slot, because that change
- * might need it. Reads and writes of the same client overtake costly requests.
+ * always have one in the store, and another one as long as it has fewer than there are free slots
+ * (PATH_COSTLY_MAX minus all that are in the store). Clients with waiting costly requests are
+ * served round-robin in the same way. A costly request that waits for an overlapping change of an
+ * ended connection (late_writes.h) does not occupy a slot, because that change might need the slot.
+ * Reads and writes of the same client overtake costly requests.
  *
  * Threading: the path's thread. Ownership: a client and its peer belong to the owner of the
  * requests and exist until path_client_fini(). Errors: none.
@@ -76,13 +77,13 @@ _Static_assert((int)PATH_WINDOW_BYTES >= 2 * (int)ARENA_BLOCK_BYTES_MAX,
 
 #define PATH_QUOTA_NONE UINT64_MAX
 
-/* Limit on the memory that the clients of a group hold together in one path. */
+/* Limit on the total memory that a group of clients holds in one path. */
 struct path_quota {
-	uint64_t max_bytes;  /* path_quota_set(); PATH_QUOTA_NONE = no limit */
+	uint64_t max_bytes;  /* set by path_quota_set(); PATH_QUOTA_NONE = no limit */
 	uint64_t held_bytes; /* size of the clients' buffers, without their reserves */
-	uint64_t waits;	     /* how often a client started to wait because of this quota */
+	uint64_t waits;	     /* number of times a client started to wait because of this quota */
 	/* Private members. */
-	uint32_t short_count; /* clients that wait because of it now */
+	uint32_t short_count; /* number of clients that wait because of this quota now */
 };
 
 extern const struct counter_table path_quota_counter_table; /* of struct path_quota */
@@ -92,9 +93,9 @@ struct path_arena {
 	uint64_t limit_bytes;
 	uint64_t mapped_bytes;
 	uint64_t used_bytes;
-	uint64_t waits;	 /* how often a client started to wait for memory held by others */
-	uint64_t spills; /* parts that used RAM because the arena was full */
-	/* See struct arena_info. kind is NULL if there is no such arena. */
+	uint64_t waits;	 /* number of times a client started to wait for memory held by others */
+	uint64_t spills; /* number of parts that used RAM because the arena was full */
+	/* See struct arena_info. kind is NULL if the path has no such arena. */
 	const char *kind;
 	int condemned;
 };
@@ -106,25 +107,29 @@ enum path_quota_kind { PATH_QUOTA_IDENTITY, PATH_QUOTA_EXPORT, PATH_QUOTAS };
 
 /* State that all clients share. For use in src/path only. */
 struct path_admission {
-	struct arena *ram;	     /* includes the clients' reserves */
-	struct arena *device;	     /* NULL: none */
-	bool device_waits;	     /* see path_options */
-	struct turns waiting;	     /* clients with a request that might be able to continue */
-	uint32_t short_count;	     /* clients that wait for memory held by others */
-	uint32_t quota_short_count;  /* clients in short_count that wait because of a quota */
-	uint32_t device_short_count; /* clients in short_count that wait for device memory */
-	/* clients with a costly request that might be able to start */
+	struct arena *ram;    /* includes the reserves of all clients */
+	struct arena *device; /* NULL: none */
+	bool device_waits;    /* see path_options */
+	/* turns of clients with a waiting request that might be able to continue */
+	struct turns waiting;
+	uint32_t short_count; /* number of clients that wait for memory held by others */
+	/* number of clients that wait because of a quota; part of short_count */
+	uint32_t quota_short_count;
+	/* number of clients that wait for device memory; part of short_count */
+	uint32_t device_short_count;
+	/* turns of clients with a costly request that might be able to start */
 	struct turns costly;
 	uint32_t costly_count;
 	uint32_t costly_waiting_count;
-	struct path_arena ram_counts; /* only waits and spills are used */
+	struct path_arena ram_counts; /* only the members waits and spills are used */
 	struct path_arena device_counts;
 	uint64_t atomic_bytes;		 /* total size of the blocks for atomic writes */
 	uint64_t atomic_idle_bytes;	 /* size of the blocks that are allocated and unused */
 	struct list_node atomic_lacking; /* exports whose block could not be allocated yet */
 	bool serving;	     /* admission_serve() is giving turns to clients that wait for memory */
 	bool costly_serving; /* admission_serve() is giving turns to costly requests */
-	bool released;	     /* a waiting client might be able to continue */
+	/* admission_serve() should be called: a waiting client might be able to continue */
+	bool released;
 };
 
 struct path_peer {
@@ -133,34 +138,34 @@ struct path_peer {
 };
 
 struct path_client {
-	/* Statistics of its requests, by operation, allocated with the first request. NULL: none,
-	 * the default. Must exist until path_client_fini(). */
+	/* Statistics of the client's requests, by operation, allocated with the first request. NULL
+	 * (the default): no statistics. Must exist until path_client_fini(). */
 	struct path_stats **stats;
 	/* Private members. */
 	struct path_admission *admission;
 	struct turn turn;
-	/* requests that wait for memory, the next one first */
+	/* requests that wait for memory, in the order in which they continue */
 	struct list_node stalled;
-	uint64_t held_bytes; /* size of its buffers in RAM, without the reserve */
+	uint64_t held_bytes; /* size of the client's buffers in RAM, without its reserve */
 	uint64_t device_held_bytes;
-	/* bytes of reads that were started and not yet given to the session */
+	/* bytes of reads that were started, but not yet given to the session */
 	uint64_t unsent_bytes;
 	uint64_t window_bytes; /* maximum of unsent_bytes */
-	/* number of its buffers, including the reserve and blocks for atomic writes */
+	/* number of the client's buffers, including the reserve and blocks for atomic writes */
 	uint32_t buffer_count;
-	uint32_t atomic_count; /* number of export blocks for atomic writes that it uses */
+	uint32_t atomic_count; /* number of blocks for atomic writes that the client uses */
 	bool reserve_used;
-	bool is_short; /* its first waiting request waits for memory that others hold */
+	bool is_short; /* the client's first waiting request waits for memory that others hold */
 	struct path_quota *quotas[PATH_QUOTAS]; /* by kind; NULL: none */
 	/* quota because of which admission_get() has just failed, or NULL */
 	struct path_quota *lacking;
 	bool lacks_device; /* admission_get() has just failed for lack of device memory */
-	/* with is_short: the quota because of which it waits; NULL: none */
+	/* with is_short: the quota because of which the client waits; NULL: none */
 	struct path_quota *short_of;
-	bool short_of_device;		 /* with is_short: it waits for device memory */
+	bool short_of_device;		 /* with is_short: the client waits for device memory */
 	struct list_node costly_waiting; /* costly requests that wait for a slot */
 	struct turn costly_turn;
-	bool costly_busy; /* one of its costly requests is in the store */
+	bool costly_busy; /* one of the client's costly requests is in the store */
 };
 
 void path_peer_init(struct path_peer *peer);
@@ -181,8 +186,8 @@ void path_client_join(
  * immediately. */
 void path_client_sent(struct path_client *client, uint64_t bytes, bool filled);
 
-/* Gets a buffer from the path's RAM for other data than the payload of requests. Returns -EAGAIN if
- * a request would not get it either. */
+/* Gets a buffer from the path's RAM for data other than request payload. Returns -EAGAIN if a
+ * request would not get the buffer either. */
 GMB_MUST_CHECK int path_client_get(
 	struct path_client *client, uint32_t bytes, struct arena_buf *buf);
 void path_client_put(struct path_client *client, struct arena_buf *buf);
@@ -208,29 +213,29 @@ void admission_put(struct path_request *request, struct arena *arena, struct are
 
 /* Returns whether the client's window permits this many more bytes of a read. */
 bool admission_fits_window(const struct path_request *request, uint64_t bytes);
-/* Count unsent bytes: begin when a part is started, end when they are given to the session or
- * dropped. */
+/* Count the unsent bytes of a read: begin when a part starts, end when its bytes are given to the
+ * session or dropped. */
 void admission_begin_unsent(struct path_request *request, uint64_t bytes);
 void admission_end_unsent(struct path_request *request, uint64_t bytes);
 
 /* Makes the request wait for its turn. is_short: it waits for memory held by others; otherwise it
- * waits for its client's own window. If it already waits, its position stays the same. */
+ * waits for its client's own window. A request that already waits keeps its position. */
 void admission_wait(struct path_request *request, bool is_short);
 /* Ends the waiting of a request. No-op if it does not wait. */
 void admission_wait_end(struct path_request *request);
 /* Returns whether a read must wait behind other requests of its client. */
 bool admission_must_wait(const struct path_request *request);
 
-/* Returns whether the request is costly: block status, and other requests than reads, writes and
- * flushes that are long or occupy a worker thread. */
+/* Returns whether the request is costly: a block status request, or a trim, zero, cache or copy
+ * request that is long or occupies a worker thread. */
 bool admission_is_costly(const struct path_request *request);
 /* Returns true if the request has to wait for a slot for costly requests, and makes it wait. */
 GMB_MUST_CHECK bool admission_costly_waits(struct path_request *request);
-/* Occupy a free slot, and release it. */
+/* Occupy (begin) and release (end) a slot for costly requests. */
 void admission_costly_begin(struct path_request *request);
 void admission_costly_end(struct path_request *request);
 
-/* Gives turns to waiting clients: calls again for requests that wait for memory, and start for
+/* Gives turns to waiting clients: calls again() for requests that wait for memory, and start() for
  * costly requests, which then no longer wait. After SERVE_BYTES it stops with released set, and the
  * next call continues with the other clients. */
 void admission_serve(struct path_admission *admission, void (*again)(struct path_request *request),

@@ -55,8 +55,8 @@ void late_writes_publish(struct late_writes *late, struct late_writes_range *ran
 	pthread_mutex_unlock(&late->lock);
 }
 
-/* Called under the lock. The export, which contains the port, exists until the message arrives,
- * because the part that waits is not done before. */
+/* Passes the part to its reactor by a message. Called under the lock. The part is not done until it
+ * has been resumed, so the export, which contains the port, exists when the message arrives. */
 static void late_writes_grant(struct path_stream *stream)
 {
 	struct late_writes_port *port = &stream->request->export->late_writes_port;
@@ -83,8 +83,9 @@ void late_writes_withdraw(struct late_writes *late, struct late_writes_range *ra
 	range->serial = 0;
 }
 
-/* Returns the first range for which the part must wait. Ranges behind the range of its own request
- * were published later, so it does not wait for them. */
+/* Returns the first published range for which the part must wait. The list is in the order of
+ * publication: ranges after the one of the part's own request were published later, and the part
+ * does not wait for them. */
 static struct late_writes_range *late_writes_find(
 	struct late_writes *late, const struct path_stream *stream)
 {

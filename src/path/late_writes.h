@@ -8,17 +8,16 @@
  * published on the export. While it is published, all overlapping changes wait, on all reactors and
  * from all clients.
  *
- *   connection ends ─▶ late_writes_publish(range) ........ its parts are done ─▶
- * late_writes_withdraw(range) part of another request: late_writes_any() ─▶ late_writes_wait() ──
- * waits ──▶ path_resume(stream)
+ *   old request  connection ends ─▶ late_writes_publish(), parts done ─▶ late_writes_withdraw()
+ *   new request  part ─▶ late_writes_any() ─▶ late_writes_wait() ... waits ... ─▶ path_resume()
  *
- * Parts of a request whose own range is published can also wait. They wait only for ranges that
- * were published earlier, so two requests never wait for each other.
+ * A request whose range is published can have parts that wait for ranges published earlier, but not
+ * for later ones. So two requests never wait for each other.
  *
  * Threading: shared by all reactors. Without a published range, a part costs one relaxed load;
  * otherwise it takes a lock. A port belongs to its ring's thread. Ownership: ranges are members of
- * their requests, and ports are members of each reactor's exports. Both exist until they have been
- * unlinked from all lists here. Errors: none.
+ * their requests, and ports are members of each reactor's exports. Both must exist until all lists
+ * here have released them. Errors: none.
  */
 #pragma once
 
@@ -34,7 +33,7 @@ struct path_stream;
 struct late_writes {
 	_Atomic uint32_t count; /* number of published ranges */
 	pthread_mutex_t lock;	/* protects the following members and the list nodes in them */
-	uint64_t serial;	/* serial number of the range published last */
+	uint64_t serial;	/* number of the range that was published last */
 	struct list_node ranges;
 };
 
@@ -45,10 +44,10 @@ struct late_writes_range {
 	struct list_node waiting;
 	uint64_t offset;
 	uint64_t length;
-	uint64_t serial; /* serial number; 0: not published */
+	uint64_t serial; /* number in the order of publication; 0: not published */
 };
 
-/* Passes parts that no longer wait to the ring of their reactor. */
+/* Passes the parts that no longer have to wait to the ring of their reactor. */
 struct late_writes_port {
 	struct late_writes *late;
 	struct ring *ring;
@@ -58,7 +57,7 @@ struct late_writes_port {
 };
 
 void late_writes_init(struct late_writes *late);
-/* Frees the list, in which no range may be published. */
+/* Frees the list, which must not contain any range. */
 void late_writes_fini(struct late_writes *late);
 void late_writes_port_init(
 	struct late_writes_port *port, struct late_writes *late, struct ring *ring);

@@ -4,8 +4,8 @@
 #include "base/bytes.h"
 #include "path/path.h"
 
-/* CPU time that each additional part costs server and client: submission, completion, header, share
- * of a send. See docs/design/0008. */
+/* CPU time that each additional part costs server and client together: submission, completion,
+ * header and a share of a send. See docs/design/0008. */
 #define PART_COST_NS UINT64_C(16000)
 #define SECOND_NS    UINT64_C(1000000000)
 
@@ -44,9 +44,9 @@ static uint32_t best(uint64_t bytes, uint64_t rate)
 	return (uint32_t)part_size << 10;
 }
 
-/* Returns whether parts of this size save at least GAIN_MIN times what they cost. They hide the
- * time of the faster side (disk or network), except for one part. If other requests are in flight,
- * this time is already hidden in part. */
+/* Returns whether cutting into parts of this size saves at least GAIN_MIN times its cost. Cutting
+ * hides the transfer time of the faster side (disk or network), except for one part. Other requests
+ * in flight already hide some of this time. */
 static bool pays(const struct overlap *overlap, uint64_t length, uint32_t bytes, uint64_t rate)
 {
 	uint64_t more_ns = (length - 1) / bytes * PART_COST_NS;
@@ -112,8 +112,7 @@ uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t le
 
 void overlap_learn_request(struct overlap *overlap, uint64_t bytes, uint64_t took_ns, bool cut)
 {
-	/* Calculated in KiB and units of 1024 ns, so that the product does not overflow. A request
-	 * takes longer than that. */
+	/* Calculated in KiB and units of 1024 ns, so that the product does not overflow. */
 	uint64_t rate = (bytes >> 10) * (SECOND_NS >> 10) / MAX(took_ns >> 10, UINT64_C(1)) << 10;
 
 	if (cut) {
@@ -131,7 +130,8 @@ void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t who
 		early = (whole_ns - mean_ns) * OVERLAP_EARLY_ONE / whole_ns;
 	}
 	overlap->early_measured = true;
-	/* Does not use average(), because 0 is a valid measurement here. */
+	/* average() is not used, because it takes 0 for "unknown", but 0 is a valid measurement
+	 * here. */
 	overlap->early =
 		(overlap->early * ((1 << AVERAGE_SHIFT) - 1) + (uint32_t)early) >> AVERAGE_SHIFT;
 }
@@ -175,8 +175,8 @@ void cut_begin(struct path_request *request)
 	bool has_progress = reads && store_has_progress(store);
 	/* True if disk and network can work at the same time. */
 	bool can_overlap = reads ? info->read_direct || has_progress : info->write_direct;
-	/* Each part of a durable write would be a separate flush, so it is cut only if it must be,
-	 * and is not measured. An atomic write is never cut. */
+	/* Each part of a durable write would need its own flush. So such a write is cut only if it
+	 * exceeds the maximum part size, and it is not measured. An atomic write is never cut. */
 	bool durable = (request->flags & STORE_FUA) != 0;
 	bool times_disk = can_overlap && !durable && request->length >= OVERLAP_REQUEST_BYTES_MIN;
 
@@ -195,19 +195,19 @@ void cut_begin(struct path_request *request)
 		request->cut = request->part_size < PATH_PART_SIZE_MAX;
 	}
 	if (request->cut && has_progress) {
-		/* Progress reports take the place of parts. Parts end only where another member of
-		 * the disk begins. */
+		/* The store's progress reports replace the small parts. Parts end only where the
+		 * data continues on another member of the disk. */
 		request->progress_step = request->part_size;
 		request->part_size = info->stripe_chunk >= OVERLAP_BYTES_MIN
 					     ? MIN(info->stripe_chunk, (uint32_t)PATH_PART_SIZE_MAX)
 					     : PATH_PART_SIZE_MAX;
 	}
 	if (!reads && request->placement != NULL) {
-		/* all data is available, so parts need not wait for it */
+		/* all data is already in memory, so there is no overlap with the network */
 		request->part_size = PATH_PLACED_BYTES_MAX;
 	}
-	/* Requires that fragments can be sent in any order: otherwise a part could wait for a later
-	 * one for which there is no memory. */
+	/* The striped order requires that fragments can be sent in any order. Otherwise, parts in
+	 * memory could wait for a part that gets no memory. */
 	request->striped = reads && !request->ascending && info->stripe_chunk >= request->part_size;
 	request->part_flags = (times_disk ? (uint32_t)STORE_MEASURED : 0) |
 			      (reads && info->read_direct && request->length > request->part_size

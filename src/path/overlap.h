@@ -31,7 +31,7 @@ struct path_request;
 enum {
 	OVERLAP_BYTES_MIN = 16 << 10,
 	OVERLAP_BYTES_MAX = 1 << 20,
-	/* Shorter requests are not measured. */
+	/* Shorter requests are always one part, and are not measured. */
 	OVERLAP_REQUEST_BYTES_MIN = 2 * OVERLAP_BYTES_MIN,
 	OVERLAP_EARLY_ONE = 1024,
 };
@@ -52,7 +52,7 @@ struct overlap {
 
 	/* Private members. */
 	uint32_t since_try;
-	uint32_t cuts; /* number of decisions to cut */
+	uint32_t cuts; /* number of requests for which cutting was chosen */
 };
 
 void overlap_init(struct overlap *overlap);
@@ -111,10 +111,8 @@ void cut_begin(struct path_request *request);
 /* Returns the expected time from one part or progress report to the next; 0 = unknown. */
 uint64_t cut_step_ns(const struct path_request *request);
 /*
- * This and the next two functions are called for requests with request->measured.
- *
- * Called when all bytes of the request were given to the session: it no longer uses the disk at the
- * same time as other requests.
+ * Called when all bytes of the request were given to the session: from now on, the request does not
+ * count as using the disk. This and the next two functions are called only if request->measured.
  */
 void cut_handed(struct path_request *request);
 /* Called when the request has ended. */
@@ -125,8 +123,8 @@ void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns)
 /* Returns the next part of a striped request, or of one with more bytes left than the part
  * size. */
 struct cut_range cut_next(struct path_request *request);
-/* Called if only the first bytes of the range were started: the rest is returned by the next
- * cut_next(). */
+/* Called if only the first bytes of the range were started. The next cut_next() returns the
+ * rest. */
 void cut_return(struct path_request *request, const struct cut_range *range, uint64_t bytes);
 
 /* --- placement.c: the requester's own memory; private to src/path ---------------------------- */
@@ -137,12 +135,12 @@ struct path_stream;
 /* Called when a request with a placement starts. Removes the placement if the store cannot use its
  * memory. */
 void placement_check(struct path_request *request);
-/* Returns the memory of the byte at this offset of the export, and the number of bytes from there
+/* Returns the placement's memory for the byte at this offset of the export, and the number of bytes
  * to the end of its segment. */
 struct mem_segment placement_at(struct path_request *request, uint64_t offset);
 /* Stores in *bytes_out the length of the next part, which starts at the beginning of the range.
  * Returns true if the part uses the placement directly, false if it is copied. */
 bool placement_run(
 	struct path_request *request, const struct cut_range *range, uint64_t *bytes_out);
-/* Copies between a part's buffer and the placement: after a read, or before a write. */
+/* Copies data between a part's buffer and the placement: after a read, or before a write. */
 void placement_copy(struct path_stream *stream);

@@ -16,17 +16,18 @@ struct path {
 	struct ring *ring;
 	struct arena *ram;
 	struct arena *device; /* device memory; NULL: none */
-	/* Pool of streams, except for the first one of each request. There is one for each block of
-	 * the arenas, so that everything that has a buffer gets a stream, and PATH_PLACED_PARTS_MAX
-	 * for requesters' memory. Unused pages of the pool use no memory. */
+	/* Pool of streams. Only the first stream of each request is outside the pool. The pool has
+	 * one stream for each block of the arenas, so that every buffer gets a stream, and
+	 * PATH_PLACED_PARTS_MAX for requesters' memory. Unused pages of the pool use no memory. */
 	struct path_stream *streams;
 	uint64_t stream_count; /* number of streams that were used at least once */
 	uint64_t stream_max;
 	uint32_t placed_count;	       /* number of pool streams that use requesters' memory */
 	struct list_node streams_free; /* streams that were used before and are free now */
 	struct path_admission admission;
-	uint64_t replaced_bytes;  /* just returned by pump()'s request */
-	uint32_t slow_count;	  /* requests in flight that are too slow to spin for */
+	uint64_t replaced_bytes; /* bytes that the request in pump() has just returned */
+	/* number of requests in flight for which a reactor should not spin */
+	uint32_t slow_count;
 	struct path_trace *trace; /* NULL: single requests are not recorded */
 };
 
@@ -105,7 +106,7 @@ static void path_set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
-	/* The first two states begin at the time of the request's batch. */
+	/* The first two states begin at the time of the batch in which the request arrived. */
 	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }
@@ -135,7 +136,8 @@ bool path_is_stalled(const struct path_request *request)
 
 /* --- streams ------------------------------------------------------------------------------- */
 
-/* Returns a free stream. The pool has one for each block of memory, and the caller has a block. */
+/* Returns a free stream. There always is one: the pool has one for each block of memory, and the
+ * caller has a block. */
 static struct path_stream *stream_get(struct path *path, struct path_request *request)
 {
 	struct path_stream *stream;
@@ -180,7 +182,7 @@ static void stream_put(struct path_stream *stream)
 	list_remove(&stream->node);
 	request->streams_live--;
 	request->live_bytes -= stream->room;
-	if (stream->unsent > 0) { /* the part has failed */
+	if (stream->unsent > 0) { /* not all data was given to the session */
 		admission_end_unsent(request, stream->unsent);
 	}
 	if (stream != &request->first) {
@@ -190,8 +192,8 @@ static void stream_put(struct path_stream *stream)
 	path->admission.released = true;
 }
 
-/* Releases a stream of a request that has failed or was abandoned, except for data that the session
- * still uses. */
+/* Releases a stream of a request that has failed or was abandoned. Data that the session still uses
+ * remains until path_fragment_sent(). */
 static void stream_drop(struct path_stream *stream)
 {
 	if (stream->in_store) {
@@ -199,7 +201,7 @@ static void stream_drop(struct path_stream *stream)
 	}
 	if (stream->done == stream->sent) {
 		stream_put(stream);
-	} else { /* the session uses the rest: path_fragment_sent() releases it */
+	} else { /* path_fragment_sent() releases the rest, which the session uses */
 		stream->length = stream->sent;
 		stream->valid = stream->sent;
 	}
@@ -246,7 +248,7 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	bool in_place = placement_run(request, range, bytes);
 
 	if (unlikely(request->atomic) && *bytes < range->bytes) {
-		in_place = false; /* an atomic write that spans several segments */
+		in_place = false; /* copies an atomic write that spans several segments */
 		*bytes = range->bytes;
 	}
 	if (!in_place) {
@@ -266,7 +268,7 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	stream = stream_get(path, request);
 	stream->memory = placement_at(request, range->offset).memory;
 	stream->in_place = true;
-	/* A copy within the server writes from the device memory that it has read. */
+	/* A server-side copy writes from the device memory into which it has read. */
 	stream->in_device = path->device != NULL && stream->memory.region != NULL &&
 			    (stream->memory.region->rights & MEM_CPU) == 0;
 	return stream;
@@ -302,7 +304,8 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 		stream = stream_place(path, request, &range, &bytes);
 	} else if (unlikely(request->arena != path->ram) && !device_may(request)) {
 		if ((request->memory_rights & ~request->device_rights) == 0) {
-			/* Device memory can be used for the data behind copied_bytes. */
+			/* Only the copied_bytes need RAM. The data behind them can use device
+			 * memory. */
 			bytes = MIN(
 				bytes, align_up(range.offset + request->copied_bytes, SPLIT_ALIGN) -
 					       range.offset);
@@ -455,7 +458,7 @@ static void path_part_done(struct store_part *part, int result)
 	}
 	if (result < 0) {
 		log_failure(request, part, result);
-		/* does not release this stream, because it is still in the store */
+		/* path_fail() does not release this stream, because it is still in the store. */
 		path_fail(request, result, part->offset);
 	}
 	stream->in_store = false;
@@ -511,9 +514,9 @@ static void part_progressed(struct store_part *part, uint64_t bytes)
 	request->progress(request);
 }
 
-/* Records in the trace that a part is submitted, and that it was opened, unless it is a write,
- * whose parts are opened before. begins: the request's first part. The time is exact, not the batch
- * time, so that the duration of the state before is correct. */
+/* Records in the trace that a part is submitted. Except for writes, it is opened at the same time,
+ * which is also recorded here. begins: the request's first part. Uses the exact time instead of the
+ * batch time, so that the duration of the previous state is correct. */
 static void trace_submitted(struct path_stream *stream, uint64_t length, bool begins)
 {
 	struct path_request *request = stream->request;
@@ -528,9 +531,9 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 }
 
-/* Submits a part to the store, or makes it wait for a late range (late_writes.h). page_cache: the
- * data is to be sent from the page cache. Returns false only if the store cannot do this; the
- * stream is then unchanged. */
+/* Submits a part to the store. If it overlaps a published change of an ended connection
+ * (late_writes.h), makes it wait instead. page_cache: the data is to be sent from the page cache.
+ * Returns false only if the store cannot do this; the stream is then unchanged. */
 static bool path_part_submit(struct path_stream *stream, uint64_t length, bool page_cache)
 {
 	struct path_request *request = stream->request;
@@ -555,7 +558,7 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 	}
 	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_writes_any(late)) &&
 		late_writes_wait(late, stream)) {
-		/* gives its slot back, because the late change might need it */
+		/* Frees the request's slot, which the late change might need. */
 		if (request->costly == PATH_COSTLY_BUSY) {
 			admission_costly_end(request);
 		}
@@ -588,7 +591,7 @@ void path_resume(struct path_stream *stream)
 	if (request->error == 0 && !request->abandoned) {
 		if (request->op == STORE_WRITE) {
 			(void)path_part_submit(stream, stream->part.length, false);
-		} else { /* restarts the request, because it might have to wait for a slot */
+		} else { /* restarts the request, which might have to wait for a slot */
 			stream_put(stream);
 			request->first_used = false;
 			start_plain(request);
@@ -602,9 +605,9 @@ void path_resume(struct path_stream *stream)
 	request->progress(request);
 }
 
-/* Starts a read that is not cut and whose data is in the page cache, from where it will be sent.
- * The window includes this data as if it were in a buffer: otherwise a slow peer could have so much
- * of it waiting that it is evicted from the page cache before it is sent. */
+/* Starts a read that is sent from the page cache without being cut, if all its data is there. The
+ * window includes this data as if it were in a buffer. Otherwise, the data for a slow peer could be
+ * evicted from the page cache before it is sent. */
 static bool start_page_cache(struct path_request *request)
 {
 	struct path_stream *stream;
@@ -825,9 +828,10 @@ static void serve(struct path_request *request)
 	} else if (request->op == STORE_READ || request->placement != NULL) {
 		pump(request);
 		if (request->whole && path_is_stalled(request)) {
-			request->progress(request); /* stop holding back other replies */
+			/* the session can now send other replies first */
+			request->progress(request);
 		}
-	} else { /* a write: the session calls path_write_open() again */
+	} else { /* for a write, the session calls path_write_open() again */
 		request->progress(request);
 	}
 }
@@ -900,7 +904,8 @@ void path_fragment_sent(const struct path_fragment *fragment)
 	stream_put(stream);
 	if (request->error == 0 && !request->abandoned &&
 		request->started_bytes < request->length) {
-		/* A reply that must not be interrupted keeps its last buffer for the next part. */
+		/* The request takes its last buffer again for the next part, because its reply must
+		 * not be interrupted. */
 		if (request->ascending && request->streams_live == 0) {
 			request->path->replaced_bytes = bytes;
 		}

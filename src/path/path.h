@@ -23,7 +23,7 @@
  *
  * Placement of payload: most requests are staged, which means that their parts have buffers of an
  * arena. The arena is RAM, or memory of a PCI device if the export requests it
- * (store_info.read_device). Such an export still uses RAM, and counts the reason, if one of these
+ * (store_info.read_device). Such an export still uses RAM, and counts how often, if one of these
  * holds:
  * - The store or the session needs an access that the device memory does not permit.
  * - The device memory is full, unless requests wait for it (path_options.device_waits).
@@ -71,7 +71,7 @@ enum {
 struct path_export {
 	struct store *store;
 	struct store_queue *queue;
-	/* for messages; not terminated; borrowed until path_export_fini(); can be NULL */
+	/* name for messages; not terminated; borrowed until path_export_fini(); can be NULL */
 	const char *name;
 	uint32_t name_bytes;
 	struct log_limit errors;		  /* rate limit for log lines about disk errors */
@@ -81,39 +81,43 @@ struct path_export {
 	uint32_t atomic_bytes;	 /* see path_export_join() */
 	struct arena_buf atomic; /* block reserved for atomic writes; MEM_NONE: not allocated yet */
 	bool atomic_used;
-	struct list_node atomic_node; /* in admission->atomic_lacking until it is allocated */
+	/* in admission->atomic_lacking until the block is allocated */
+	struct list_node atomic_node;
 	struct overlap reads;
 	struct overlap writes;
-	/* Size of all buffers of its requests, in RAM and in device memory, without the clients'
-	 * reserves. */
+	/* Size of all buffers of the export's requests, in RAM and in device memory, without the
+	 * clients' reserves. */
 	uint64_t held_bytes;
 	uint64_t device_held_bytes;
 	uint32_t costly_count;		/* number of costly requests in the store (admission.h) */
 	uint64_t page_cache_send_bytes; /* bytes of reads sent from the page cache */
-	/* Number of reads for which store_page_cache_ref() returned false. */
+	/* Number of reads for which the store could not provide the data in the page cache. */
 	uint64_t page_cache_send_misses;
-	/* Bytes of other reads and writes, by where their payload was. */
+	/* Bytes of all other reads and writes, by the place of their payload. */
 	uint64_t ram_bytes;
-	uint64_t placed_bytes; /* in the requester's memory (placement) */
+	uint64_t placed_bytes; /* payload in the requester's memory (placement) */
 	uint64_t device_bytes;
-	/* Uses of RAM despite mode=device. The first two count requests: the store needs access by
-	 * the CPU (for example, for partial blocks), or no device memory can be used. The last two
-	 * count parts: the session needs access by the CPU, or the device memory is full. */
+	/* Uses of RAM despite mode=device. Counted in requests: the store needs access by the CPU
+	 * (for example, for partial blocks); no device memory can be used. Counted in parts: the
+	 * session needs access by the CPU; the device memory is full. */
 	uint64_t ram_for_store;
 	uint64_t ram_for_trouble;
 	uint64_t ram_for_session;
 	uint64_t ram_for_room;
-	/* Why the disk cannot reach the device memory; 0: no error so far. */
+	/* Error because of which the disk cannot use the device memory; 0: no error so far. */
 	int device_error;
-	uint64_t staged_parts;	     /* parts with a buffer although the request has a placement */
-	uint64_t placements_refused; /* placements whose memory the store cannot use */
-	uint64_t late_waits;	     /* parts that waited for the change of an ended connection */
-	uint64_t error_counts[PATH_ERROR_COUNT]; /* failed requests, see path_error_slot() */
-	/* By operation; NULL before its first request. */
+	/* number of parts that were copied although the request has a placement */
+	uint64_t staged_parts;
+	uint64_t placements_refused; /* number of placements whose memory the store cannot use */
+	/* number of parts that waited for the change of an ended connection */
+	uint64_t late_waits;
+	/* numbers of failed requests, see path_error_slot() */
+	uint64_t error_counts[PATH_ERROR_COUNT];
+	/* Statistics by operation; NULL before the operation's first request. */
 	struct path_operation *operations[STORE_OP_COUNT];
 };
 
-/* Name of the metric of the counters ram_bytes, placed_bytes and the others by placement. */
+/* Name of the metric that contains the counters ram_bytes, placed_bytes and device_bytes. */
 #define PATH_PLACEMENT_METRIC "export_placement_bytes"
 
 extern const struct counter_table path_export_counter_table; /* of struct path_export */
@@ -126,10 +130,10 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 void path_export_fini(struct path_export *path_export);
 /*
  * Returns the maximum length of an atomic write: the path submits a write with STORE_FUA up to this
- * length as one part, even if memory is short. It is store_info.atomic_bytes, or less, down to
- * PATH_RESERVE_BYTES: a block of this length must not exceed an eighth of the memory available to
- * requests, and all such blocks together must not exceed half of it. 0: the store has no atomic
- * writes.
+ * length as one part, even if memory is short. The maximum is store_info.atomic_bytes, or less,
+ * down to PATH_RESERVE_BYTES: a block of this length must not exceed an eighth of the memory
+ * available to requests, and all such blocks together must not exceed half of it. 0: the store has
+ * no atomic writes.
  */
 uint32_t path_atomic_bytes(struct path *path, const struct store *store);
 /* Adds the export to the path, once, after path_export_init(). Atomic writes of at most
@@ -142,26 +146,26 @@ void path_export_leave(struct path *path, struct path_export *path_export);
 /* A range of a request that is being transferred, with its own buffer. 0 <= sent <= valid <=
  * length. */
 struct path_stream {
-	/* In request->ready while valid > sent, in the path's free list, or in
+	/* Link in request->ready while valid > sent, in the path's free list, or in
 	 * late_writes_range.waiting. */
 	struct list_node node;
 	struct path_request *request;
 	struct arena_buf buf;
-	struct mem_ref memory; /* its buffer, or memory of the requester or the store */
+	struct mem_ref memory; /* the stream's buffer, or memory of the requester or the store */
 	uint64_t offset;       /* in the export */
 	uint32_t length;
-	uint32_t room;	 /* size included in request->live_bytes */
-	uint32_t unsent; /* size included in client->unsent_bytes */
+	uint32_t room;	 /* the stream's share of request->live_bytes */
+	uint32_t unsent; /* the stream's share of client->unsent_bytes */
 	uint32_t valid;
-	uint32_t sent;	 /* bytes given to the session */
-	uint32_t done;	 /* bytes that the session has sent and returned */
-	bool in_store;	 /* its part was submitted and is not done */
+	uint32_t sent;	 /* number of bytes given to the session */
+	uint32_t done;	 /* number of bytes that the session has sent and returned */
+	bool in_store;	 /* the stream's part was submitted and is not done */
 	bool page_cache; /* the memory is in the store's page cache */
 	bool in_device;	 /* the memory is device memory */
 	bool in_place;	 /* the memory is the requester's */
 	/* the buffer is copied from or to the requester's memory */
 	bool copied;
-	struct path_trace_part *traced; /* its record in a trace; NULL: none */
+	struct path_trace_part *traced; /* the part's record in a trace; NULL: none */
 	struct store_part part;
 };
 
@@ -179,19 +183,21 @@ enum path_costly { PATH_COSTLY_NOT, PATH_COSTLY_WAITS, PATH_COSTLY_BUSY };
 
 struct path_request {
 	/* Set by the session before path_start(). */
-	struct path_client *client; /* the session's state in the shared memory */
+	struct path_client *client; /* the client's share of the path's memory, see admission.h */
 	enum store_op op;
 	uint32_t flags; /* enum store_flag */
 	uint64_t offset;
 	uint64_t length;
 	struct store_hints hints;
-	uint32_t extent_max; /* STORE_EXTENTS: maximum number, 1 to PATH_EXTENTS_MAX */
+	uint32_t extent_max; /* STORE_EXTENTS: maximum number of extents, 1 to PATH_EXTENTS_MAX */
 	/* STORE_COPY: the source must stay open until the request is idle */
 	struct store_copy copy;
-	uint64_t window_bytes; /* maximum size of its buffers; one part is always allowed */
-	bool ascending;	       /* fragments must be in the order of their offsets */
-	bool whole;	       /* no fragment is needed before all bytes are valid */
-	bool internal;	       /* not sent over a network: not cut, and not measured for overlap */
+	/* maximum size of the request's buffers; one part is always allowed */
+	uint64_t window_bytes;
+	bool ascending; /* fragments must be in the order of their offsets */
+	bool whole;	/* no fragment is needed before all bytes are valid */
+	/* data is not sent over a network, so the request is neither cut nor measured */
+	bool internal;
 	/* enum mem_right: the session's access to payload memory */
 	uint32_t memory_rights;
 	/*
@@ -220,44 +226,47 @@ struct path_request {
 
 	/* Private members. */
 	struct path *path;
-	struct arena *arena;	/* where its buffers come from */
-	uint32_t device_rights; /* enum mem_right: rights of its buffers in device memory */
-	uint32_t segment;	/* placement: index of the segment used last, and its first byte */
+	struct arena *arena; /* arena of the request's buffers */
+	/* enum mem_right: rights of the request's buffers in device memory */
+	uint32_t device_rights;
+	uint32_t segment; /* placement: index and first byte of the segment used last */
 	uint64_t segment_begin;
-	struct path_trace_request *record; /* record in a trace; NULL: none */
+	struct path_trace_request *record; /* the request's record in a trace; NULL: none */
 	enum path_state state;
 	uint64_t edge_ns[PATH_STATE_COUNT];
-	uint64_t started_bytes; /* bytes for which parts were created */
-	uint64_t stored_bytes;	/* bytes of parts that the store has finished */
-	uint64_t handed_bytes;	/* bytes given to the session as fragments */
-	uint64_t live_bytes;	/* bytes in open streams */
-	/* striped reads: where the row of the next part begins, see overlap.h */
+	uint64_t started_bytes; /* number of bytes for which parts were created */
+	uint64_t stored_bytes;	/* number of bytes of the parts that the store has finished */
+	uint64_t handed_bytes;	/* number of bytes given to the session as fragments */
+	uint64_t live_bytes;	/* number of bytes in open streams */
+	/* striped reads: offset of the row that contains the next part, see overlap.h */
 	uint64_t row_offset;
 	uint64_t row_step;
-	/* the rest of a range if memory was sufficient for only a part of it */
+	/* rest of a range that was started only in part, for lack of memory */
 	struct cut_range rest;
-	struct late_writes_range late; /* its range, published after its connection has ended */
-	uint64_t parts_time;	       /* sum over all parts of bytes * time until completion */
+	/* the request's range, published after its connection has ended */
+	struct late_writes_range late;
+	uint64_t parts_time; /* sum over all parts of bytes * time until completion */
 	uint32_t part_size;
-	uint32_t part_flags; /* enum store_flag: flags of its parts in addition to flags */
+	/* enum store_flag: flags of the request's parts, in addition to `flags` */
+	uint32_t part_flags;
 	/* interval of progress reports within a part; 0 = none */
 	uint32_t progress_step;
 	uint32_t parts_started;
 	uint32_t parts_inflight;
-	uint32_t parts_waiting; /* parts in parts_inflight that wait for late ranges */
+	uint32_t parts_waiting; /* number of parts in parts_inflight that wait, see late_writes.h */
 	uint32_t streams_live;
 	bool abandoned;
 	bool first_used;
-	bool measured; /* included in the measurements of struct overlap */
-	bool slow;     /* included in path->slow_count */
-	bool cut;      /* into parts or by progress reports */
-	bool counted;  /* included in overlap->request_bytes */
-	bool alone;    /* no other request was counted during its time */
-	bool striped;  /* parts are in an order that keeps all members busy */
+	bool measured; /* the request is included in the measurements of struct overlap */
+	bool slow;     /* the request is included in path->slow_count */
+	bool cut;      /* the request is cut into parts, or reported in steps */
+	bool counted;  /* the request is included in overlap->request_bytes */
+	bool alone;    /* no other request was counted while this one was in flight */
+	bool striped;  /* the parts are in an order that keeps all members busy */
 	bool stages;   /* blocks of the placement that are not aligned are copied */
 	bool page_cache_missed;
-	bool atomic;	  /* a write that must be a single part */
-	bool atomic_held; /* it uses the export's block for atomic writes */
+	bool atomic;	  /* the request is a write that must be a single part */
+	bool atomic_held; /* the request uses the export's block for atomic writes */
 	enum path_costly costly;
 	struct list_node ready;
 	struct list_node stalled_node; /* in client->stalled or client->costly_waiting */
@@ -268,12 +277,12 @@ enum {
 	/* Part size of reads through the page cache. Such a read is a copy that completes
 	 * immediately, so it cannot overlap with the network. */
 	PATH_CACHED_PART_BYTES = 512 << 10,
-	/* If memory is short, a part gets less than its size, but at least this much. */
+	/* If memory is short, a part gets a smaller buffer, but at least this much. */
 	PATH_PART_BYTES_MIN = 64 << 10,
 	PATH_PLACED_BYTES_MAX = 1 << 30, /* largest part of a write from a placement */
 	/* Maximum number of parts in flight that use requesters' memory, over all requests. */
 	PATH_PLACED_PARTS_MAX = 1024,
-	PATH_EXTENTS_MAX = 1024, /* less if memory is short */
+	PATH_EXTENTS_MAX = 1024, /* maximum number of extents; fewer if memory is short */
 	PATH_SLOW_NS = 50000,	 /* see path_is_slow() */
 };
 
@@ -297,8 +306,8 @@ void path_destroy(struct path *path);
  * the next call. */
 void path_set_trace(struct path *path, struct path_trace *trace);
 
-/* Retries requests that wait for memory, in turn. Called once per batch, and again while
- * path_is_to_serve() returns true. */
+/* Retries requests that wait for memory, in turn. Called once per batch of completions, and again
+ * while path_is_to_serve() returns true. */
 void path_serve(struct path *path);
 bool path_is_to_serve(const struct path *path);
 /* Returns whether a client waits for memory that others hold. */
@@ -311,11 +320,11 @@ struct path_admission *path_admission(struct path *path);
 /* Returns the arena for a request of an export with mode=device: device memory, or RAM if the CPU
  * would have to access it, for example to copy partial blocks. */
 struct arena *device_choose(struct path_request *request);
-/* Called if a part had a store_part.memory_error: stops using device memory for this disk, or for
- * all disks. */
+/* Called if a part has failed with store_part.memory_error: stops using device memory, for this
+ * disk or for all disks. */
 void device_see_error(struct path_request *request, int error);
-/* Returns whether the disk will take longer for the next bytes of some request in flight than a
- * reactor should spin. */
+/* Returns whether some request in flight needs more time for its next bytes than a reactor should
+ * spin. */
 bool path_is_slow(const struct path *path);
 
 /* Starts the request. It cannot fail; later events are reported by request->progress. A write
@@ -324,32 +333,33 @@ void path_start(struct path *path, struct path_request *request);
 
 enum path_status path_status(const struct path_request *request);
 
-/* Reads: stores the next fragment, at most max_bytes, from any stream (or the next one in order).
- * Returns false if none is ready. Its memory is valid until path_fragment_sent(). */
+/* Reads: stores the next fragment of at most max_bytes in *fragment, from any stream, or with
+ * request->ascending in the order of offsets. Returns false if no fragment is ready. Its memory is
+ * valid until path_fragment_sent(). */
 bool path_next_fragment(
 	struct path_request *request, uint32_t max_bytes, struct path_fragment *fragment);
-/* Returns the memory of a fragment that was sent or discarded. */
+/* Gives back the memory of a fragment that was sent or discarded. */
 void path_fragment_sent(const struct path_fragment *fragment);
 
-/* Called if a socket operation with the stream's memory failed with -EFAULT. If it is device
+/* Called if a socket operation with the stream's memory failed with -EFAULT. If this is device
  * memory, the device has been removed, and its memory is not used any more. */
 void path_memory_failed(const struct path_stream *stream);
 
 /*
  * Writes: returns a stream with memory for the next bytes: stream->memory, stream->length. NULL: no
  * memory is available, and progress will be called. The memory permits request->memory_rights,
- * which the session can change between calls. If copied_bytes > 0, the CPU can also write to it; if
- * it is in RAM only for this reason, it ends behind the last block of the copied bytes. Must not be
- * called if request->error is set or all bytes have memory.
+ * which the session can change between calls. If copied_bytes > 0, the CPU can also write to it. If
+ * device memory would be used otherwise, the stream then ends behind the last block of the copied
+ * bytes. Must not be called if request->error is set or all bytes have memory.
  */
 struct path_stream *path_write_open(struct path_request *request);
 /* Submits the stream to the store. Its memory must be filled. */
 void path_write_submit(struct path_stream *stream);
-/* Releases the stream without submitting it: the request has failed or the peer has
+/* Releases the stream without submitting it, because the request has failed or the peer has
  * disconnected. */
 void path_write_drop(struct path_stream *stream);
-/* Declares that the session does not need memory until its next path_write_open(), so that others
- * need not wait for it. */
+/* Declares that the session does not need memory until its next path_write_open(): the request
+ * leaves the queue for memory. */
 void path_write_pause(struct path_request *request);
 /* Returns whether the store has finished all parts that were submitted. */
 bool path_write_rests(const struct path_request *request);
@@ -366,8 +376,8 @@ void path_orphan(struct path_request *request);
  * The session must still return its fragments first. */
 bool path_abandon(struct path_request *request);
 bool path_is_idle(const struct path_request *request);
-/* Returns whether the request waits for memory that others use. It can free memory only by sending
- * its own data. */
+/* Returns whether the request waits for memory that others use. While it waits, it can free memory
+ * only by sending its own data. */
 bool path_is_stalled(const struct path_request *request);
 
 /* Called by late_writes.c on the request's ring when the part no longer has to wait. */

@@ -83,7 +83,7 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 		*bytes_out = align_down(*bytes_out, align);
 		return true;
 	}
-	/* Extends the copied part to the next block that can be transferred directly. */
+	/* Extends the copied part to the next block that can be transferred without a copy. */
 	for (at += align; at < end && !direct; at += direct ? 0 : align) {
 		here = placement_at(request, at);
 		if (!mem_is_aligned(here.memory, info->memory_align) && here.bytes > align) {

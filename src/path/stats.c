@@ -39,7 +39,7 @@ uint64_t path_latency_limit_ns(uint32_t bucket)
 
 static uint32_t latency_bucket(uint64_t ns)
 {
-	/* 0 to 7 have a bucket each, then 8 buckets per doubling. */
+	/* Units 0 to 7 have a bucket each; above, there are 8 buckets per doubling. */
 	uint64_t units = (ns - (ns > 0)) >> UNIT_SHIFT;
 	uint64_t bucket = units;
 
@@ -85,8 +85,8 @@ void path_operation_add(struct path_operation *operation, const uint64_t edge_ns
 	}
 }
 
-/* Counts a request. If there is no memory for statistics, does not count it, and tries again with
- * the next one. */
+/* Counts a request. If there is no memory for the statistics, the request is not counted, and the
+ * next one tries again. */
 void path_account(const struct path_request *request)
 {
 	struct path_operation **operation = &request->export->operations[request->op];
@@ -162,7 +162,7 @@ const char *path_error_name(uint32_t slot)
 #define REQUESTS(field, unit, name, ...)                                                           \
 	COUNTER(struct path_stats, field, TOTAL, unit, name, __VA_ARGS__)
 
-/* The sums of times are not listed here: they are part of the histograms. */
+/* The sums of times are not in this table, because they are part of the histograms. */
 static const struct counter path_stats_counter_list[] = {
 	REQUESTS(count, ITEMS, "count", "Completed requests, including failed ones",
 		.metric = "requests"),
@@ -205,8 +205,8 @@ void path_stats_merge(struct path_stats *into, const struct path_stats *from)
 
 uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_per_million)
 {
-	/* Number of requests up to and including the bucket to return; rounded up, so that 100 %
-	 * includes all. */
+	/* Number of requests that the buckets up to the result must contain; rounded up, so that
+	 * 100 % includes all. */
 	uint64_t wanted =
 		(uint64_t)(((unsigned __int128)stats->count * parts_per_million + 999999) /
 			   1000000);
@@ -239,7 +239,7 @@ struct path_trace {
 	struct path_trace_options options;
 	struct trace_name *names;
 	struct path_trace_request *requests;
-	/* number of records that were used, from the beginning of the array */
+	/* number of records at the beginning of the array that were used so far */
 	uint32_t request_count;
 	struct path_trace_request *requests_free;
 	struct path_trace_part *parts;
@@ -251,8 +251,8 @@ struct path_trace {
 	struct path_trace_more *mores_free;
 	struct path_trace_part beyond; /* dummy record that all parts beyond the limit share */
 	const struct path_trace_request **ended;
-	/* Written with release order when a request ends, and read with acquire order: records
-	 * below it are complete. */
+	/* Number of elements of ended. Written with release order when a request ends, and read
+	 * with acquire order, so that these records are complete. */
 	_Atomic uint32_t ended_count;
 };
 
@@ -388,7 +388,7 @@ static void part_put(struct path_trace *trace, struct path_trace_part *part)
 	trace->parts_free = part;
 }
 
-/* Gets memory for more than one mark and one piece. Returns false if there is none. */
+/* Gets memory for further marks and pieces of a part. Returns false if there is none. */
 static bool part_grow(struct path_trace *trace, struct path_trace_part *part)
 {
 	if (part->more == NULL && part != &trace->beyond) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Measurements of the data path: statistics of all requests by operation and size class, by
- * operation and state, and by client and operation; and records of single requests on demand. The
- * statistics are always on and cost a few additions per request.
+ * Measurements of the data path: statistics of all requests, and records of single requests on
+ * demand. Statistics are kept by operation and size class, by operation and state, and by client
+ * and operation. They are always on and cost a few additions per request.
  *
  * Latencies are counted in buckets whose width grows with the value: 8 per doubling, from 1 us to
  * over four minutes, so a quantile is at most 12.5 % too high. A bucket includes its upper limit
@@ -147,28 +147,29 @@ struct path_trace_options {
 /* A progress report of the store before a part was done. */
 struct path_trace_mark {
 	uint64_t progress_ns;
-	uint64_t bytes; /* number of bytes valid at that time */
+	uint64_t bytes; /* number of bytes that were valid at that time */
 };
 
 /* One piece of a part's data that was given to the network. */
 struct path_trace_piece {
 	uint64_t offset;
 	uint64_t length;
-	uint64_t handed_ns; /* when its first byte was given to the network */
-	uint64_t back_ns;   /* when the operating system had accepted its last byte */
+	uint64_t handed_ns; /* time at which the piece's first byte was given to the network */
+	uint64_t back_ns;   /* time at which the operating system had accepted its last byte */
 };
 
 struct path_trace_part {
-	struct path_trace_part *next; /* list, in the order of opening */
+	struct path_trace_part *next; /* list of parts, in the order in which they were opened */
 	uint64_t offset;
 	uint64_t length;
-	uint64_t opened_ns; /* when it got its memory */
-	/* when it was submitted to the disk; a write's payload was complete then */
+	uint64_t opened_ns; /* time at which the part got its memory */
+	/* time at which the part was submitted to the disk, after the payload of a write was
+	 * complete */
 	uint64_t submitted_ns;
 	uint64_t done_ns;
 	int result; /* 0, or a negative errno of the disk */
-	/* If there were too many, the last mark is the latest one, and the last piece includes all
-	 * later pieces. */
+	/* If there were more than fit, the last mark is that of the latest report, and the last
+	 * piece includes all later pieces. */
 	uint32_t mark_count;
 	uint32_t piece_count;
 
@@ -180,7 +181,7 @@ struct path_trace_part {
 
 struct path_trace_request {
 	enum store_op op;
-	/* valid as long as the trace; text NULL: there was no memory */
+	/* valid as long as the trace; text NULL: no memory was left for the name */
 	struct path_trace_name export;
 	uint64_t offset;
 	uint64_t length;
@@ -192,8 +193,8 @@ struct path_trace_request {
 
 	/* Private members. */
 	struct path_trace *trace;
-	struct path_trace_part **last; /* where the next part is linked */
-	/* the owner's pointer to this record, until the request ends */
+	struct path_trace_part **last; /* link to which the next part is appended */
+	/* address of the owner's pointer to this record, until the request ends */
 	struct path_trace_request **handle;
 	struct path_trace_request *next; /* in the free list */
 };
@@ -228,7 +229,8 @@ void path_trace_end(
 	struct path_trace_request *record, int error, const uint64_t edge_ns[PATH_STATE_COUNT]);
 /* Called when the request's peer has disconnected: discards the record. */
 void path_trace_drop(struct path_trace_request *record);
-/* Called when the path stops using the recorder. Its requests have no records from then on. */
+/* Called when the path stops using the recorder. The path's requests have no records from then
+ * on. */
 void path_trace_detach(struct path_trace *trace);
 
 /* Return the number of recorded requests that have ended, and the index-th of them in the order in

@@ -8,7 +8,8 @@
 
 enum {
 	PART_BYTES_MAX = 1 << 30,
-	/* The block layer holds back larger batches, to merge adjacent requests. */
+	/* STORE_APART parts per kernel call. The block layer delays larger batches, to merge
+	 * adjacent requests. */
 	PARTS_PER_CALL = 2,
 };
 
@@ -21,12 +22,12 @@ enum {
 /* --- the rate of the disk -------------------------------------------------------------------- */
 
 #define SECOND_NS UINT64_C(1000000000)
-/* If a disk is never idle, its rate is updated after this time. */
+/* The rate of a disk that is never idle is updated after this time. */
 #define BUSY_NS_MAX UINT64_C(10000000)
 
 enum {
 	RATE_SHIFT = 3,		   /* a new value has a weight of one eighth */
-	BUSY_BYTES_MIN = 64 << 10, /* too few bytes to compute a rate */
+	BUSY_BYTES_MIN = 64 << 10, /* no rate is computed from fewer bytes */
 };
 
 static void busy_end(struct store_rate *rate, uint64_t now_ns)
@@ -98,9 +99,9 @@ static void part_begin(struct store_queue *queue, struct store_part *part)
 /* --- parts of other rings ------------------------------------------------------------------ */
 
 /*
- * The thread that pushes a part into an empty mailbox posts its message. Until the message is
- * delivered and the mailbox is emptied, this part is in flight, so the queue, which contains the
- * mailbox, is not destroyed.
+ * The thread that pushes a part into an empty mailbox posts the mailbox's message. This part is in
+ * flight until the message is delivered and the mailbox is emptied. So the queue, which contains
+ * the mailbox, is not destroyed before.
  */
 
 static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part, struct ring *ring,
@@ -109,7 +110,7 @@ static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part,
 	struct list_node *before = atomic_load_explicit(&mailbox->parts, memory_order_relaxed);
 
 	/* Release order: the thread that takes the part sees its contents. Acquire order: if the
-	 * mailbox is empty, the thread that has emptied it no longer uses its message. */
+	 * mailbox is empty, the thread that has emptied it no longer uses the mailbox's message. */
 	do {
 		part->node.next = before;
 	} while (!atomic_compare_exchange_weak_explicit(
@@ -172,8 +173,7 @@ static void deliver_from_owner(struct ring *ring, struct ring_message *message)
 	struct list_node *taken = mailbox_take(&queue->from_owner);
 
 	GMB_UNUSED(ring);
-	/* The submitter of the last part may destroy the queue, so the queue is not used any
-	 * more. */
+	/* The queue is no longer used, because the submitter of the last part may destroy it. */
 	while (taken != NULL) {
 		struct store_part *part = taken_pop(&taken);
 
@@ -215,8 +215,8 @@ bool store_result_breaks(const struct store_part *part, int result)
 				 result != -EPERM && result != -EOPNOTSUPP);
 }
 
-/* Returns the result of a part that promises durability: an error if an earlier such part of the
- * store has failed. */
+/* Returns the result of a part that promises durability: an error if an earlier part with this
+ * promise has failed in the same store. */
 static int dispatch_judge(struct store *store, const struct store_part *part, int result)
 {
 	int broken = 0;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The fault filter: parts that match a rule fail with the rule's error and never reach the store
- * below. If several rules apply, the first one determines the error, but each rule counts all parts
- * that match it. The counters are shared by all reactors: nth=3 for writes means the third write to
- * the store on any reactor.
+ * below. If several rules apply, the first one determines the error, but every rule counts all
+ * parts that match it. The counters are shared by all reactors: nth=3 for writes means the third
+ * write to the store on any reactor.
  */
 #include <errno.h>
 #include <stdlib.h>

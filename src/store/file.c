@@ -30,7 +30,7 @@ static void write_next(struct store_part *part);
 /* --- options ------------------------------------------------------------------------------- */
 
 struct file_config {
-	bool is_raw; /* treat a file of any format as raw */
+	bool is_raw; /* a file of any format is treated as raw */
 };
 
 static int set_format(void *config, const char *value, struct error *error)
@@ -173,7 +173,8 @@ static void store_file_read_done(struct ring_op *op, int result)
 		return;
 	}
 	if (result == -EINVAL && scratch->around && !file_store_of(part)->base.info.read_direct) {
-		/* the disk has changed; direct I/O was preferred but not required */
+		/* The disk has changed. Direct I/O was preferred, not required, so the page cache
+		 * is used instead. */
 		scratch->around = false;
 		read_next(part);
 	} else if (try_by_copy(part, result)) {
@@ -229,7 +230,7 @@ static void write_failed(struct store_part *part, int result)
 	struct file_store *store = file_store_of(part);
 
 	if (result == -ENOSPC && part->offset + part->length > file_refresh_size(store)) {
-		result = -EIO; /* not full: the device has shrunk */
+		result = -EIO; /* the disk is not full: the device has shrunk */
 	}
 	if (store_result_breaks(part, result)) {
 		file_gate_fail(store->gate, store_file_legal_result(result));
@@ -292,8 +293,8 @@ static void write_inline(
 
 /*
  * If this store writes directly, its unaligned writes through the page cache are made durable
- * before they leave the gate. Their pages are then clean, so that no later write-back can overwrite
- * data from direct writes.
+ * before they leave the gate. Their pages are then clean, so that a later write-back cannot
+ * overwrite data from direct writes.
  */
 static void write_next(struct store_part *part)
 {
@@ -465,7 +466,8 @@ static void file_queue_fini(struct store_queue *base)
 	file_auto_fini(queue);
 	queue->retired->fd = sync_fd;
 	queue->retired->next = atomic_load_explicit(&store->retired, memory_order_relaxed);
-	/* Release order: store_file_release(), which loads with acquire, sees the whole entry. */
+	/* Release order pairs with the acquire load in store_file_release(), which then sees the
+	 * whole entry. */
 	while (!atomic_compare_exchange_weak_explicit(&store->retired, &queue->retired->next,
 		queue->retired, memory_order_release, memory_order_relaxed)) {
 	}
@@ -757,7 +759,8 @@ static enum store_barrier file_barrier(struct store *base, bool look)
 	return file_gate_barrier(container_of(base, struct file_store, base)->gate, look);
 }
 
-/* See store_place(). The bytes of a loop device are located in its backing file or device. */
+/* Implements store_place(). The bytes of a loop device are located in its backing file or
+ * device. */
 static bool file_place(struct store *base, struct store_place *place_out)
 {
 	const struct file_store *store = container_of(base, struct file_store, base);

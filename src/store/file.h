@@ -30,8 +30,9 @@
 
 enum file_unsupported {
 	FILE_NO_TRIM = 1 << 0,
-	FILE_NO_PUNCH = 1 << 1,	     /* file: zero by a hole; device: fast zero that may unmap */
-	FILE_NO_ZERO_RANGE = 1 << 2, /* file: zero, provisioned; device: fast zero, provisioned */
+	/* PUNCH_HOLE: zeroing that may free the space */
+	FILE_NO_PUNCH = 1 << 1,
+	FILE_NO_ZERO_RANGE = 1 << 2, /* ZERO_RANGE: zeroing that keeps the space allocated */
 	FILE_NO_DEVICE_ZERO = 1 << 3,
 	FILE_NO_CLONE = 1 << 4,
 	FILE_NO_COPY_RANGE = 1 << 5,
@@ -51,18 +52,21 @@ struct file_store {
 	uint8_t machine[DISK_BOOT_ID_BYTES]; /* the machine that has the disk; zeroes: unknown */
 	int fd;
 	int direct_fd;	       /* -1: none */
-	bool read_auto;	       /* mode=auto: the store has a direct_fd and a map */
+	bool read_auto;	       /* mode=auto applies: the store has a direct_fd and a map */
 	uint32_t offset_align; /* alignment required for direct I/O */
 	uint32_t memory_align;
-	uint64_t unit;		 /* page or filesystem block: granularity of trim and zero */
-	struct disk_map *map;	 /* NULL: cannot find out which data is in the page cache */
+	uint64_t unit; /* page or filesystem block: granularity of trim and zero */
+	/* map of the page cache; NULL: cannot find out which data is in the page cache */
+	struct disk_map *map;
 	const char *map_refusal; /* why map is NULL, see store_page_cache_refusal() */
 	struct file_gate *gate;
-	bool is_claimed;   /* by a store that writes; the gate has the claim */
-	int read_claim_fd; /* mark of a store that only reads; -1: none */
+	/* this store writes and has claimed the disk; the gate holds the claim */
+	bool is_claimed;
+	int read_claim_fd; /* descriptor that marks the disk as served for reading; -1: none */
 	struct file_gate_member member;
-	_Atomic uint64_t size;	      /* last known size */
-	_Atomic uint32_t unsupported; /* enum file_unsupported: methods that have failed */
+	_Atomic uint64_t size; /* last known size */
+	/* enum file_unsupported: operations that the disk does not support */
+	_Atomic uint32_t unsupported;
 	/* Descriptors of destroyed queues. They are closed together with the store, because closing
 	 * a file can block. */
 	_Atomic(struct file_retired *) retired;
@@ -77,14 +81,14 @@ struct file_auto {
 	uint64_t block_count;
 	uint64_t young_count;	       /* number of bits set in the younger generation */
 	bool young;		       /* index of the younger generation */
-	enum file_way way;	       /* the method of reads in this window */
+	enum file_way way;	       /* method of the reads in this window */
 	uint64_t rate[FILE_WAY_COUNT]; /* by method: measured bytes per second; 0 = unknown */
 	uint64_t window_offset;
 	uint64_t window_bytes; /* bytes read in this window; 0: the next read begins one */
 	uint64_t window_ns;    /* duration of this window without the clients' pauses */
 	uint64_t last_ns;
 	uint64_t window_count;
-	/* bytes for which reads stay direct even if data is in the page cache */
+	/* bytes still to be read directly even if they are in the page cache, see file_auto.c */
 	uint64_t quiet_bytes;
 };
 
@@ -94,14 +98,14 @@ struct file_queue {
 	struct ring_file direct; /* fd is -1 if the store has no direct_fd */
 	struct ring_file sync;
 	struct file_gate_port port;
-	uint64_t inline_again_ns; /* until this time, cached writes are asynchronous */
+	uint64_t inline_again_ns; /* time until which cached writes are asynchronous */
 	uint32_t inline_slow_count;
 	struct ring_op sync_op;
-	/* flushes that arrived during the current system call and need the next */
+	/* flushes that arrived during the current system call and wait for the next one */
 	struct list_node sync_waiting;
 	struct list_node sync_riding; /* flushes that the current system call completes */
 	struct file_retired *retired;
-	uint64_t direct_transfers; /* this and the following: counters */
+	uint64_t direct_transfers; /* this member and the following ones are counters */
 	uint64_t blocked_writes;
 	struct file_auto ways;
 	uint64_t auto_bytes[FILE_WAY_COUNT];
@@ -116,7 +120,7 @@ struct file_scratch {
 	uint32_t phase;	     /* used by file_zero.c */
 	uint32_t retries;
 	uint32_t gate; /* enum file_gate_class: the class in which the part is inside the gate */
-	bool around;   /* a read that should bypass the page cache */
+	bool around;   /* the part is a read that should bypass the page cache */
 };
 
 _Static_assert(sizeof(struct file_scratch) <= STORE_SCRATCH_BYTES, "fits a part");
@@ -188,7 +192,7 @@ uint32_t file_copy_ways(struct store *target, struct store *source, uint64_t *cl
 /* Starts a copy, or continues one that waited at the gate. */
 void file_copy(struct store_part *part);
 
-/* file_auto.c: for stores with read_auto; no effect on others */
+/* file_auto.c: functions for stores with read_auto, without effect on others */
 
 /* Returns false if there is not enough memory. */
 GMB_MUST_CHECK bool file_auto_init(struct file_queue *queue);

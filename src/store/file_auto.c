@@ -9,12 +9,11 @@
  *
  * Direct I/O is better for a program that reads a disk once: no pages are allocated, the bytes are
  * copied once less, and data that others need stays in the cache. A program that reads the same
- * data again finds it in memory from its third read on. A bitmap in the queue records the blocks
- * that were read. It has two generations; the older one is cleared when the younger has about as
- * many blocks as half of the machine's memory holds. Blocks read longer ago would have been evicted
- * from the cache anyway. Each queue has its own bitmap, so each queue reads a block once with
- * direct I/O. The base of overlays is read by many exports and therefore always goes through the
- * cache.
+ * data again finds it in memory from its third read on. Each queue has a bitmap of the blocks that
+ * it has read, so each queue reads a block once with direct I/O. The bitmap has two generations;
+ * the older one is cleared when the younger one contains about as many blocks as half of the
+ * machine's memory holds. Blocks read longer ago would have been evicted from the cache anyway. The
+ * base of overlays is read by many exports and therefore always goes through the cache.
  *
  * The faster method depends on the disk. If every command takes long and few are in flight, the
  * gain of the kernel's readahead exceeds the cost of the copy. So the throughput of both methods is
@@ -97,8 +96,8 @@ static void generation_end(struct file_auto *ways)
 	memset(ways->seen[ways->young], 0, generation_bytes(ways));
 }
 
-/* Marks the blocks that begin inside the range, so that consecutive reads never mark the same
- * block. Returns whether any was marked before. */
+/* Marks the blocks that begin inside the range (consecutive reads then never mark the same block).
+ * Returns whether any of them was marked before. */
 static bool range_mark(struct file_auto *ways, uint64_t offset, uint64_t length)
 {
 	uint64_t first = (offset + BLOCK_BYTES - 1) / BLOCK_BYTES;

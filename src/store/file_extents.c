@@ -11,7 +11,8 @@
 enum {
 	ADVISE_BYTES_MAX = 64 << 20,  /* limit, so that a hint does not fill the page cache */
 	ADVISE_PIECE_BYTES = 2 << 20, /* after each piece, other parts can run */
-	LOOKUPS_MAX = 256,	      /* per part, to bound the time on a worker thread */
+	/* limit of lookups for one part, to bound the time on a worker thread */
+	LOOKUPS_MAX = 256,
 };
 
 /* --- cache hint ---------------------------------------------------------------------------- */

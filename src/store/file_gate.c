@@ -17,29 +17,30 @@
 #define GATE_CLOSED (UINT64_C(1) << 63)
 
 struct file_gate {
-	struct list_node node; /* in the registry of gates */
+	struct list_node node; /* link in the registry of gates */
 	uint64_t identity[2];
 	uint32_t references;
 
-	/* GATE_CLOSED changes only under the lock; any thread counts direct parts */
+	/* Number of direct parts inside, changed by any thread, and GATE_CLOSED, changed only under
+	 * the lock. */
 	_Atomic uint64_t direct;
 	_Atomic uint32_t direct_writers;
 	_Atomic int error;
 
-	/* for the next four members; held while claiming, which can block */
+	/* Protects the next four members. Held while claiming, which can block. */
 	pthread_mutex_t claim_lock;
 	uint32_t claim_count;
-	bool claim_is_sole; /* the only claim was made with sole */
-	int claim_fd;	    /* -1: none, or the disk cannot be claimed */
+	bool claim_is_sole; /* there is one claim, made with sole */
+	int claim_fd;	    /* descriptor of the claim; -1: none, or the disk cannot be claimed */
 	/* claim_fd was received from another process and no store has used it yet */
 	bool is_adopted;
 	bool has_adopter;	/* store_adopt() holds a reference until store_adopt_end() */
 	_Atomic int barrier;	/* enum store_barrier; read by any thread */
 	uint64_t barrier_since; /* time at which the barrier was found to be closed */
 
-	pthread_mutex_t lock; /* for all members below */
+	pthread_mutex_t lock; /* protects all members below */
 	uint32_t buffered_count;
-	bool buffered_turn; /* which class is admitted when the gate is empty and both wait */
+	bool buffered_turn; /* class that is admitted if the gate is empty and both classes wait */
 	struct list_node waiting_direct;
 	struct list_node waiting_buffered;
 	struct list_node members;
@@ -135,11 +136,12 @@ static void barrier_set(struct file_gate *gate, enum store_barrier barrier)
 
 static enum store_barrier barrier_of(const struct file_gate *gate)
 {
-	/* Relaxed order: no other data depends on the barrier being open. */
+	/* Relaxed order: no other data depends on whether the barrier is open. */
 	return (enum store_barrier)atomic_load_explicit(&gate->barrier, memory_order_relaxed);
 }
 
-/* Called under the claim lock for the first claim, before this process marks a descriptor. */
+/* Closes the barrier if another process has marked the disk. Called under the claim lock for the
+ * first claim, before this process marks a descriptor. */
 static void barrier_begin(struct file_gate *gate, const char *path, int fd)
 {
 	int result = disk_check_writers(fd);
@@ -155,7 +157,7 @@ static void barrier_begin(struct file_gate *gate, const char *path, int fd)
 	}
 }
 
-/* Called under the claim lock when the barrier is open. */
+/* Marks the member's descriptors. Called under the claim lock when the barrier is open. */
 static void mark_member(struct file_gate *gate, const struct file_gate_member *member)
 {
 	int result = member->writes ? disk_mark_writer(member->fd) : 0;
@@ -255,7 +257,7 @@ void file_gate_unclaim(struct file_gate *gate)
 	pthread_mutex_unlock(&gate->claim_lock);
 }
 
-/* adopted claims: the gate has a reference of its own until store_adopt_end() */
+/* Adopts a claim: the gate gets a reference of its own until store_adopt_end(). */
 
 int store_adopt(const struct store_claim *claim)
 {
@@ -274,7 +276,7 @@ int store_adopt(const struct store_claim *claim)
 		}
 		return -ENOMEM;
 	}
-	if (gate->has_adopter) { /* two exports of the disk were passed, with the same claim */
+	if (gate->has_adopter) { /* the claim was already adopted for another export of the disk */
 		if (claim->fd >= 0) {
 			disk_close(claim->fd);
 		}
@@ -420,7 +422,7 @@ static void admit_direct(struct file_gate *gate)
 		atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
 		file_gate_grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
 	}
-	/* Opens the gate, or makes it the turn of the waiting buffered parts. */
+	/* Opens the gate, or gives the waiting buffered parts the next turn. */
 	if (list_is_empty(&gate->waiting_buffered)) {
 		atomic_fetch_and_explicit(&gate->direct, ~GATE_CLOSED, memory_order_acq_rel);
 	} else {

@@ -48,7 +48,7 @@ struct file_gate;
 
 enum file_gate_class { FILE_GATE_NONE, FILE_GATE_DIRECT, FILE_GATE_BUFFERED };
 
-/* A store in the gate's list. */
+/* Entry of a store in the gate's list of stores. */
 struct file_gate_member {
 	struct list_node node;
 	const char *path; /* for messages */
@@ -84,8 +84,8 @@ void file_gate_unclaim(struct file_gate *gate);
  * cache. Any thread, while the caller has a claim. */
 int file_gate_claim_fd(const struct file_gate *gate);
 
-/* See store_barrier(). look: query the system again if the barrier is closed, which can block. Any
- * thread. */
+/* Returns the state of the barrier, see store_barrier(). look: query the system again if the
+ * barrier is closed, which can block. Any thread. */
 enum store_barrier file_gate_barrier(struct file_gate *gate, bool look);
 
 void file_gate_join(struct file_gate *gate, struct file_gate_member *member);
@@ -94,8 +94,8 @@ bool file_gate_has_direct_writers(const struct file_gate *gate);
 
 void file_gate_port_init(struct file_gate_port *port, struct file_gate *gate, struct ring *ring);
 
-/* Returns true if the part is inside. Otherwise it waits, and file_resume() is called on its ring
- * when it is inside. */
+/* Makes the part enter the gate. Returns true if it is inside. Otherwise the part waits, and
+ * file_resume() is called on its ring when it is inside. */
 bool file_gate_enter(struct file_gate *gate, struct store_part *part, enum file_gate_class class);
 /* Takes the part out of the gate. No-op if it is not inside. */
 void file_gate_leave(struct file_gate *gate, struct store_part *part);

@@ -10,7 +10,7 @@
 
 #include "store/kind.h"
 
-/* Creates the map and returns NULL, or returns why there is none. */
+/* Creates the map and returns NULL. On failure, returns the reason. */
 static const char *map_create(struct file_store *store, const struct store_options *options)
 {
 	if (store_mode_is_direct(options->read_mode)) {
@@ -80,9 +80,9 @@ static bool touch_end(struct disk_map *map, uint64_t end)
 	return disk_map_peek(map, end - 1, &last, sizeof(last));
 }
 
-/* Returns false while another store of the process writes directly, because its writes evict data
- * from the cache. Checks the size on each call, because an error can no longer be reported after
- * the reply has begun. */
+/* Returns false while another store of this process writes the disk directly, because its writes
+ * evict data from the cache. Checks the size on each call, because an error can no longer be
+ * reported after the reply has begun. */
 bool file_page_cache_ref(struct store_queue *base, struct store_part *part)
 {
 	struct file_store *store = container_of(base->store, struct file_store, base);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Flushes. Those of one queue share system calls: flushes that are submitted while a call is in
- * flight wait, and share the next call. They cannot share the call in flight, because it started
- * before them.
+ * Flushes. Flushes of one queue share system calls: those submitted while a call is in flight wait,
+ * and share the next call. The call in flight might not cover them, because it started before.
  */
 #include <errno.h>
 
@@ -35,7 +34,7 @@ static void file_sync_done(struct ring_op *op, int result)
 
 	list_init(&finished);
 	if (result == -EINTR || result == -EAGAIN) {
-		/* Interrupted: the new call also covers the flushes that wait. */
+		/* The call was interrupted. Its repetition also covers the flushes that wait. */
 		sync_start(queue);
 		return;
 	}

@@ -28,8 +28,8 @@ enum {
 
 static const alignas(4096) uint8_t zero_buffer[ZERO_BUFFER_BYTES];
 
-/* file_scratch.phase: the stage in the low byte, and the method of the piece in flight in the next
- * byte. */
+/* file_scratch.phase contains the stage in its low byte, and in the next byte the method of the
+ * piece in flight. */
 enum zero_stage { ZERO_MIDDLE, ZERO_HEAD, ZERO_TAIL, ZERO_STAGE_COUNT };
 enum zero_way { ZERO_PUNCH, ZERO_RANGE, ZERO_DEVICE, ZERO_WRITE };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Interface for implementing a kind of store or a filter. Each is one file that defines a struct
- * store_kind; the table of a program's main() registers it (store_register()).
+ * store_kind; the program's main() registers it (store_register()).
  *
  *   store_submit ─▶ filter.submit ─▶ store_forward ─▶ inner.submit
  *   done ◀─ store_finish ◀─ filter.inner_done ◀─ store_finish ◀─┘
@@ -25,14 +25,16 @@ struct gc_rule;
 
 struct store_ops {
 	const char *name;
-	size_t queue_bytes; /* size of its queue struct; 0: it uses a plain struct store_queue */
-	uint32_t scratch_bytes; /* size of its slice of each part, a multiple of 8 */
+	/* size of the kind's queue struct; 0: it uses a plain struct store_queue */
+	size_t queue_bytes;
+	/* size of the layer's slice of each part's scratch, a multiple of 8 */
+	uint32_t scratch_bytes;
 	/* Optional: releases what open has acquired. The inner store is still open. */
 	void (*close)(struct store *store);
-	/* Optional. queue is zeroed except for its first member, a struct store_queue whose inner
-	 * queue exists. */
+	/* Optional: initializes a queue, which is zeroed except for its first member, a struct
+	 * store_queue whose inner queue exists. */
 	int (*queue_init)(struct store_queue *queue, struct error *error);
-	/* Optional. No part is in flight. */
+	/* Optional: releases what queue_init has acquired. No part is in flight. */
 	void (*queue_fini)(struct store_queue *queue);
 	void (*submit)(struct store_queue *queue, struct store_part *part);
 	/* Filters, optional: called when the layer below has finished a forwarded part. Must end in
@@ -49,9 +51,9 @@ struct store_ops {
 	/* Optional: describes the counters in the queue struct, or, with has_owner, in the store
 	 * struct. */
 	const struct counter_table *counters;
-	/* Kinds, optional: see store_start(). Runs on start->ring. It must call store_started()
-	 * once, later, not from inside start. Until then it reports its progress with
-	 * store_start_progress() and regularly checks start->cancelled. */
+	/* Kinds, optional: see store_start(). Runs on start->ring. The kind must call
+	 * store_started() once, later, not from inside start. Until then it reports its progress
+	 * with store_start_progress() and regularly checks start->cancelled. */
 	void (*start)(struct store *store, struct store_start *start);
 	/* For kinds with start, and for kinds of snapshots: all parts arrive on the ring of start,
 	 * in a queue without private state (queue_bytes is 0). The memory of parts from other rings
@@ -66,20 +68,20 @@ struct store_ops {
 	 * the store cannot be handed over, because it has state that another process would not find
 	 * on the disk. */
 	const char *(*handover)(struct store *store, struct store_claim *claim_out);
-	/* Optional: see store_place(). Without it, the bytes of a filter are where the layer below
-	 * has them. */
+	/* Optional: see store_place(). Without this function, a filter's bytes have the location
+	 * that the layer below reports. */
 	bool (*place)(struct store *store, struct store_place *place_out);
 	/* See store_needs_quiesce(). The kind must support STORE_QUIESCE, and its close must not
 	 * change the disk if is_let_go is set. */
 	bool needs_quiesce;
 	/* Optional: see store_end(); not called if is_let_go. */
 	uint64_t (*end)(struct store *store);
-	/* Optional, for kinds with needs_quiesce and without start: see store_take(). */
+	/* Optional, for kinds that set needs_quiesce and have no start: see store_take(). */
 	int (*take)(struct store *store, struct error *error);
 	/* Only for kinds with has_owner, all three or none: see store_snapshot_open(),
 	 * store_snapshot_ask() and store_snapshots(). snapshot_kind's open receives the store as
 	 * its config, and its parts arrive on the ring of the store. snapshot_ask is called on that
-	 * ring, views on any thread. */
+	 * ring, snapshots on any thread. */
 	const struct store_kind *snapshot_kind;
 	void (*snapshot_ask)(struct store *store, struct store_snapshot_request *request);
 	uint32_t (*snapshots)(struct store *store, struct store_snapshot list[STORE_SNAPSHOTS_MAX]);
@@ -91,20 +93,21 @@ struct store_ops {
 
 struct store_kind {
 	const char *name;
-	/* Kinds: the paths that begin with this prefix belong to the kind. NULL: all paths that
-	 * have no other kind's prefix. */
+	/* Kinds: paths that begin with this prefix belong to the kind. NULL: paths without the
+	 * prefix of another kind. */
 	const char *prefix;
-	/* The text after the prefix is a size, see parse_path_size(): there is no file, and no page
-	 * cache. */
+	/* The text after the prefix is a size, see parse_path_size(). Such a kind has no file, and
+	 * no page cache. */
 	bool names_size;
-	/* Optional: options of all kinds that have no effect on this kind, ending with NULL, and
-	 * the reason. */
+	/* Optional: those options of all kinds that have no effect on this kind (a list ending with
+	 * NULL), and the reason. */
 	const char *const *useless;
 	const char *useless_reason;
-	bool is_on_file;    /* the text after the prefix is the path of a file or block device */
-	bool is_filter;	    /* a filter, otherwise a kind of store */
-	bool can_repair;    /* kinds: supports store_options.repairs */
-	bool freezes_inner; /* filters: the store below is never written while it is wrapped */
+	bool is_on_file; /* the text after the prefix is the path of a file or block device */
+	bool is_filter;	 /* a filter, otherwise a kind of store */
+	bool can_repair; /* kinds: supports store_options.repairs */
+	/* filters: the store below is never written while the filter wraps it */
+	bool freezes_inner;
 	/* Filters, optional: returns the path of an additional file that config opens, or NULL. */
 	const char *(*file)(const void *config);
 	/* Kinds, optional: see store_options_memory_folder(). config can be NULL. */
@@ -113,7 +116,7 @@ struct store_kind {
 	 * true if the file at path has this format. */
 	int (*check)(
 		const char *path, struct store_check *check, bool *recognized, struct error *error);
-	/* Optional: see store_create_check(). Present if create is. */
+	/* Optional: see store_create_check(). Present if create is present. */
 	int (*create_check)(const struct store_create *create, struct error *error);
 	/* Optional: see store_create(). path: the text after the kind's name and the colon. */
 	int (*create)(const char *path, const struct store_create *create, struct error *error);
@@ -182,7 +185,7 @@ void store_started(struct store *store, int result);
 /* Called by a kind that has detected a change of its size. Any thread; takes a lock. */
 void store_resized(struct store *store);
 
-/* For store_ops.handover of layers without state to hand over. */
+/* Value of store_ops.handover for layers that have no state to hand over. */
 const char *store_handover_nothing(struct store *store, struct store_claim *claim_out);
 
 /* Returns the slice of the layer that currently works on the part. */

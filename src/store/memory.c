@@ -62,26 +62,27 @@ enum {
 struct memory_store {
 	struct store base;
 	uint64_t size;
-	uint64_t data_bytes;   /* size rounded up to whole chunks */
-	uint64_t mapped_bytes; /* size of bytes and map */
+	uint64_t data_bytes;   /* size of the disk, rounded up to whole chunks */
+	uint64_t mapped_bytes; /* size of the disk's bytes and the map together */
 	uint64_t identity[2];  /* device and inode of the memory file */
-	int fd;		       /* of the memory file */
+	int fd;		       /* descriptor of the memory file */
 	uint8_t *bytes;
 	_Atomic uint64_t *map; /* one bit per chunk, located after the bytes */
 };
 
 struct memory_queue {
 	struct store_queue base;
-	struct list_node line; /* the run list: parts that do one step each in turn */
-	struct ring_op turn;   /* runs the steps; in flight while the list is not empty */
+	struct list_node line; /* the run list: its parts do one step each in turn */
+	/* operation that runs the steps; in flight while the list is not empty */
+	struct ring_op turn;
 };
 
 /* The store's private data in a part. This store is the innermost layer, so it is at the start of
  * the scratch. */
 struct memory_scratch {
 	uint64_t done_bytes; /* number of bytes of the part already processed */
-	/* Number of bytes to process. Less than the part's length if there are not enough entries
-	 * for extents. */
+	/* Number of bytes to process. For extents it is less than the part's length if there are
+	 * not enough entries. */
 	uint64_t end_bytes;
 };
 
@@ -99,8 +100,8 @@ static uint64_t chunk_bit(uint64_t chunk)
 
 static bool chunk_used(struct memory_store *store, uint64_t chunk)
 {
-	/* The acquire order pairs with the release in chunk_set(): the bytes copied before are
-	 * visible. */
+	/* The acquire order pairs with the release in chunk_set(): bytes copied before the bit was
+	 * set are visible. */
 	return (atomic_load_explicit(&store->map[chunk / WORD_BITS], memory_order_acquire) &
 		       chunk_bit(chunk)) != 0;
 }
@@ -136,7 +137,7 @@ static void copy_out(struct memory_store *store, uint64_t offset, uint8_t *data,
 		if (chunk_used(store, offset >> CHUNK_SHIFT)) {
 			memcpy(data, store->bytes + offset, count);
 		} else {
-			/* reading the chunk would make the kernel map pages */
+			/* chunk without data: reading it would make the kernel map pages */
 			memset(data, 0, count);
 		}
 		offset += count;
@@ -262,8 +263,7 @@ static void take_turn(struct ring_op *op, int result)
 	if (!list_is_empty(&queue->line)) {
 		ring_defer(queue->base.ring, &queue->turn, 0, take_turn);
 	}
-	/* The submitter of the last part may destroy the queue, so the queue is not used any
-	 * more. */
+	/* The queue is no longer used, because the submitter of the last part may destroy it. */
 	while ((node = list_pop_front(&finished)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}
@@ -299,7 +299,8 @@ static void read_step(struct memory_store *store, struct store_part *part)
 	ring_defer(part->queue->ring, &part->io, 0, store_memory_read_more);
 }
 
-/* Reports the previous step, whose bytes may be sent now, and copies the next. */
+/* Reports the previous step of a read, whose bytes can be sent now, and copies the bytes of the
+ * next step. */
 static void store_memory_read_more(struct ring_op *op, int result)
 {
 	struct store_part *part = container_of(op, struct store_part, io);

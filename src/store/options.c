@@ -215,7 +215,8 @@ void store_register(const struct store_kind *kind)
 		const struct field *field = &kind->options[i];
 
 		GMB_ASSERT(field->type != FIELD_OWN || field->bytes > 0);
-		/* a FIELD_TEXT value would need to be freed */
+		/* A kind's options must not be FIELD_TEXT, because such values would have to be
+		 * freed. */
 		GMB_ASSERT(field->type < FIELD_TEXT);
 		GMB_ASSERT(field->offset + field->bytes <= kind->config_bytes);
 	}

@@ -19,13 +19,13 @@
 enum {
 	SHOWN_BYTES = 120,
 	CONFIG_PATH_BYTES = 4096,
-	EXTENT_RUNS_MAX = 256, /* per request for extents */
+	EXTENT_RUNS_MAX = 256, /* limit of runs for one extents request */
 };
 
 static const char discard_word[] = "discard";
 
 struct overlay_config {
-	char path[CONFIG_PATH_BYTES]; /* path of the file, or discard_word */
+	char path[CONFIG_PATH_BYTES]; /* path of the file, or discard_word for overlay=discard */
 };
 
 /* --- the map --------------------------------------------------------------------------------- */
@@ -164,8 +164,7 @@ static void overlay_port_deliver(struct ring *ring, struct ring_message *message
 	}
 	port->posted = false;
 	pthread_mutex_unlock(&store->lock);
-	/* The submitter of the last part may destroy the queue, so the queue is not used any
-	 * more. */
+	/* The queue is no longer used, because the submitter of the last part may destroy it. */
 	while ((node = list_pop_front(&parts)) != NULL) {
 		resume(list_entry(node, struct store_part, node));
 	}
@@ -252,7 +251,7 @@ static void overlay_read(struct store_part *part)
 	split_next(part, overlay_helper_take(part, OVERLAY_STEP_SPLIT));
 }
 
-/* Returns false if the range has blocks in both stores; the caller then reads it. */
+/* Returns false if the range has blocks in both stores. The caller then submits a normal read. */
 static bool overlay_page_cache_ref(struct store_queue *base, struct store_part *part)
 {
 	struct overlay_queue *queue = container_of(base, struct overlay_queue, base);
@@ -460,7 +459,8 @@ static uint64_t map_bytes(const struct overlay_store *store)
 	return store->layout.page_count * OVERLAY_PAGE_BYTES;
 }
 
-/* Size of the mapping. It reserves only address space; memory is used as bits are set. */
+/* Returns the size of the mapping. It reserves only address space; memory is used as bits are
+ * set. */
 static uint64_t maps_bytes(const struct overlay_store *store)
 {
 	return 3 * map_bytes(store) + store->layout.page_count;
@@ -568,8 +568,7 @@ static int open_or_make(const char *path, bool read_only, const struct overlay_b
 	return disk_open(path, read_only, false, fd, error);
 }
 
-/* Turns an empty file into a new overlay. A sandboxed server, which cannot create files, uses
- * this. */
+/* Turns an empty file into a new overlay. Used by sandboxed servers, which cannot create files. */
 static int fill_if_empty(
 	int fd, const char *path, const struct overlay_base *base, struct error *error)
 {
@@ -701,7 +700,7 @@ static void overlay_fill_info(struct overlay_store *store)
 	info->write_direct = upper->write_direct;
 	info->stripe_chunk = 0;
 	info->stripe_members = 0;
-	/* writing a new block is not atomic: first its data, then its bit */
+	/* writing a new block is not atomic, because its data and its bit are two writes */
 	info->atomic_bytes = 0;
 	info->is_volatile = upper->is_volatile;
 	info->has_progress = false;
@@ -745,7 +744,7 @@ static int overlay_open(struct store *base, const struct store_options *options,
 		return result;
 	}
 	overlay_fill_info(store);
-	/* The slice of this layer is behind the slices of both stores below. */
+	/* This layer's slice of a part's scratch is behind the slices of both stores below. */
 	base->scratch_offset = MAX(base->scratch_offset,
 		store->upper->scratch_offset + store->upper->ops->scratch_bytes);
 	return 0;

@@ -27,7 +27,7 @@ enum {
 	OVERLAY_BLOCK_SHIFT = 12,
 	OVERLAY_BLOCK_BYTES = 1 << OVERLAY_BLOCK_SHIFT,
 	OVERLAY_HEAD_BYTES = 4096,
-	OVERLAY_PAGE_BYTES = 4096, /* a page of the bitmap */
+	OVERLAY_PAGE_BYTES = 4096, /* size of a page of the bitmap */
 	OVERLAY_PAGE_BLOCKS = OVERLAY_PAGE_BYTES * 8,
 	OVERLAY_WORD_BLOCKS = 64,
 	OVERLAY_PAGE_WORDS = OVERLAY_PAGE_BLOCKS / OVERLAY_WORD_BLOCKS,
@@ -35,7 +35,7 @@ enum {
 	OVERLAY_BASE_PATH_MAX = 3968,
 	OVERLAY_HELPERS = 16,
 };
-/* 256 TiB. The bitmaps then take 8 GiB of address space each. */
+/* 256 TiB. Each bitmap of such a disk takes 8 GiB of address space. */
 #define OVERLAY_SIZE_MAX (UINT64_C(1) << 48)
 
 /* --- overlay_file.c: the file ---------------------------------------------------------------- */
@@ -44,8 +44,8 @@ enum {
 struct overlay_layout {
 	uint64_t size;
 	uint64_t block_count;
-	uint64_t page_count;  /* pages of the bitmap, which follows the header */
-	uint64_t data_offset; /* where the first byte of the disk is stored */
+	uint64_t page_count;  /* number of pages of the bitmap, which follows the header */
+	uint64_t data_offset; /* offset in the file at which the first byte of the disk is stored */
 };
 
 struct overlay_layout overlay_layout_of(uint64_t size);
@@ -53,12 +53,12 @@ struct overlay_layout overlay_layout_of(uint64_t size);
 /* Properties that identify the base. */
 struct overlay_base {
 	uint64_t size;
-	int64_t changed_ns;   /* as in struct disk_info */
-	uint64_t fingerprint; /* hash of samples of its contents */
+	int64_t changed_ns;   /* time of the last change, as in struct disk_info */
+	uint64_t fingerprint; /* hash of samples of the base's contents */
 	char path[OVERLAY_BASE_PATH_MAX + 1];
 };
 
-/* Reads these properties from a base. Returns 0, or a negative errno and a message. */
+/* Reads the properties of a base. Returns 0, or a negative errno and a message. */
 GMB_MUST_CHECK int overlay_base_look(
 	const char *path, struct overlay_base *base, struct error *error);
 /* Returns -ESTALE and a message if found is not the base that the overlay at path has recorded. */
@@ -76,7 +76,7 @@ GMB_MUST_CHECK int overlay_head_read(
 /* Destination of overlay_bitmap_read(). */
 struct overlay_bitmap {
 	uint64_t *words;	   /* little-endian, as in the file; initially zeroes */
-	_Atomic uint64_t *present; /* the same bits in host byte order; or NULL */
+	_Atomic uint64_t *present; /* gets the same bits in host byte order; or NULL */
 	uint64_t changed_bytes;	   /* result: size of the changed blocks */
 };
 
@@ -87,7 +87,7 @@ GMB_MUST_CHECK int overlay_bitmap_read(int fd, const char *path,
 /* Stores in *is_empty whether the file can become a new overlay on that base: it is empty, or a
  * crash during overlay_file_fill() has left it incomplete. */
 GMB_MUST_CHECK int overlay_file_is_empty(int fd, const struct overlay_base *base, bool *is_empty);
-/* Makes such a file a new overlay, atomically. */
+/* Makes a file for which overlay_file_is_empty() is true a new overlay, atomically. */
 GMB_MUST_CHECK int overlay_file_fill(
 	int fd, const char *path, const struct overlay_base *base, struct error *error);
 /* See store_create_check(). */
@@ -121,10 +121,10 @@ struct overlay_store {
 	struct store base;
 	struct store *upper;
 	struct overlay_layout layout;
-	uint64_t data_offset; /* where the upper store has the first byte of the disk */
+	uint64_t data_offset; /* offset in the upper store of the first byte of the disk */
 	char *path;
-	/* Descriptor for header and bitmap. -1 with overlay=discard: then no page ever becomes
-	 * changed. */
+	/* Descriptor for header and bitmap. -1 with overlay=discard, where no page ever has the
+	 * state OVERLAY_PAGE_CHANGED. */
 	int fd;
 	/* Memory of the next four members. With overlay=discard, present is in the memory of the
 	 * upper store instead, so that another process can also map it. */
@@ -169,7 +169,7 @@ struct overlay_queue {
 	struct overlay_port port;
 	struct overlay_helper helpers[OVERLAY_HELPERS];
 	uint8_t *buffers;
-	struct list_node idle;	 /* helpers without an owner */
+	struct list_node idle;	 /* helpers that work for no part */
 	struct list_node hoping; /* parts that wait for an idle helper */
 
 	/* Used while this queue runs a commit. */
@@ -178,18 +178,18 @@ struct overlay_queue {
 	uint64_t commit_page;
 	uint64_t commit_run; /* number of bitmap pages in the write in flight */
 
-	uint64_t split_reads; /* this and the following: counters */
+	uint64_t split_reads; /* this member and the following ones are counters */
 	uint64_t copied_blocks;
 	uint64_t commits;
 };
 
 /* The next step of a part that comes back from another ring or gets a helper. */
 enum overlay_step {
-	OVERLAY_STEP_CHANGE, /* make its change; it owns the blocks now */
-	OVERLAY_STEP_COPY,   /* copy a block from the base */
+	OVERLAY_STEP_CHANGE, /* make the part's change: the part owns its blocks now */
+	OVERLAY_STEP_COPY,   /* copy the rest of an edge block from the base */
 	OVERLAY_STEP_SPLIT,  /* read the next runs of a split read */
-	OVERLAY_STEP_LEAD,   /* run the next commit */
-	OVERLAY_STEP_FINISH, /* finish with the result in its scratch */
+	OVERLAY_STEP_LEAD,   /* run the next commit, for all parts that wait for it */
+	OVERLAY_STEP_FINISH, /* finish the part with the result in its scratch */
 };
 
 enum overlay_edge { OVERLAY_EDGE_HEAD = 1 << 0, OVERLAY_EDGE_TAIL = 1 << 1 };
@@ -207,8 +207,8 @@ struct overlay_scratch {
 	uint8_t pending; /* number of helpers that read for this part */
 	uint16_t runs;	 /* number of runs whose extents were requested */
 	bool owns_blocks;
-	bool commits; /* a durable change that needs a commit */
-	bool zeroes;  /* a trim that is being forwarded as a zero */
+	bool commits; /* the part is a durable change that needs a commit */
+	bool zeroes;  /* the part is a trim that is being forwarded as a zero */
 };
 
 static inline struct overlay_scratch *overlay_scratch_of(struct store_part *part)
@@ -232,7 +232,7 @@ static inline uint64_t overlay_first(uint64_t offset)
 	return offset >> OVERLAY_BLOCK_SHIFT;
 }
 
-/* Returns the block behind the last byte before offset. */
+/* Returns the block after the one with the last byte before offset. */
 static inline uint64_t overlay_end(uint64_t offset)
 {
 	return (offset + OVERLAY_BLOCK_BYTES - 1) >> OVERLAY_BLOCK_SHIFT;
@@ -273,7 +273,7 @@ void overlay_change_resume(struct store_part *part, enum overlay_step step);
 void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t end);
 /* Returns whether the bits of these blocks are durable. */
 bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_t end);
-/* Makes all changes that were complete before durable, then finishes the part. */
+/* Makes all changes durable that were complete before this call, then finishes the part. */
 void overlay_commit(struct store_part *part);
 /* Runs the next commit. Called for the first part that waits for it, when the previous one has
  * ended. */

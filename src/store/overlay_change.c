@@ -150,7 +150,7 @@ static uint8_t edges_of(struct store_part *part)
 	return edges;
 }
 
-/* Returns the edge block to copy next; the first one comes first. */
+/* Returns the edge block to copy next: the first one, then the last one. */
 static struct range edge_range(struct store_part *part)
 {
 	struct range range = range_of(part);
@@ -171,7 +171,7 @@ static void overlay_change_copy_end(struct overlay_helper *helper, int result)
 		change_end(part, result);
 		return;
 	}
-	/* clear the lowest set bit: the edge that was copied */
+	/* clears the lowest set bit: the edge that was copied */
 	overlay_scratch_of(part)->edges &= (uint8_t)(overlay_scratch_of(part)->edges - 1);
 	overlay_helper_give(helper);
 	change_next(part);
@@ -255,7 +255,8 @@ static void change_end(struct store_part *part, int result)
 {
 	struct overlay_store *store = overlay_of(part->queue);
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
-	bool undone = scratch->zeroes && result == -EOPNOTSUPP; /* allowed for a trim */
+	/* allowed for a trim, which may have no effect */
+	bool undone = scratch->zeroes && result == -EOPNOTSUPP;
 
 	if (scratch->owns_blocks) {
 		scratch->owns_blocks = false;

@@ -21,7 +21,7 @@
 #include "disk/disk.h"
 #include "store/overlay.h"
 
-enum { RUN_PAGES_MAX = 64 /* pages in one write */ };
+enum { RUN_PAGES_MAX = 64 /* number of pages in one write */ };
 
 /* --- the state of a page --------------------------------------------------------------------- */
 
@@ -38,7 +38,7 @@ static enum overlay_page page_state(const struct overlay_store *store, uint64_t 
 	return (enum overlay_page)atomic_load_explicit(&store->pages[page], memory_order_relaxed);
 }
 
-/* Called under the lock. */
+/* Sets the state of a page of the bitmap. Called under the lock. */
 static void page_set(struct overlay_store *store, uint64_t page, enum overlay_page state)
 {
 	enum overlay_page before = page_state(store, page);
@@ -173,7 +173,7 @@ static void commit_end(struct overlay_queue *queue, int result)
 		overlay_send(list_entry(node, struct store_part, node), OVERLAY_STEP_LEAD);
 	}
 	pthread_mutex_unlock(&store->lock);
-	/* Last, because the submitter of the last part may destroy the queue. */
+	/* These are finished last, because the submitter of the last part may destroy the queue. */
 	while ((node = list_pop_front(&own)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}

@@ -56,8 +56,9 @@ struct slot {
 	struct store_part *part;
 	uint64_t next_ns;  /* next event: a progress report, or the end */
 	uint64_t end_ns;   /* when all bytes have arrived */
-	uint64_t reported; /* bytes whose progress was reported */
-	uint64_t *data_ns; /* by member: time at which its first byte of this part arrives */
+	uint64_t reported; /* number of bytes whose progress was reported */
+	/* by member: time at which the member's first byte of this part arrives */
+	uint64_t *data_ns;
 };
 
 struct pace_queue {
@@ -78,7 +79,7 @@ enum pace_phase { PACE_STEP, PACE_END };
 struct pace_scratch {
 	store_progress_fn *progressed; /* the submitter's function; only this filter calls it */
 	uint64_t arrived_ns;
-	uint64_t reported; /* with PACE_STEP: bytes to report */
+	uint64_t reported; /* with PACE_STEP: number of bytes to report */
 	uint64_t phase;	   /* enum pace_phase */
 };
 
@@ -259,7 +260,7 @@ static uint64_t came_ns(const struct pace_store *store, const struct slot *slot,
 	return latest;
 }
 
-/* Reserves the member for this duration, and returns the time at which it begins. */
+/* Reserves the member for this duration, and returns the time at which the reservation begins. */
 static uint64_t reserve(
 	struct pace_store *store, uint32_t member, uint64_t arrived_ns, uint64_t duration_ns)
 {
@@ -277,8 +278,8 @@ static uint64_t reserve(
 
 /* --- slots --------------------------------------------------------------------------------- */
 
-/* Inserts the slot by time, searching from the front: a slot in progress is due earlier than those
- * whose members are still busy with other parts. */
+/* Inserts a slot that is in progress. Slots are sorted by time; the search begins at the front,
+ * because slots whose members are still busy with other parts are due later. */
 static void slot_insert(struct pace_queue *queue, struct slot *slot)
 {
 	struct list_node *position = queue->busy.next;
@@ -290,7 +291,8 @@ static void slot_insert(struct pace_queue *queue, struct slot *slot)
 	list_insert_before(position, &slot->node);
 }
 
-/* Inserts a new slot by time, searching from the back, because it is usually due last. */
+/* Inserts a new slot. Slots are sorted by time; the search begins at the back, because a new slot
+ * is usually due last. */
 static void slot_append(struct pace_queue *queue, struct slot *slot)
 {
 	struct list_node *position = &queue->busy;
@@ -364,7 +366,8 @@ static void pace_arm(struct pace_queue *queue)
 	if (queue->timer.in_flight) {
 		if (next_ns < queue->timer_ns) {
 			queue->timer_ns = 0;
-			ring_cancel(ring, &queue->timer); /* when it completes, it is set again */
+			/* the timer is set again when its cancellation completes */
+			ring_cancel(ring, &queue->timer);
 		}
 		return;
 	}
@@ -407,7 +410,7 @@ static void pace_timer_done(struct ring_op *op, int result)
 	struct list_node due;
 	struct list_node *node;
 
-	GMB_UNUSED(result); /* -ECANCELED: an earlier event was added */
+	GMB_UNUSED(result); /* -ECANCELED: cancelled because of a new, earlier event */
 	list_init(&due);
 	while ((node = list_first(&queue->busy)) != NULL) {
 		struct slot *slot = list_entry(node, struct slot, node);
@@ -422,8 +425,7 @@ static void pace_timer_done(struct ring_op *op, int result)
 			list_entry(list_pop_front(&queue->waiting), struct store_part, node));
 	}
 	pace_arm(queue);
-	/* The submitter of the last part may destroy the queue, so the queue is not used any
-	 * more. */
+	/* The queue is no longer used, because the submitter of the last part may destroy it. */
 	while ((node = list_pop_front(&due)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);
 		const struct pace_scratch *scratch = store_scratch(part);

@@ -46,13 +46,15 @@ int parse_refused(const char *text, int code, struct error *error);
 
 /* A fault or delay rule, see gmblock-serve(1). */
 struct store_rule {
-	uint32_t ops;	       /* bit set of BIT(enum store_op) */
-	int error;	       /* fault rules: negative errno */
-	uint64_t delay_ns;     /* delay rules */
-	uint64_t nth;	       /* only the nth matching part, counted from 1; 0 = off */
-	uint64_t every;	       /* every nth matching part; 0 = off */
-	double probability;    /* 0 to 1, used if nth and every are 0; the default is 1 */
-	uint64_t range_offset; /* only parts that overlap this range; range_length 0 = all */
+	uint32_t ops;	   /* bit set of BIT(enum store_op) */
+	int error;	   /* fault rules: negative errno */
+	uint64_t delay_ns; /* delay rules */
+	/* the rule applies only to the nth matching part, counted from 1; 0 = off */
+	uint64_t nth;
+	uint64_t every;	    /* the rule applies to every nth matching part; 0 = off */
+	double probability; /* 0 to 1, used if nth and every are 0; the default is 1 */
+	/* the rule applies only to parts that overlap this range; range_length 0 = all */
+	uint64_t range_offset;
 	uint64_t range_length;
 };
 
@@ -84,7 +86,7 @@ struct store_pace {
 	uint64_t rate;	     /* bytes per second of one member */
 	uint64_t latency_ns; /* delay of a member before each part */
 	uint32_t members;    /* 1 to STORE_PACE_MEMBERS_MAX */
-	/* Bytes on one member before the data continues on the next. Unused with one member. */
+	/* Stripe chunk: consecutive bytes on one member. Unused with one member. */
 	uint32_t chunk;
 };
 

@@ -46,8 +46,8 @@ enum store_op {
 	STORE_READ,
 	STORE_WRITE,
 	STORE_FLUSH,
-	STORE_TRIM,    /* contents are undefined afterwards; can be ignored */
-	STORE_ZERO,    /* reads as zeroes afterwards */
+	STORE_TRIM,    /* makes the contents undefined; the store can ignore it */
+	STORE_ZERO,    /* makes the range read as zeroes */
 	STORE_CACHE,   /* hint: the range will be read soon */
 	STORE_EXTENTS, /* query: which ranges are data, holes or zeroes */
 	STORE_COPY,    /* copy from another store by the kernel: see store_copy_ways() */
@@ -91,9 +91,9 @@ enum store_lifetime {
 /* Hints about a request, which help a store to choose an order or a location on the disk.
  * Correctness never depends on them. All zero: no hints. */
 struct store_hints {
-	uint64_t requester;   /* the requesting connection, see struct peer */
-	uint64_t deadline_ns; /* when it should be done, on the ring's clock */
-	/* requests of one requester with the same number form a sequence */
+	uint64_t requester;   /* identifies the requesting connection, see struct peer */
+	uint64_t deadline_ns; /* time at which the request should be done, on the ring's clock */
+	/* requests of one requester with the same stream number form a sequence */
 	uint32_t stream;
 	enum store_lifetime lifetime; /* expected lifetime of written data */
 };
@@ -135,9 +135,9 @@ struct store_info {
 	bool write_device;
 	/* with mode=device: the CPU may copy payload between sockets and the device's memory */
 	bool device_cpu;
-	uint32_t part_bytes; /* path cuts requests into parts of this size; 0: path decides */
-	uint64_t io_max;     /* largest single device command, 0 = unknown */
-	/* bytes on one member before the data continues on the next; 0 = not striped */
+	uint32_t part_bytes; /* fixed size of the parts of requests; 0: the path chooses it */
+	uint64_t io_max;     /* largest single device command; 0 = unknown */
+	/* striped disk (RAID 0): consecutive bytes on one member; 0 = not striped */
 	uint32_t stripe_chunk;
 	uint32_t stripe_members;
 	/* Largest atomic write: after a crash, the disk has either the old or the new contents of
@@ -148,7 +148,7 @@ struct store_info {
 	bool is_volatile; /* contents are lost when the process ends */
 	/* The store's own epoch, see struct export. Valid after the start; 0: no epoch. */
 	uint64_t epoch;
-	uint64_t budget_bytes; /* memory that it needs for the start, see struct store_start */
+	uint64_t budget_bytes; /* size of the memory that the start needs, see struct store_start */
 	bool has_progress;     /* reads can report progress, see store_has_progress() */
 	/* Set to true when progress can no longer be reported; NULL: this never happens. Exists as
 	 * long as the store. */
@@ -219,7 +219,7 @@ struct store_part {
 	struct ring_op io;
 	struct list_node node;
 	struct store_queue *queue; /* queue of the layer that currently works on the part */
-	struct store_queue *top;   /* the queue to which it was submitted */
+	struct store_queue *top;   /* queue to which the part was submitted */
 	uint64_t progress_bytes;
 	int result;	      /* result on the way back from the owner's ring */
 	bool progress_broken; /* a store has reported impossible progress */
@@ -245,7 +245,8 @@ void store_rate_end(struct store_rate *rate, uint64_t bytes, uint64_t now_ns);
  * mailbox is not empty, its message is posted or about to be posted. */
 struct store_mailbox {
 	struct ring_message message;
-	_Atomic(struct list_node *) parts; /* stack, the last one added first; linked by next */
+	/* stack of parts, linked by next: the last one added is first */
+	_Atomic(struct list_node *) parts;
 };
 
 /* First member of the queue struct of each kind and filter. */
@@ -263,7 +264,7 @@ struct store_queue {
 	 * STORE_APART. */
 	struct store_rate rates[2]; /* [0]: reads, [1]: writes */
 	uint64_t apart_turn_ns;
-	uint32_t apart_count; /* STORE_APART parts submitted in this turn */
+	uint32_t apart_count; /* number of STORE_APART parts submitted in this turn */
 };
 
 /* Parameters and result of store_start(), for a store that needs a ring or memory to start. */
@@ -271,7 +272,7 @@ struct store_start {
 	/* Set by the caller; must be valid until done. */
 	struct ring *ring;
 	struct mem_ref memory; /* budget_bytes of RAM, all zero; used until the store is closed */
-	/* called on that ring, never from inside store_start() */
+	/* Called on `ring`, never from inside store_start(). */
 	void (*done)(struct store_start *start);
 	void *context;
 	/* Nothing may be written before the first part, because another process may still use the
@@ -309,9 +310,10 @@ struct store {
 	struct store_info info;
 	uint32_t scratch_offset;  /* private: offset of this layer's slice in a part's scratch */
 	bool page_cache_send_off; /* private: as requested */
-	bool is_let_go;		  /* set by store_let_go(), for close */
-	bool is_snapshot;	  /* a snapshot: its parts fail with -ESTALE after it was deleted */
-	_Atomic int broken;	  /* private: error of the first failed durable part, or 0 */
+	bool is_let_go;		  /* set by store_let_go(): close must not change the disk */
+	/* the store is a snapshot: its parts fail with -ESTALE after it was deleted */
+	bool is_snapshot;
+	_Atomic int broken; /* private: error of the first failed durable part, or 0 */
 
 	/* Private, used only in the innermost layer. */
 	pthread_mutex_t watch_lock;
@@ -325,7 +327,7 @@ struct store {
 };
 
 enum store_mode {
-	STORE_MODE_AUTO,   /* the default: reads use the faster method, writes the page cache */
+	STORE_MODE_AUTO,   /* the default: reads use the faster method, writes use the page cache */
 	STORE_MODE_CACHED, /* through the page cache */
 	STORE_MODE_DIRECT, /* bypassing the page cache (O_DIRECT) */
 	/* direct, with payload in memory of a PCI device; see store_info.read_device */
@@ -340,9 +342,9 @@ static inline bool store_mode_is_direct(enum store_mode mode)
 
 enum { STORE_KINDS_MAX = 16 };
 
-/* Damage because of which a start would fail, unless the user allows it to be repaired. */
+/* Kinds of damage with which a start fails unless the user permits their repair. */
 enum store_repair {
-	STORE_REPAIR_MAP = 1 << 0,  /* rebuild a map that cannot be found any more */
+	STORE_REPAIR_MAP = 1 << 0,  /* rebuild a map of which parts are lost */
 	STORE_REPAIR_LOSS = 1 << 1, /* continue although flushed changes are lost */
 };
 
@@ -350,27 +352,27 @@ enum store_repair {
  * own configuration, which is allocated when one of its keys is set. Zeroes are the defaults.
  * store_options_fini() frees what store_options_set() has allocated. */
 struct store_options {
-	const char *path; /* a path, which can begin with the prefix of a kind; borrowed */
+	/* path of the disk, which can begin with the prefix of a kind; borrowed */
+	const char *path;
 	bool read_only;
 	/* With read_only: no server may write the store while it is open, see
 	 * disk_claim_reading(). */
 	bool frozen;
-	bool sole; /* no other store may write it, not even one of this process */
-	/* For a store that uses this one as its disk: accept a file of any format, and a
-	 * host-managed zoned device. The parts must then follow the order of writes that its zones
-	 * require. */
+	bool sole; /* no other store may write the disk, not even one of this process */
+	/* Set by a store that uses this one as its disk: accepts a file of any format, and a
+	 * host-managed zoned device. Writes must then be in the order that the zones require. */
 	bool any_format;
 	bool page_cache_send_off; /* store_page_cache_ref() always returns false */
 	enum store_mode read_mode;
 	enum store_mode write_mode; /* AUTO means cached writes; never STORE_MODE_CACHED */
 	uint32_t stripe_chunk;	    /* overrides the value of the disk; 0 = no override */
 	uint32_t stripe_members;
-	/* State of this disk from the previous process, for kinds whose disk is memory of a
-	 * process; borrowed by store_open(). NULL: none. */
+	/* State that the previous process has handed over, for kinds that keep the disk in memory;
+	 * borrowed by store_open(). NULL: none. */
 	const struct store_claim *inherited;
 	uint32_t repairs;    /* enum store_repair: permitted repairs, for kinds with can_repair */
 	uint64_t keys_given; /* private: one bit per option */
-	/* private: by kind; NULL: no option of the kind was given */
+	/* private: configurations by kind; NULL: no option of the kind was given */
 	void *configs[STORE_KINDS_MAX];
 };
 
@@ -394,8 +396,8 @@ void store_options_fini(struct store_options *options);
  * option that was not set has its default value. */
 bool store_options_same(
 	const struct store_options *a, const struct store_options *b, const struct field *option);
-/* Returns whether two paths name the same disk, judging by their text: they are equal, or name
- * equal sizes. */
+/* Returns whether the texts of two paths name the same disk: they are equal, or name equal
+ * sizes. */
 bool store_path_same(const char *a, const char *b);
 /* Returns whether path begins with the prefix of a kind, such as "memory:". */
 bool store_path_has_kind(const char *path);
@@ -440,7 +442,7 @@ struct store_create {
 	uint64_t size; /* size of the new file; 0: use all of an existing one */
 	uint64_t segment_bytes;
 	uint32_t spare_percent;
-	const char *label; /* free text for users; or NULL */
+	const char *label; /* text for users, stored in the disk; or NULL */
 	const char *base;  /* base of the overlay; or NULL */
 	bool force;	   /* overwrite existing contents */
 };
@@ -458,7 +460,7 @@ GMB_MUST_CHECK int store_create(
  * if the requested mode is direct and the file does not support it. */
 GMB_MUST_CHECK int store_open(
 	const struct store_options *options, struct store **store_out, struct error *error);
-/* Writes all state that is only in memory to the disk; without this call, store_close() does so.
+/* Writes all state that is only in memory to the disk. Without this call, store_close() writes it.
  * Returns how many bytes of acknowledged changes could not be written. All queues must be
  * destroyed. Blocks. */
 uint64_t store_end(struct store *store);
@@ -533,7 +535,7 @@ enum store_snapshot_action { STORE_SNAPSHOT_CREATE, STORE_SNAPSHOT_DELETE };
 struct store_snapshot_request {
 	/* Set by the caller; must be valid until done. */
 	enum store_snapshot_action action;
-	struct store_snapshot snapshot; /* to delete: only the name is used */
+	struct store_snapshot snapshot; /* to delete a snapshot, only the name is used */
 	/* called on the ring of the store's start */
 	void (*done)(struct store_snapshot_request *request);
 	void *context;
@@ -586,7 +588,7 @@ const char *store_barrier_name(enum store_barrier barrier);
 /* Location of a store's bytes: byte n of the store is byte at + n of the disk. Other stores, also
  * in other processes, may use the same disk. */
 struct store_place {
-	uint8_t machine[16]; /* the machine that has the disk; zeroes: unknown */
+	uint8_t machine[16]; /* identifies the machine that has the disk; zeroes: unknown */
 	uint64_t disk[2];    /* identity of the disk, see struct disk_info */
 	uint64_t at;
 };
@@ -635,12 +637,12 @@ bool store_needs_quiesce(const struct store *store);
 void store_let_go(struct store *store);
 /* Called in the other process after the first one has quiesced the store, before any part is
  * submitted: reads the state that the first one has written to the disk. Stores that need a start
- * do this in store_start(), which must not be called before either. Blocks. */
+ * do this in store_start(), which must not be called earlier either. Blocks. */
 GMB_MUST_CHECK int store_take(struct store *store, struct error *error);
-/* Called in the other process for STORE_HOLD_CLAIM, before other threads exist. Owns claim->fd from
- * then on. A store of the same disk that is opened before store_adopt_end() uses it as its claim;
- * the first process must not have operations in flight then. Returns -EINVAL if the descriptor does
- * not refer to the disk. */
+/* Called in the other process for STORE_HOLD_CLAIM, before other threads exist. The store layer
+ * owns claim->fd from then on. A store of the same disk that is opened before store_adopt_end()
+ * uses it as its claim; the first process must not have operations in flight then. Returns -EINVAL
+ * if the descriptor does not refer to the disk. */
 GMB_MUST_CHECK int store_adopt(const struct store_claim *claim);
 /* Closes all claims of store_adopt() that no store uses. */
 void store_adopt_end(void);
@@ -665,8 +667,8 @@ static inline struct store_rate *store_rate(struct store_queue *queue, enum stor
 	return &queue->rates[op != STORE_READ];
 }
 
-/* Shorter reads are never sent from the page cache, because looking the pages up costs as much as a
- * copy. */
+/* Shorter reads are never sent from the page cache, because checking which pages are cached costs
+ * as much as a copy. */
 enum { STORE_PAGE_CACHE_BYTES_MIN = 128 << 10 };
 /* Rights of memory in the page cache: the program itself must not read it. */
 #define STORE_PAGE_CACHE_RIGHTS ((uint32_t)(MEM_SOCKET | MEM_ADDRESS))

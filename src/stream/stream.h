@@ -40,15 +40,17 @@ struct stream_ops {
 	void (*send)(struct stream *stream, struct ring_op *op, const struct msghdr *message);
 	ssize_t (*receive_now)(struct stream *stream, struct msghdr *message);
 	ssize_t (*send_now)(struct stream *stream, const struct msghdr *message);
-	/* True if data accepted by send_now is still on its way to the socket: op then begins with
-	 * done, and completes with 0 or a negative errno when the data is in the socket. False: no
+	/* True if data accepted by send_now is still on its way to the socket: op then completes
+	 * with 0 or a negative errno, and done is called, when the data is in the socket. False: no
 	 * data is pending. */
 	bool (*flush)(struct stream *stream, struct ring_op *op, ring_done_fn *done);
 	/* Requests that a receive end soon, with -ECANCELED or with whatever result comes first. */
 	void (*cancel)(struct stream *stream, struct ring_op *op);
-	/* The socket is being shut down. Other waits of the layer must end soon as well. */
+	/* Called when the socket is being shut down. Other waits of the layer must end soon as
+	 * well. */
 	void (*shutdown)(struct stream *stream);
-	/* No more data will be sent: the layer announces it to its peer before the socket does. */
+	/* Called when no more data will be sent: the layer tells its peer before the socket is
+	 * closed for sending. */
 	void (*shutdown_send)(struct stream *stream);
 	/* True if all of the layer's own operations have completed. The socket was shut down. When
 	 * this becomes true without the caller's knowledge, the layer calls
@@ -58,7 +60,7 @@ struct stream_ops {
 	void (*close)(struct stream *stream);
 };
 
-/* Data can be transferred in the last two states. */
+/* Data can be transferred only in the last two states. */
 enum stream_state { STREAM_CLOSED, STREAM_UPGRADING, STREAM_PLAIN, STREAM_LAYERED };
 
 /* All zero: closed. */
@@ -75,7 +77,7 @@ struct stream {
 	/* Bytes that a layer has received from the socket: even a partial record shows that the
 	 * peer is alive. Read only. */
 	uint64_t raw_bytes;
-	struct msghdr message; /* of a contiguous receive by a layer */
+	struct msghdr message; /* message of a contiguous receive by a layer */
 	struct iovec iov;
 	struct ring_op upgrade_op;
 	void (*upgraded)(struct stream *stream, int result);
@@ -85,8 +87,8 @@ struct stream {
 	void (*idle)(struct stream *stream);
 };
 
-/* TCP keep-alive: when the kernel closes the connection of a silent peer. A program that hangs is
- * not detected, because the peer's kernel still answers. */
+/* TCP keep-alive settings, which define when the kernel closes the connection of a silent peer. A
+ * peer program that hangs is not detected, because its kernel still answers. */
 struct stream_keep_alive {
 	int idle_s;	/* seconds without a byte until the first probe */
 	int interval_s; /* seconds between probes */
@@ -112,9 +114,9 @@ void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *l
 void stream_adopt(
 	struct stream *stream, const struct stream_ops *ops, void *layer, uint32_t memory_rights);
 
-/* Must be called before a stream is shut down whose last bytes were sent with stream_send_now().
- * True: done is called when a layer has passed all accepted data to the socket (0, or a negative
- * errno). False: no data is pending. No send may be in flight. */
+/* Called before the shutdown of a stream whose last bytes were sent with stream_send_now(). Returns
+ * true if done will be called when a layer has passed all accepted data to the socket (0, or a
+ * negative errno); false if no data is pending. No send may be in flight. */
 GMB_MUST_CHECK static inline bool stream_flush(
 	struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
@@ -127,8 +129,8 @@ void stream_shutdown(struct stream *stream);
 void stream_abort(struct stream *stream);
 /* Ends the sending direction; receiving continues. */
 void stream_shutdown_send(struct stream *stream);
-/* True if the stream itself can be closed; the caller must wait for its own operations. Becomes
- * true without further calls after stream_shutdown() or stream_abort(). */
+/* True if the stream can be closed once the caller's own operations have completed. After
+ * stream_shutdown() or stream_abort() it becomes true without further calls. */
 bool stream_is_idle(const struct stream *stream);
 /* Called by a layer when one of its own operations has completed, because the owner might be
  * waiting to close the stream. It must be the layer's last step: the stream and the layer may be
@@ -148,13 +150,15 @@ static inline bool stream_traffic(struct stream *stream, struct ring_traffic *tr
 	return ring_socket_traffic(stream->ring, stream->file, traffic);
 }
 
-/* Bytes sent that the peer has not acknowledged yet; see ring_socket_unacked(). */
+/* Returns in *bytes_out the number of sent bytes that the peer has not acknowledged yet; see
+ * ring_socket_unacked(). */
 static inline bool stream_unacked(struct stream *stream, uint64_t *bytes_out)
 {
 	return ring_socket_unacked(stream->ring, stream->file, bytes_out);
 }
 
-/* The process at the other end of a Unix socket. False: unknown, or not a Unix socket. */
+/* Identifies the process at the other end of a Unix socket. stream_peer_credentials() returns false
+ * if it is unknown, or for other sockets. */
 struct stream_credentials {
 	int pid;
 	uint32_t uid;
@@ -162,8 +166,9 @@ struct stream_credentials {
 };
 bool stream_peer_credentials(int fd, struct stream_credentials *credentials);
 
-/* result: bytes, 0 at end of stream. whole: fewer than len only at end of stream or error. At most
- * one receive in flight per stream. */
+/* Receives at most len bytes. done gets the number of bytes, or 0 at the end of the stream. whole:
+ * the number is less than len only at the end of the stream or after an error. At most one receive
+ * can be in flight per stream. */
 static inline void stream_receive(struct stream *stream, struct ring_op *op, void *buf, size_t len,
 	bool whole, ring_done_fn *done)
 {
@@ -200,8 +205,8 @@ static inline bool stream_sends_zero_copy(void)
 }
 
 /*
- * Sends some of the message. A short count is normal (the socket is full, or page-cache memory
- * being sent was truncated); the caller sends the rest with another call. At most one send in
+ * Sends some of the message. A short count is normal (the socket is full, or the file was truncated
+ * while its page cache was sent); the caller sends the rest with another call. At most one send in
  * flight per stream.
  */
 static inline void stream_send(
@@ -216,7 +221,7 @@ static inline void stream_send(
 	stream->ops->send(stream, op, message);
 }
 
-/* Tries immediately, without an operation; see ring_recvmsg_now(). */
+/* Receives what is available immediately, without an operation; see ring_recvmsg_now(). */
 GMB_MUST_CHECK static inline ssize_t stream_receive_now(
 	struct stream *stream, struct msghdr *message)
 {

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The write cache: slots and the pages in them, eviction, flushes, and how the collector moves
+ * The write cache: slots and the pages in them, eviction, flushes, and how garbage collection moves
  * cached blocks. cache_file.c finds and opens the file, cache_lru.c has the order of eviction.
  *
- * Invariants: at most one slot has the lpn of a block, and flash_cache_find() returns it. Further
- * slots can be busy without a page, in the held list, because a record is written from them. A
- * dirty page is in the list from `first` to `last`, ordered by `since`; busy and clean pages are
- * not. An entry in the file is committed exactly while the slot contains a change that no written
- * record has.
+ * Invariants: at most one slot contains a page of a block (by its number, lpn), and
+ * flash_cache_find() returns this slot. Further slots can be busy without a page, in the held list,
+ * while a record is written from their memory. A dirty page is in the list from `first` to `last`,
+ * ordered by `since`; busy and clean pages are not. An entry in the file is committed exactly while
+ * the slot contains a change that no written record has.
  *
  * Called by change.c (put, supersede, drop), log.c (written, retired), gc.c, read.c (find) and
  * flash_pump() (step).
@@ -24,7 +24,7 @@ enum {
 	DIRECT_BYTES = 64 << 10, /* writes of this size and more bypass the cache */
 	PICKS_MAX = FLASH_RECORD_ENTRIES,
 	LOADS_MAX = 32,	   /* map pages that are read at a time */
-	ROOM_DIVISOR = 16, /* one of this many slots is kept available for new pages */
+	ROOM_DIVISOR = 16, /* one slot out of this many is kept available for new pages */
 };
 
 /* A read of a map page for pages that will be written. */
@@ -182,7 +182,7 @@ static void enter(struct flash_cache *cache, uint32_t slot, const struct flash_c
 	cache->page_counts[page->lpn / FLASH_NODE_ENTRIES]++;
 }
 
-/* Removes a page from the lookup tables, and its record in flight from writing_count. */
+/* Removes a page from the lookup tables. Its record in flight no longer counts in writing_count. */
 static void leave(struct flash_cache *cache, uint32_t slot)
 {
 	uint64_t lpn = cache->slots[slot].lpn;
@@ -198,11 +198,11 @@ static void leave(struct flash_cache *cache, uint32_t slot)
 	cache->slots[slot].writing = 0;
 }
 
-/* Stores the word that makes the slot's entry valid (0: invalid) for a start after a kill. */
+/* Stores the word that makes the slot's entry valid, or invalid (0), for the next process after a
+ * kill. */
 static void commit(struct flash_cache *cache, uint32_t slot, uint64_t value)
 {
-	/* Release: the entry and the page are stored before it, for the process that opens the file
-	 * next. */
+	/* Release order: a later process that sees this word also sees the entry and the page. */
 	__atomic_store_n(&cache->entries[slot].commit, htole64(value), __ATOMIC_RELEASE);
 }
 
@@ -212,8 +212,8 @@ static bool is_dirty(const struct flash_cache *cache, uint32_t slot)
 	       cache->lru_slots[slot].state == CACHE_COLD;
 }
 
-/* Removes the page of a slot, also from the file. A slot that a record in flight is written from
- * cannot be reused yet: it joins the held list. */
+/* Removes the page of a slot, also from the file. If a record in flight is written from the slot,
+ * the slot cannot be reused yet and joins the held list. */
 static void cache_release(struct flash_cache *cache, uint32_t slot)
 {
 	struct flash_cache_slot *found = &cache->slots[slot];
@@ -239,7 +239,7 @@ static void cache_count_dirty(struct flash *flash)
 		cache_lru_dirty_count(&flash->cache.lru) + flash->cache.writing_count;
 }
 
-/* Notes that the record being filled contains the slot's page, or newer contents. */
+/* Records that the record being filled contains the slot's page, or newer contents. */
 static void set_writing(struct flash *flash, uint32_t slot)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -261,15 +261,15 @@ bool flash_cache_takes(struct flash *flash, struct store_part *part)
 		!list_is_empty(&flash->checkpoint.quiescing)) {
 		return false;
 	}
-	/* Before the anchor refers to the file, a start would not look for it: changes go to the
-	 * log until the checkpoint is complete. */
+	/* A start searches for the file only if the anchor refers to it. Until a checkpoint has
+	 * written such an anchor, changes go to the log. */
 	if (!cache->is_recorded && !flash->checkpoint.is_asked) {
 		flash_checkpoint_await(flash);
 	}
 	return cache->is_recorded;
 }
 
-/* Slots that a new page can get without a write. */
+/* Number of slots that a new page can use immediately, without a write to the log. */
 static uint32_t cache_room_of(const struct flash_cache *cache)
 {
 	return cache->lru.lists[CACHE_FREE].count + cache->lru.lists[CACHE_CLEAN].count;
@@ -282,15 +282,16 @@ bool flash_cache_has_room(struct flash *flash)
 	if (cache_room_of(cache) > 0) {
 		return true;
 	}
-	/* The busy slots may be in a record of the collector, which no part waits for: close it, so
-	 * that it is written and frees them. */
+	/* The busy slots might be in a record that garbage collection fills and no part waits for.
+	 * Closing this record writes it and frees the slots. */
 	if (flash->log.flying_count == 0 && cache->lru.lists[CACHE_BUSY].count > 0) {
 		flash_log_close(flash);
 	}
 	return false;
 }
 
-/* True if the record being filled has an entry for the block; if so, its map page is pinned. */
+/* True if the record being filled has an entry for the block. The map page of such a block is
+ * pinned. */
 static bool is_being_filled(struct flash *flash, uint64_t lpn)
 {
 	const struct flash_buffer *buffer = flash->log.filling;
@@ -324,8 +325,8 @@ static uint32_t home_of(struct flash *flash, uint64_t lpn)
 	return block == 0 ? GC_NO_SEGMENT : flash_segment_of(&flash->anchor.geometry, block);
 }
 
-/* Gives the page to the busy slot, which becomes dirty. Frees the block's old slot, if any; a dirty
- * one hands over its position in flush order. */
+/* Gives the page to the busy slot, which becomes dirty. Frees the block's old slot, if any. If the
+ * old page was dirty, the new one takes over its position in flush order. */
 static void replace(struct flash_cache *cache, uint32_t old, uint32_t slot,
 	const struct flash_cache_page *page, uint32_t home)
 {
@@ -340,8 +341,8 @@ static void replace(struct flash_cache *cache, uint32_t old, uint32_t slot,
 			behind = cache->slots[old].behind;
 		}
 		cache_release(cache, old);
-		/* cache_release() has removed `old`: if it was the last, the new last is its
-		 * predecessor. */
+		/* cache_release() has removed `old` from the list. If it was the last, its
+		 * predecessor is the last now. */
 		before = behind == CACHE_NO_SLOT ? cache->last : before;
 	}
 	enter(cache, slot, page);
@@ -399,7 +400,7 @@ void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_
 
 /* --- records with newer contents ------------------------------------------------------------- */
 
-/* Marks dirty pages of these blocks as superseded by the record being filled. */
+/* Marks the dirty pages of these blocks as superseded by the record being filled. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -515,7 +516,7 @@ void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment)
 /* --- pages that are written ------------------------------------------------------------------ */
 
 /* Returns the slot of a picked block, or CACHE_NO_SLOT if the block need no longer be written. An
- * eviction skips a page that was changed after it was picked, because it is hot again. */
+ * eviction skips a page that was changed after it was picked, because the page is in use again. */
 static uint32_t picked(const struct flash *flash, const struct flash_cache_pick *pick)
 {
 	const struct flash_cache *cache = &flash->cache;
@@ -585,7 +586,7 @@ static void load_ready(struct flash_wait *wait, int result)
 {
 	struct flash *flash = container_of(wait, struct flash_cache_load, wait)->flash;
 
-	if (result < 0) { /* the cached blocks of this map page can never be written */
+	if (result < 0) { /* without this map page, its cached blocks can never be written */
 		flash_fail(flash, result, "has a map that cannot be read");
 	}
 }
@@ -609,7 +610,7 @@ static bool load(struct flash *flash, uint32_t page)
 }
 
 /* Makes sure that the map pages of all picked blocks are in memory and dirty. Returns false if some
- * are not yet. The picks are sorted, so blocks of one page are adjacent. */
+ * are not ready yet. The picks are sorted, so blocks of one page are adjacent. */
 static bool make_ready(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -711,7 +712,7 @@ bool flash_cache_has_written(const struct flash *flash)
 	       cache->slots[cache->first].since > cache->wanted;
 }
 
-/* Fails a flush without loss: its pages stay in the cache. */
+/* Fails a flush without a loss of data, because its pages stay in the cache. */
 static void flush_refused(struct store_part *part, int error)
 {
 	part->flags |= STORE_NOTHING_LOST;
@@ -730,8 +731,8 @@ static bool flush_step(struct flash *flash)
 	part = list_entry(list_first(&cache->flushing), struct store_part, node);
 	if (flash->failed == 0 && cache->first != CACHE_NO_SLOT &&
 		cache->slots[cache->first].since <= flash_scratch_of(part)->counter) {
-		/* Pages of the flush are not written yet. If snapshots leave no room for them, it
-		 * fails. */
+		/* Pages of the flush are not written yet. If snapshots leave no room for these
+		 * pages, the flush fails. */
 		if (flash->snapshots.is_stuck) {
 			list_remove(&part->node);
 			flush_refused(part, -ENOSPC);
@@ -740,13 +741,16 @@ static bool flush_step(struct flash *flash)
 	}
 	if (flash->failed == 0 && (part->flags & STORE_QUIESCE) != 0 && cache->writing_count > 0) {
 		flash_log_close(flash);
-		return false; /* the anchor of its checkpoint must not refer to the cache file */
+		/* waits for the record: the anchor after this flush must not refer to the cache
+		 * file */
+		return false;
 	}
 	list_remove(&part->node);
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
 	} else if ((part->flags & STORE_QUIESCE) != 0 && flash_cache_is_dirty(cache)) {
-		flush_refused(part, -EBUSY); /* clients continue to write, so it might never end */
+		/* fails, because clients continue to write and the cache might never be clean */
+		flush_refused(part, -EBUSY);
 	} else if ((part->flags & STORE_QUIESCE) != 0) {
 		flash_flush(flash, part);
 	} else {
@@ -757,8 +761,8 @@ static bool flush_step(struct flash *flash)
 
 /* --- steps ----------------------------------------------------------------------------------- */
 
-/* Picks pages in order of urgency: for the flushes up to the latest one, for a snapshot, to empty
- * the cache, to make room. Returns true if there are any. */
+/* Picks pages to write. In order of urgency: for all flushes, for a snapshot, to empty the cache,
+ * to make room. Returns true if pages are picked. */
 static bool cache_choose(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -789,8 +793,8 @@ bool flash_cache_step(struct flash *flash)
 		return true;
 	}
 	if (cache->is_draining && cache_lru_dirty_count(&cache->lru) == 0) {
-		flash_log_close(flash); /* the open record may contain pages that the collector has
-					   appended */
+		/* The open record may contain pages that garbage collection has appended. */
+		flash_log_close(flash);
 	}
 	if (flash->failed != 0 || flash_checkpoint_blocks(flash) ||
 		(cache->pick_count == 0 && !cache_choose(flash))) {
@@ -824,7 +828,7 @@ enum gc_way flash_cache_gc_way(struct flash *flash, uint64_t lpn, uint32_t victi
 		cache_lru_set_home(&cache->lru, slot, victim);
 	}
 	way = cache_lru_gc_way(&cache->lru, slot);
-	/* A page in memory that was damaged since must not be copied: the copy would get a valid
+	/* A page that was damaged in memory must not be copied, because the copy would get a valid
 	 * checksum. */
 	return way == GC_FROM_CLEAN_CACHE &&
 			       crc32c(0, flash_cache_page(cache, slot), FLASH_BLOCK_BYTES) != crc

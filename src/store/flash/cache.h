@@ -20,13 +20,14 @@
  * from the slots themselves. If the page is replaced while its record is in flight, the slot is
  * reused only after the record has been retired.
  *
- * Only the dirty pages in the file count after a kill. Clean pages are old contents of slots, valid
- * within this process only. They save reads of the collector and of clients.
+ * Only the dirty pages in the file count after a kill. Clean pages are already in the log. They are
+ * used only by this process, to save reads of the garbage collector and of clients.
  *
- * Called by changes, reads, the collector and recovery.
+ * Called by changes, reads, garbage collection and recovery.
  *
- * Threading: as in flash.h; opening and loading have the store to themselves. Ownership: the
- * start's budget holds the tables, the file holds the pages. Errors: negative errno and a sentence.
+ * Threading: as in flash.h; while the cache is opened and loaded, no other thread uses the store.
+ * Ownership: the tables are in the memory that the start allocates, the pages in the file. Errors:
+ * negative errno and a sentence.
  */
 #pragma once
 
@@ -38,7 +39,7 @@
 struct flash;
 struct flash_cache_load;
 
-/* State of a slot in addition to struct cache_slot. */
+/* State of a slot in addition to struct cache_slot (order of eviction). */
 struct flash_cache_slot {
 	uint64_t lpn; /* FLASH_CACHE_NONE: no page */
 	uint64_t counter;
@@ -47,7 +48,7 @@ struct flash_cache_slot {
 	 * contents; or 0. In a slot without a page: number of the record that is written from this
 	 * slot. */
 	uint64_t writing;
-	/* dirty: counter of the oldest change of its block that is in no record. */
+	/* dirty: counter of the oldest change of its block that no record contains. */
 	uint64_t since;
 	/* Next slot in its bucket, or in the held list. */
 	uint32_t chain;
@@ -67,33 +68,34 @@ struct flash_cache_pick {
 struct flash_cache {
 	/* Set when the store is opened. */
 	struct disk_shared file;      /* bytes == NULL: no cache */
-	struct flash_cache_head head; /* as found, or as created */
+	struct flash_cache_head head; /* head of the file, as found or as created */
 	uint64_t tag;
 	uint32_t slot_count; /* 0: no cache */
 	uint32_t cold_percent;
 	bool is_recorded; /* the anchor contains the tag */
-	bool is_busy;	  /* another process still uses the store, with its own cache file */
+	bool is_busy;	  /* another process still uses the store, and has its own cache file */
 	bool is_found;	  /* the file was left by a process that was killed */
 	bool is_leaving; /* the file takes no new pages: it was found, but no cache is configured */
 	/* New writes bypass the cache, and its pages are written: snapshots leave so little space
 	 * that writes might soon be refused. */
 	bool is_tight;
-	bool is_draining;     /* the store is closed: all pages are written */
-	uint32_t found_count; /* pages found in the file */
+	bool is_draining;     /* the store is being closed: all pages are written */
+	uint32_t found_count; /* number of pages found in the file */
 
 	struct cache_lru lru;
 	struct cache_slot *lru_slots;
 	struct flash_cache_slot *slots;
 	struct flash_cache_entry *entries; /* part of the mapped file */
 	uint8_t *pages;			   /* part of the mapped file */
-	uint16_t *page_counts;		   /* cached blocks for each page of the map */
+	uint16_t *page_counts;		   /* number of cached blocks for each page of the map */
 	uint32_t *buckets;
 	uint32_t bucket_mask;
 	uint32_t first; /* list of dirty pages, in the order of `since` */
 	uint32_t last;
-	/* Slots with a record in flight (writing != 0). */
+	/* Number of slots with a record in flight (writing != 0). */
 	uint32_t writing_count;
-	/* Head of the list, by chain, of slots without a page from which a record is written. */
+	/* Head of the list (linked by chain) of slots without a page from which a record is
+	 * written. */
 	uint32_t held;
 	/* Counter of the newest page. */
 	uint64_t counter;
@@ -103,7 +105,7 @@ struct flash_cache {
 	uint32_t pick_count;
 	/* For a flush or the shutdown: newer versions of the picked blocks are written as well. */
 	bool picks_for_all;
-	uint64_t wanted;	   /* changes up to this counter must be written, for a snapshot */
+	uint64_t wanted;	   /* counter up to which changes must be written, for a snapshot */
 	struct list_node flushing; /* flushes in order of arrival */
 };
 
@@ -117,7 +119,7 @@ enum flash_others { FLASH_OTHERS_REFUSE, FLASH_OTHERS_TAKE, FLASH_OTHERS_LEAVE }
 struct flash_cache_options {
 	const char *directory; /* NULL: the default */
 	uint64_t bytes;	       /* 0: no cache */
-	/* Another process still uses the store, and hands it over before the start. */
+	/* Another process still uses the store, and will hand it over before the start. */
 	bool is_inherited;
 	enum flash_others others;
 };
@@ -130,9 +132,10 @@ const char *flash_cache_directory(const char *directory);
  * - A file with pages is used whatever its size.
  * - If no file can be created, a warning is logged and there is no cache.
  * - If the file that the anchor refers to is lost, the loss is recorded in the anchor.
- * - Errors that are no loss: the folder cannot be examined, cache-dir= names another folder than
- *   the file's, the file cannot be used (-EPERM and others), or it has pages of another disk and
- *   the options do not decide about them. The store is not opened, as a recorded loss is final.
+ * - In the following cases the store is not opened, and no loss is recorded, because a recorded
+ *   loss is final: the folder cannot be examined; cache-dir= names another folder than the file's;
+ *   the file cannot be used (-EPERM and others); it has pages of another disk, and the options do
+ *   not say what to do with them.
  * - A read-only store returns -EBUSY if the file has pages, because they are not on the disk. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);
@@ -145,19 +148,19 @@ GMB_MUST_CHECK int flash_cache_load(struct flash *flash);
 /* Checks the file's position against end, the end of the log that the replay has found. Returns
  * -ESTALE if the file has pages and the log lacks records that were written before them. */
 GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error);
-/* True if the killed server had written all records before `end`, and no others. Valid only if the
- * log continues after the checkpoint, because the file's position can be older than the anchor. */
+/* True if the killed server had written exactly the records before `end`. Valid only if the log
+ * continues after the checkpoint, because the position in the file can be older than the anchor. */
 bool flash_cache_knows_end(const struct flash *flash, uint64_t end);
-/* Stores in the file up to which record the log is written. Called after each record and each
- * checkpoint. */
+/* Stores in the file the number of the first record that is not yet written to the log. Called
+ * after each record and each checkpoint. */
 void flash_cache_follow(struct flash *flash);
 /* Returns the tag for the anchor that is about to be written; 0: the next process needs no file. */
 uint64_t flash_cache_tag(const struct flash *flash);
 /* Stores in the anchor the folder and boot ID of the file that its cache_tag refers to. */
 void flash_cache_tell_place(struct flash *flash);
-/* Number of pages that are only in the file. */
+/* Returns the number of pages that are only in the cache file. */
 uint32_t flash_cache_left(const struct flash *flash);
-/* Reports the cache file to `gmblock check`. */
+/* Describes the cache file to `gmblock check`. */
 void flash_cache_check(const struct flash *flash, struct store_check *check);
 
 /* --- cache.c --------------------------------------------------------------------------------- */
@@ -165,7 +168,7 @@ void flash_cache_check(const struct flash *flash, struct store_check *check);
 /* Returns the bytes of memory for the tables; flash_cache_init() places them there. */
 uint64_t flash_cache_bytes(const struct flash *flash);
 void flash_cache_init(struct flash *flash, uint8_t *memory);
-/* Enters a page that was found in the file. Older pages first. */
+/* Enters a page that was found in the file. Called for older pages first. */
 void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_cache_page *page);
 
 /* Returns the slot with the newest contents of a block, or CACHE_NO_SLOT if it is not cached. */
@@ -179,17 +182,17 @@ static inline bool flash_cache_has_page(const struct flash_cache *cache, uint64_
  * cached. All count blocks must be in one page of the map. */
 uint32_t flash_cache_run(
 	const struct flash *flash, uint64_t lpn, uint32_t count, bool *is_cached_out);
-/* Contents of a slot. */
+/* Returns the page in a slot. */
 static inline const uint8_t *flash_cache_page(const struct flash_cache *cache, uint32_t slot)
 {
 	return cache->pages + (size_t)slot * FLASH_BLOCK_BYTES;
 }
 
-/* True if records may be written from the slots of dirty pages. False if a later server could not
- * find out whether writes of a killed server still read these slots. */
+/* True if records may be written from the slots of dirty pages. False if, after a kill, the next
+ * server could not detect writes in flight that still read these slots. */
 bool flash_cache_holds(const struct flash *flash);
 
-/* True if there are dirty pages, or pages whose record is not written. */
+/* True if there are dirty pages, or pages in records that are not written yet. */
 static inline bool flash_cache_is_dirty(const struct flash_cache *cache)
 {
 	return cache->slot_count > 0 &&
@@ -205,22 +208,24 @@ static inline bool flash_cache_must_drain(const struct flash_cache *cache)
 /* True if there is a slot for one block. Otherwise flash_pump() is called when a slot might be
  * free. */
 bool flash_cache_has_room(struct flash *flash);
-/* Stores data, one block, as the newest contents of block lpn. They survive a kill. There must be
- * room. */
+/* Stores data, one block, as the newest contents of block lpn. The data survives a kill of the
+ * process. There must be room. */
 void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data);
 /* Called when newer contents of these blocks were appended to the record being filled. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count);
-/* Discards the pages of these blocks, which read as zeroes from now on although no record says so.
- * All must be in one page of the map. */
+/* Discards the pages of these blocks, which read as zeroes from now on. No record contains this
+ * change. All blocks must be in one page of the map. */
 void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count);
 /* Called for each entry of record seq after it was applied to the map: discards the older page, or
  * makes the written one clean. */
 void flash_cache_written(struct flash *flash, const struct flash_record_entry *entry, uint64_t seq);
 /* Called after all entries of record seq were applied: frees the slots that were held for it. */
 void flash_cache_retired(struct flash *flash, uint64_t seq);
-/* Called when the device's version of the block is now in that segment, or (GC_NO_SEGMENT) gone. */
+/* Called when the block's version on the device has moved to this segment, or no longer exists
+ * (GC_NO_SEGMENT). */
 void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment);
-/* Recovery: a replayed record has these blocks, so pages with a stamp up to seq are discarded. */
+/* Recovery: a replayed record contains these blocks, so their pages with a stamp up to seq are
+ * discarded. */
 void flash_cache_replayed(struct flash *flash, uint64_t lpn, uint32_t count, uint64_t seq);
 
 /* Continues evictions and flushes. Returns true if there was progress. */
@@ -234,7 +239,7 @@ void flash_cache_want_written(struct flash *flash);
 /* True when the changes requested by flash_cache_want_written() are in records, written or not. */
 bool flash_cache_has_written(const struct flash *flash);
 
-/* Returns how the collector must move a live block of segment victim with checksum crc. */
+/* Returns how garbage collection must move a live block of segment victim with checksum crc. */
 enum gc_way flash_cache_gc_way(struct flash *flash, uint64_t lpn, uint32_t victim, uint32_t crc);
-/* Called when the collector has appended the block's dirty page to the record being filled. */
+/* Called when garbage collection has appended the block's dirty page to the record being filled. */
 void flash_cache_written_back(struct flash *flash, uint64_t lpn);

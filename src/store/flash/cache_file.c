@@ -67,7 +67,7 @@ static uint64_t make_random(void)
 
 /* --- owner of a file ------------------------------------------------------------------------- */
 
-/* True if this machine has written the file, since it was booted, for a store with this UUID. */
+/* True if this machine has written the file since its last boot, for a store with this UUID. */
 static bool is_known(const struct flash_anchor *anchor, const uint8_t *bytes, uint64_t size,
 	struct flash_cache_head *head)
 {
@@ -79,7 +79,7 @@ static bool is_known(const struct flash_anchor *anchor, const uint8_t *bytes, ui
 	       memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0;
 }
 
-/* True if this anchor refers to the file. The anchor of a copy of the store also does. */
+/* True if this anchor refers to the file. In a copy of the store, the anchor also refers to it. */
 static bool is_meant(const struct flash_anchor *anchor, const uint8_t *bytes, uint64_t size,
 	struct flash_cache_head *head)
 {
@@ -118,7 +118,7 @@ struct search {
 	const struct flash_anchor *anchor;
 	const uint64_t *disk; /* identity of the disk with the anchor */
 	bool is_wanted;	      /* the file will be used, not only examined */
-	bool takes;	      /* accepts a file of another disk */
+	bool takes;	      /* a file of another disk is accepted */
 
 	char path[PATH_BYTES];
 	char shown[SHOWN_BYTES]; /* path of the file's disk, for messages */
@@ -128,8 +128,8 @@ struct search {
 	uint32_t dirty; /* number of slots in use */
 };
 
-/* Opens the file in this folder. Returns 0 if it is claimed (or readable), -ENOENT if there is
- * none, or an error of disk_shared_open(). */
+/* Opens the cache file in this folder. Returns 0 if it is claimed (or readable), -ENOENT if there
+ * is none, or an error of disk_shared_open(). */
 static int find_in(struct search *search, const char *folder, struct error *error)
 {
 	uint8_t head[FLASH_BLOCK_BYTES];
@@ -148,7 +148,8 @@ static int find_in(struct search *search, const char *folder, struct error *erro
 	log_escape(search->shown, sizeof(search->shown), search->head.disk_path,
 		strlen(search->head.disk_path));
 	search->is_others = !is_of_disk(&search->head, search->disk);
-	if (search->is_others && !search->takes) { /* its own server may be opening it */
+	/* the file is only read, because the server of the other disk may be opening it */
+	if (search->is_others && !search->takes) {
 		flags = DISK_SHARED_READ;
 	}
 	flags |= search->is_others ? 0 : DISK_SHARED_WAIT;
@@ -199,7 +200,7 @@ static int cache_file_lose(struct flash *flash, const char *reason, const char *
 
 /* --- finding the file ------------------------------------------------------------------------ */
 
-/* Returns an error if the folder cannot be examined. That must not be taken for a loss. */
+/* Returns an error if the folder cannot be examined, which does not mean that the file is lost. */
 static int look_at_folder(const struct flash *flash, const char *folder, struct error *error)
 {
 	struct error reason;
@@ -216,7 +217,7 @@ static int look_at_folder(const struct flash *flash, const char *folder, struct 
 }
 
 /* Searches the configured folder, and then the one in the anchor. Sets *elsewhere if the file is,
- * or might be, in the latter. */
+ * or might be, in the folder of the anchor. */
 static int cache_file_find(const struct flash *flash, const char *folder, struct search *search,
 	bool *elsewhere, struct error *error)
 {
@@ -235,8 +236,8 @@ static int cache_file_find(const struct flash *flash, const char *folder, struct
 	return *elsewhere ? result : -ENOENT;
 }
 
-/* Decides about a file that belongs to another disk and is not in use. Returns 0 to use it, -ENOENT
- * to open this disk without it, or an error. */
+/* Decides whether to use a file that belongs to another disk and is not in use. Returns 0 to use
+ * it, -ENOENT to open this disk without it, or an error. */
 static int judge_others(struct flash *flash, const struct flash_cache_options *options,
 	const struct search *search, struct error *error)
 {
@@ -278,8 +279,8 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 		flash->path, folder, reason->text, folder);
 }
 
-/* Decides about the result of cache_file_find(). Returns 0 to use the file, -ENOENT to open the
- * store without it, or an error. */
+/* Decides what follows from the result of cache_file_find(). Returns 0 to use the file, -ENOENT to
+ * open the store without it, or an error. */
 static int judge(struct flash *flash, const struct flash_cache_options *options, int result,
 	bool elsewhere, struct search *search, struct error *error)
 {
@@ -317,8 +318,8 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 	return result;
 }
 
-/* Finds the file that the anchor refers to. Returns -ENOENT if there is none, or none that this
- * disk needs. */
+/* Finds the file that the anchor refers to. Returns -ENOENT if there is none, or if this disk does
+ * not need the file. */
 static int open_found(struct flash *flash, const struct flash_cache_options *options,
 	struct search *search, struct error *error)
 {
@@ -447,7 +448,7 @@ static int open_to_write(struct flash *flash, const struct flash_cache_options *
 	struct flash_cache *cache = &flash->cache;
 	int result = -ENOENT;
 
-	/* The process that hands over the store still uses its file, and removes it itself. */
+	/* The process that hands over the store still uses its file, and will remove it. */
 	cache->is_busy = options->is_inherited;
 	set_epoch(flash);
 	if (flash->anchor.cache_tag != 0 && !options->is_inherited) {
@@ -488,7 +489,7 @@ uint64_t flash_cache_tag(const struct flash *flash)
 {
 	const struct flash_cache *cache = &flash->cache;
 
-	/* The next process must not look for the file, because it has no pages. */
+	/* The next process must not search for the file, because it has no pages. */
 	return (flash->is_closing || !list_is_empty(&flash->checkpoint.quiescing)) &&
 			       !flash_cache_is_dirty(cache)
 		       ? 0
@@ -597,10 +598,10 @@ static int cache_file_compare(const void *a, const void *b)
 	return one < other ? -1 : one > other;
 }
 
-/* The next start compares the position with the end of the log: a log that ends earlier belongs to
- * an older copy of the disk. No position is stored until the anchor refers to the file
- * (is_recorded), because the next start would not find the records of this run and would reject its
- * own disk. */
+/* Stores in the file the number of the first record that is not yet written to the log. The next
+ * start compares this position with the end of the log: a log that ends earlier belongs to an older
+ * copy of the disk. No position is stored until the anchor refers to the file (is_recorded).
+ * Otherwise the next start would not find the records of this run and would reject its own disk. */
 void flash_cache_follow(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -646,7 +647,7 @@ bool flash_cache_knows_end(const struct flash *flash, uint64_t end)
 	return flash->cache.is_found && flash->cache.head.followed == end;
 }
 
-/* Runs before the log is replayed, which then discards pages that a record supersedes. */
+/* Runs before the log is replayed. The replay then discards pages that a record supersedes. */
 int flash_cache_load(struct flash *flash)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -719,7 +720,7 @@ void flash_cache_check(const struct flash *flash, struct store_check *check)
 		error_set(&error, result, "not in '%.*s': in another folder, or lost at a reboot",
 			(int)(strrchr(search->path, '/') - search->path), search->path);
 	}
-	if (result < 0) { /* one word, for programs; a path would begin with a slash */
+	if (result < 0) { /* the fact is one word, for programs; a path would begin with a slash */
 		check->fact(check, "cache",
 			result == -EBUSY    ? "in-use"
 			: result == -ENOENT ? "missing"

@@ -2,9 +2,9 @@
 /*
  * The order of the pages in a write cache, see cache_lru.h.
  *
- * Invariant: after each function the cold list has exactly cold_percent of the dirty pages,
- * rounded down. is_counted is true if the page counts in cold_dirty of its home, and cold_dirty
- * never exceeds valid.
+ * Invariant: after each function the cold list has exactly cold_percent of the dirty pages, rounded
+ * down. is_counted is true if the page counts in cold_dirty of its home segment, which never
+ * exceeds the segment's valid.
  */
 #include "store/flash/cache_lru.h"
 
@@ -93,8 +93,8 @@ static void lru_set_state(struct cache_lru *lru, uint32_t slot, enum cache_state
 	count_home(lru, found);
 }
 
-/* Restores the share of cold pages. One dirty page more or fewer, or an access, moves the boundary
- * by at most one page. */
+/* Moves the boundary between hot and cold pages so that their shares are correct. After one dirty
+ * page more or fewer, or an access, it moves by at most one page. */
 static void keep_boundary(struct cache_lru *lru)
 {
 	uint32_t dirty = cache_lru_dirty_count(lru);
@@ -109,7 +109,7 @@ static void keep_boundary(struct cache_lru *lru)
 }
 
 /* If the page is cold, increments *count (cold_written or cold_rewritten) and updates the weight.
- * Both + 1 below give the weight 1 at the start. */
+ * The two + 1 below make the weight 1 at the start. */
 static void count_cold(struct cache_lru *lru, uint32_t slot, uint32_t *count)
 {
 	if (slot_at(lru, slot)->state != CACHE_COLD) {

@@ -10,11 +10,11 @@
  *    busy     taken for new data, or being written: on no list
  *    free
  *
- * An access moves its page to the front, and at most one other page across the boundary, so every
- * operation takes constant time. A cold page counts in cold_dirty of its home, the segment with its
- * last version on flash, as long as it is cold. cold_weight of the table is the share of cold pages
- * that were evicted or flushed before users overwrote or trimmed them. Both counts are halved when
- * their sum exceeds the number of slots.
+ * x is cold_percent. An access moves its page to the front, and at most one other page across the
+ * boundary, so every operation takes constant time. A cold page counts in cold_dirty of its home,
+ * the segment with its last version on flash, as long as it is cold. cold_weight of the table is
+ * the share of cold pages that were evicted or flushed before users overwrote or trimmed them. Both
+ * counts are halved when their sum exceeds the number of slots.
  *
  *    CACHE_FREE -> CACHE_BUSY <-> CACHE_HOT, CACHE_COLD
  *                  CACHE_BUSY -> CACHE_CLEAN -> CACHE_BUSY, CACHE_FREE
@@ -39,11 +39,12 @@ enum cache_state {
 };
 
 struct cache_slot {
-	uint32_t newer; /* neighbours in the list of its state */
+	uint32_t newer; /* the slot's neighbours in the list of its state */
 	uint32_t older;
-	uint32_t home;	 /* segment of its last version on flash; GC_NO_SEGMENT: unknown, or none */
+	/* segment of the page's last version on flash; GC_NO_SEGMENT: unknown, or none */
+	uint32_t home;
 	uint8_t state;	 /* enum cache_state */
-	bool is_counted; /* counted in cold_dirty of its home */
+	bool is_counted; /* the page is counted in cold_dirty of its home */
 };
 
 struct cache_list {
@@ -57,13 +58,15 @@ struct cache_lru {
 	struct cache_slot *slots;
 	uint32_t slot_count;
 	uint32_t cold_percent;
-	struct cache_list lists[CACHE_STATE_COUNT]; /* CACHE_BUSY: only the count */
-	/* Cold pages that were recently evicted or flushed. */
+	/* lists by state; for CACHE_BUSY only the count is used */
+	struct cache_list lists[CACHE_STATE_COUNT];
+	/* Counts cold pages that were recently evicted or flushed. */
 	uint32_t cold_written;
 	uint32_t cold_rewritten;
 };
 
-/* Initializes all slots as free. Holds slots, an array of slot_count, and table. */
+/* Initializes all slots as free. slots: an array of slot_count elements; slots and table must exist
+ * as long as lru. */
 void cache_lru_init(struct cache_lru *lru, struct gc_table *table, uint32_t cold_percent,
 	struct cache_slot *slots, uint32_t slot_count);
 
@@ -75,8 +78,8 @@ uint32_t cache_lru_take(struct cache_lru *lru);
 /* Takes a particular free slot. */
 void cache_lru_take_slot(struct cache_lru *lru, uint32_t slot);
 
-/* The page in the busy slot is newer than its version on flash, which is in segment home. It
- * becomes the newest dirty page. */
+/* Called when the page in the busy slot is newer than its version on flash, which is in segment
+ * home. The page becomes the newest dirty page. */
 void cache_lru_set_dirty(struct cache_lru *lru, uint32_t slot, uint32_t home);
 
 /* Called when a dirty slot was overwritten in place: its page becomes the newest. A caller that
@@ -84,22 +87,22 @@ void cache_lru_set_dirty(struct cache_lru *lru, uint32_t slot, uint32_t home);
  * for this one. */
 void cache_lru_touch(struct cache_lru *lru, uint32_t slot);
 
-/* A dirty or clean slot becomes busy: it is evicted, flushed or filled again. A cold page counts as
- * written. */
+/* Makes a dirty or clean slot busy, because it is evicted, flushed or filled again. A cold page
+ * counts as written. */
 void cache_lru_set_busy(struct cache_lru *lru, uint32_t slot);
 
 /* Like cache_lru_set_busy(), but a cold page is not counted. For GC_WRITE_BACK: without garbage
  * collection, users might have overwritten the page first. */
 void cache_lru_write_back(struct cache_lru *lru, uint32_t slot);
 
-/* The page in the busy slot is on flash now. */
+/* Called when the page in the busy slot has been written to flash. */
 void cache_lru_set_clean(struct cache_lru *lru, uint32_t slot);
 
 /* Discards the page, from any state but free. A cold page counts as overwritten. */
 void cache_lru_set_free(struct cache_lru *lru, uint32_t slot);
 
-/* Called when the page's last version on flash is now in segment home, or (GC_NO_SEGMENT) gone. The
- * slot must not be free. */
+/* Called when the page's last version on flash has moved to segment home, or no longer exists
+ * (GC_NO_SEGMENT). The slot must not be free. */
 void cache_lru_set_home(struct cache_lru *lru, uint32_t slot, uint32_t home);
 
 /* Returns the dirty slot to write next: the oldest cold one, else the oldest hot one, or
@@ -115,6 +118,7 @@ static inline uint32_t cache_lru_dirty_count(const struct cache_lru *lru)
 	return lru->lists[CACHE_HOT].count + lru->lists[CACHE_COLD].count;
 }
 
-/* gc_way_of() for the slot that has a block's page; CACHE_NO_SLOT: the block is not cached. A block
- * with a busy slot is copied from flash: the record in progress will make it dead. */
+/* Returns the way in which garbage collection must move a block whose page is in this slot, see
+ * gc_way_of(). CACHE_NO_SLOT: the block is not cached. If the slot is busy, the block is copied
+ * from flash; the record in progress will make that copy dead. */
 enum gc_way cache_lru_gc_way(const struct cache_lru *lru, uint32_t slot);

@@ -4,9 +4,10 @@
  * ones, so that the log has the changes of each block in that order. The map pages that later
  * changes need are read in the meantime.
  *
- * Invariant: only the first change in the queue is processed, and only one read (of a page or an
- * edge) is in flight for it. `seq` is past the last record that contains a change, so a partial
- * block is read only after all earlier changes of it have taken effect in the map.
+ * Invariant: only the first change in the queue is processed, and only one read is in flight for it
+ * (of a map page, or of a block that it changes in part). `seq` is past the last record that
+ * contains a change. So a block that is changed in part is read only after all its earlier changes
+ * have taken effect in the map.
  */
 #include <endian.h>
 #include <errno.h>
@@ -18,15 +19,15 @@
 #include "store/flash/flash.h"
 
 enum {
-	HELD_BYTES_MIN = 32 << 10, /* smaller parts are always copied */
+	HELD_BYTES_MIN = 32 << 10, /* data of smaller parts is always copied */
 	LOOKAHEAD = 16,		   /* queued changes whose pages are read ahead */
 	EMPTY_PAGES_MAX = 4096	   /* empty map pages skipped before the ring's next batch */
 };
 
 /* Result of a step of the first change. */
 enum step {
-	STEP_WAIT, /* waits; an event will call flash_pump() */
-	STEP_DONE, /* complete, or there was progress */
+	STEP_WAIT, /* the change waits; an event will call flash_pump() */
+	STEP_DONE, /* the change is complete, or there was progress */
 };
 
 /* The first or last block of the current change, if the change covers only a part of that block. */
@@ -42,9 +43,10 @@ struct flash_changes {
 	struct flash *flash;
 	struct flash_edge edges[2];
 	struct flash_wait wait;
-	bool waits;	     /* the first change waits for a page or an edge */
-	uint64_t seq;	     /* records with the changes appended so far have smaller numbers */
-	struct ring_op turn; /* continues a long change in the ring's next batch */
+	/* the first change waits for a map page, or for a block that it changes in part */
+	bool waits;
+	uint64_t seq;	     /* the changes appended so far are in records with smaller numbers */
+	struct ring_op turn; /* operation that continues a long change in the ring's next batch */
 };
 
 static uint64_t block_of(uint64_t offset)
@@ -57,7 +59,8 @@ static uint64_t end_of(const struct store_part *part)
 	return part->offset + part->length;
 }
 
-/* Removes the part from the queue. Its edges must be read again for the next change. */
+/* Removes the part from the queue. The next change must read its own edges (partly changed
+ * blocks). */
 static void change_ended(struct flash *flash, struct store_part *part)
 {
 	list_remove(&part->node);
@@ -76,8 +79,8 @@ static void change_failed(struct flash *flash, struct store_part *part, int erro
 
 /* --- pages of the map ------------------------------------------------------------------------ */
 
-/* If the page cannot be read, the first change fails. No other part can have taken its place in the
- * queue, because a waiting change stays first. */
+/* If the map page cannot be read, the first change fails. This change has requested the page: while
+ * a change waits, it stays first in the queue. */
 static void change_page_ready(struct flash_wait *wait, int result)
 {
 	struct flash *flash = container_of(wait, struct flash_changes, wait)->flash;
@@ -92,7 +95,8 @@ static void change_page_ready(struct flash_wait *wait, int result)
 static void ahead_ready(struct flash_wait *wait, int result)
 {
 	GMB_UNUSED(wait);
-	GMB_UNUSED(result); /* the change that needs the page gets the error again */
+	/* the change that needs the page will read it again and get the error */
+	GMB_UNUSED(result);
 }
 
 /* Requests the first map page of each of the next LOOKAHEAD changes. wait->ready marks changes for
@@ -119,7 +123,7 @@ static void change_look_ahead(struct flash *flash)
 	}
 }
 
-/* Returns the page, dirty, or NULL if the change must wait. */
+/* Returns the map page after marking it dirty, or NULL if the change must wait. */
 static struct flash_slot *page_for_change(struct flash *flash, uint32_t page)
 {
 	bool full;
@@ -154,7 +158,7 @@ static void edge_done(struct flash_io *io, int result)
 	change_page_ready(&flash->change->wait, result);
 }
 
-/* Gets the current contents of a block of which the change covers only a part. */
+/* Gets the current contents of a block that the change covers only in part. */
 static enum step edge_get(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
 {
 	struct flash_log *log = &flash->log;
@@ -210,7 +214,7 @@ static void edge_patch(const struct store_part *part, uint64_t lpn, uint8_t *byt
 	}
 }
 
-/* Returns the edge for block lpn, or NULL if the part covers the whole block. */
+/* Returns the edge of the change for block lpn, or NULL if the change covers the whole block. */
 static struct flash_edge *edge_of(struct flash *flash, const struct store_part *part, uint64_t lpn)
 {
 	if (lpn << FLASH_BLOCK_SHIFT < part->offset) {
@@ -221,8 +225,9 @@ static struct flash_edge *edge_of(struct flash *flash, const struct store_part *
 
 /* --- blocks ---------------------------------------------------------------------------------- */
 
-/* Gets everything that is needed to append these blocks to one record: dirty pages, edges, room.
- * Only the first and the last block can be edges. */
+/* Gets everything that is needed to append these blocks to one record: their map pages, marked
+ * dirty; the rest of blocks that are changed in part (only the first or last one can be); and room
+ * in the record. */
 static enum step blocks_prepare(
 	struct flash *flash, const struct store_part *part, uint64_t first, uint32_t count)
 {
@@ -243,8 +248,9 @@ static enum step blocks_prepare(
 }
 
 /* True if the part's blocks are written from its own memory. Memory that other processes can change
- * is copied, because a change after the checksum was computed would leave a record that does not
- * match: a crash would end the log there and lose later writes of other clients. */
+ * is copied instead: a change after the checksum was computed would leave a record that does not
+ * match its checksum, and after a crash the log would end there, without later writes of other
+ * clients. */
 static bool is_held(const struct flash *flash, const struct store_part *part)
 {
 	uint64_t skip = (FLASH_BLOCK_BYTES - part->offset % FLASH_BLOCK_BYTES) % FLASH_BLOCK_BYTES;
@@ -316,8 +322,8 @@ static enum step write_step(struct flash *flash, struct store_part *part)
 
 /* --- writes to the cache --------------------------------------------------------------------- */
 
-/* Gets the current contents of a block that the change covers only in part. Unlike edge_get(), it
- * also gets the page of the map, unless the block is cached. */
+/* Gets the current contents of a block that the change covers only in part. If the block is not
+ * cached, this includes getting its map page. */
 static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint64_t lpn)
 {
 	bool full;
@@ -381,8 +387,7 @@ static bool has_blocks(const struct flash_slot *slot, uint64_t first, uint64_t e
 	return false;
 }
 
-/* Zeroes a part of a block. A block without data, and without a record in flight, stays as it
- * is. */
+/* Zeroes a part of a block. If the block has no data and no record in flight, nothing is done. */
 static enum step clear_edge(struct flash *flash, struct store_part *part, uint64_t lpn)
 {
 	const struct flash_slot *slot =
@@ -403,8 +408,8 @@ static enum step clear_edge(struct flash *flash, struct store_part *part, uint64
 	return step;
 }
 
-/* Clears whole blocks of one page. If the page has no data there, and no record in flight, dropping
- * them from the cache is enough. */
+/* Clears whole blocks of one map page. If the page has no data there, and no record in flight,
+ * dropping the blocks from the cache is enough. */
 static enum step clear_page(struct flash *flash, uint64_t first, uint64_t end)
 {
 	uint32_t page = (uint32_t)(first / FLASH_NODE_ENTRIES);
@@ -438,8 +443,9 @@ static void change_turn_done(struct ring_op *op, int result)
 	flash_io_ended(flash);
 }
 
-/* Trims or zeroes page by page. A page that is empty is skipped; after EMPTY_PAGES_MAX of them the
- * change continues in the ring's next batch, so that a large trim does not block the ring. */
+/* Trims or zeroes one map page after the other. Empty pages are skipped; after EMPTY_PAGES_MAX of
+ * them the change continues in the ring's next batch, so that a large trim does not block the
+ * ring. */
 static enum step clear_step(struct flash *flash, struct store_part *part)
 {
 	struct flash_scratch *scratch = flash_scratch_of(part);

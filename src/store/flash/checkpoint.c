@@ -9,8 +9,8 @@
  * Nodes are written in steps, and changes continue between them. The checkpoint contains the state
  * at its beginning: a page that is changed before it has been written is appended first, the counts
  * of segments are frozen, and only segments that were closed and empty at the beginning become
- * free. No page is copied: memory changes when a record has been written, and records take effect
- * in order. The collector pauses.
+ * free. No page is copied: pages in memory change only when a record has been written, and records
+ * take effect in order. The garbage collector pauses.
  *
  * Invariant: a segment becomes free only by a checkpoint. So the valid anchor of any crash refers
  * to nothing in a free segment, and the log from that anchor on has no record in it. Many rules
@@ -26,8 +26,8 @@
 #include "store/flash/flash.h"
 
 enum {
-	/* Records after which a checkpoint begins, however small they are: each costs a replay one
-	 * read. */
+	/* A checkpoint begins after this many records, even if they are small, because each costs a
+	 * replay one read. */
 	RECORDS_MAX = 1 << 14,
 	STEP_BLOCKS = 64, /* nodes per step: bounds the time that a change waits */
 	/* A step is at most a segment divided by STEP_PART, because small stores have few nodes. */
@@ -82,8 +82,8 @@ static bool is_closed(enum gc_state state)
 	return state == GC_CLOSED || state == GC_CANDIDATE || state == GC_VICTIM;
 }
 
-/* Stores the counts at the beginning of the checkpoint: they go into the segment table, and
- * free_segments() uses them. */
+/* Freezes the block counts of all segments at the beginning of the checkpoint. They go into the
+ * segment table, and free_segments() uses them. */
 static void freeze_segments(struct flash *flash)
 {
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
@@ -125,7 +125,8 @@ static void checkpoint_begin(struct flash *flash)
 	}
 	flash->log.since_checkpoint = 0;
 	flash->log.records_since_checkpoint = 0;
-	/* Dirty pages of earlier rounds are "old" from here on and belong to this checkpoint. */
+	/* From here on, pages that became dirty in earlier rounds are "old": they belong to this
+	 * checkpoint. */
 	flash->map.round++;
 	flash->map.dirty_count = 0;
 	freeze_segments(flash);
@@ -146,8 +147,8 @@ static void append_node(struct flash *flash, enum flash_entry_kind kind, uint32_
 	flash->counters.node_blocks++;
 }
 
-/* Appends a node. Returns false if the log has no room at present. stays: the memory does not
- * change until the node is written, so it is not copied. */
+/* Appends a node. Returns false if the log has no room now. stays: the memory does not change until
+ * the node is written, so it is not copied. */
 static bool write_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,
 	const void *node, bool stays)
 {
@@ -185,7 +186,7 @@ bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot)
 	uint32_t tree = slot->page / page_count;
 	uint32_t index = slot->page % page_count;
 
-	/* An empty page has no node: the tree gets a zero entry instead. */
+	/* An empty page is not written: the tree gets a zero entry instead of a node. */
 	if (checkpoint_page_is_zero(slot->node)) {
 		flash_map_set_node(flash, tree, 0, index, (struct flash_entry){ 0 });
 		flash_map_clean(flash, slot);
@@ -198,7 +199,8 @@ bool flash_checkpoint_append(struct flash *flash, struct flash_slot *slot)
 	return true;
 }
 
-/* Appends old pages, at most *blocks blocks. Returns false if some remain for a later step. */
+/* Appends pages that belong to this checkpoint ("old" pages), at most *blocks blocks. Returns false
+ * if some remain for a later step. */
 static bool write_pages(struct flash *flash, uint32_t *blocks)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -213,8 +215,8 @@ static bool write_pages(struct flash *flash, uint32_t *blocks)
 		if (*blocks == 0 || !flash_checkpoint_append(flash, slot)) {
 			return false;
 		}
-		/* A page of zeroes takes no block, so a step whose blocks are used up has written
-		 * something. */
+		/* A page of zeroes needs no block, so *blocks decreases only if the page was
+		 * written. */
 		*blocks -= slot->state == FLASH_SLOT_WRITTEN;
 	}
 	return true;
@@ -227,7 +229,7 @@ static bool write_tables(struct flash *flash, uint32_t *blocks)
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
 	uint32_t leaf_count = flash->anchor.geometry.leaf_count;
 	uint32_t table_count = flash->anchor.geometry.page_count - leaf_count;
-	uint32_t first = flash->map.slot_count; /* numbered after the slots */
+	uint32_t first = flash->map.slot_count; /* table pages are numbered after the map slots */
 
 	for (; checkpoint->next < first + FLASH_TREES * table_count; checkpoint->next++) {
 		uint32_t tree = (checkpoint->next - first) / table_count;
@@ -246,7 +248,7 @@ static bool write_tables(struct flash *flash, uint32_t *blocks)
 	return true;
 }
 
-/* A node of an upper level. The nodes of all trees are numbered consecutively. */
+/* A node of level 1 or 2. The nodes of all trees are numbered consecutively. */
 struct upper {
 	uint32_t tree;
 	uint32_t index;
@@ -265,8 +267,9 @@ static struct upper upper_at(const struct flash *flash, uint32_t level, uint32_t
 	return upper;
 }
 
-/* Appends the dirty nodes among number to end - 1, at most max of them: first all first copies,
- * then all second ones. Both copies are in one record, and so in one segment. */
+/* Appends the dirty nodes among number to end - 1, at most max of them. The first copies of all
+ * these nodes come first, then their second copies. Both copies of a node are in one record, and so
+ * in one segment. */
 static void append_twice(
 	struct flash *flash, uint32_t level, uint32_t number, uint32_t end, uint32_t max)
 {
@@ -296,7 +299,8 @@ static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 
 	while (checkpoint->next < end) {
 		uint32_t most = MIN(*blocks, flash_atomic_blocks(&flash->anchor.geometry));
-		uint32_t max = MAX(most / 2, 1U); /* both copies, even if that exceeds the step */
+		/* at least one node with both copies, even if that exceeds the step */
+		uint32_t max = MAX(most / 2, 1U);
 		uint32_t count = 0;
 		uint32_t number = checkpoint->next;
 
@@ -337,8 +341,8 @@ static bool may_share(const struct flash *flash)
 		       flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
 }
 
-/* Returns the number of blocks of the next step. At least as many as pages have become dirty since
- * the last step, so that pages do not become dirty faster than they are written. */
+/* Returns the number of blocks of the next step: at least as many as pages have become dirty since
+ * the last step, so that pages are written at least as fast as they become dirty. */
 static uint32_t step_blocks(const struct flash *flash)
 {
 	uint32_t part = flash->anchor.geometry.segment_blocks / STEP_PART;
@@ -374,9 +378,9 @@ static void checkpoint_write_step(struct flash *flash, uint32_t level)
 	}
 }
 
-/* Performs one step after the other. A step begins when the previous one is written, or immediately
- * if no change can run between them. The next level begins when all nodes of this one are written,
- * because their positions are the entries of its nodes. */
+/* Performs the steps of a level. A step begins when the previous one is written, or immediately if
+ * no change can run between them. The next level begins when all nodes of this one are written,
+ * because its nodes contain their positions. */
 static bool level_step(struct flash *flash, uint32_t level, enum flash_checkpoint_state next)
 {
 	struct flash_checkpoint *checkpoint = &flash->checkpoint;
@@ -427,8 +431,9 @@ static void free_segments(struct flash *flash)
 		bool is_walked = !flash_gc_walks(flash, i);
 
 		/* A candidate must have been closed when the checkpoint began, or contain nothing
-		 * but nodes since then: a rebuild relies on every moved block having existed at a
-		 * checkpoint. An empty bad segment can be used again, but not a bad zone. */
+		 * but nodes since then: a rebuild relies on the rule that every moved block existed
+		 * at a checkpoint. A bad segment can be used again when it is empty, but not a bad
+		 * zone. */
 		if (entry->state == GC_CLOSED && (segment->was_closed || !has_changes) &&
 			!segment->is_kept &&
 			(!segment->is_bad || (is_empty && !flash_has_zones(flash)))) {
@@ -440,7 +445,8 @@ static void free_segments(struct flash *flash)
 		if (was_empty && is_empty && segment->readers == 0) {
 			free_segment(flash, i);
 		} else if (entry->state == GC_VICTIM && !is_empty && is_walked) {
-			/* Some of its blocks could not be moved, so it is not collected again. */
+			/* Some blocks of the segment could not be moved, so it is not collected
+			 * again. */
 			segment->is_bad = true;
 			gc_set_state(&flash->table, i, GC_CANDIDATE);
 			gc_set_state(&flash->table, i, GC_CLOSED);
@@ -450,8 +456,8 @@ static void free_segments(struct flash *flash)
 	flash_wear_count(flash);
 }
 
-/* Adds the remedy to a start error. Changes in the cache file must be written before the disk can
- * be read. */
+/* Adds a remedy to an error of the start: serve the disk read-only, or first have the changes in
+ * its cache file written. */
 static void tell_way_out(const struct flash *flash, struct error *error)
 {
 	uint32_t left = flash_cache_left(flash);
@@ -466,7 +472,8 @@ static void tell_way_out(const struct flash *flash, struct error *error)
 	}
 }
 
-/* Ends the start. flash_io_ended() reports the result when its transfers have completed too. */
+/* Records the result of the start. flash_io_ended() reports it when all transfers have
+ * completed. */
 static void start_ended(struct flash *flash, int result)
 {
 	struct store_start *start = flash->start;
@@ -521,7 +528,8 @@ static void end(struct flash *flash, int result)
 			flash, result < 0 ? UINT32_MAX : flash->checkpoint.quiesce_count, result);
 	}
 	if (!list_is_empty(&flash->checkpoint.quiescing)) {
-		flash_checkpoint_ask(flash); /* they arrived during this one */
+		/* for flushes that arrived during the checkpoint that has ended */
+		flash_checkpoint_ask(flash);
 	}
 	if (flash->is_starting) {
 		start_ended(flash, result);
@@ -541,9 +549,10 @@ static void checkpoint_anchor_written(struct flash_io *io, int result)
 }
 
 /* Returns the position at which a recovery begins to read the log. If only nodes have been written
- * since the beginning, it is after them: a recovery skips nodes in any case, and the nodes of a
- * run's first checkpoint might have been moved without a detour. But while a record is in flight it
- * can still be moved, which would change prev_crc of the position; then it is the beginning. */
+ * since the checkpoint began, the position is after them: a recovery skips nodes anyway, and it
+ * could not find those of a run's first checkpoint if the log was moved without a detour (move.c).
+ * But records in flight can still be moved, which would change prev_crc of that position. Then it
+ * is the beginning of the checkpoint. */
 static struct flash_position log_behind(const struct flash *flash)
 {
 	bool has_more = flash->log.since_checkpoint > 0 || flash->log.flying_count > 0;
@@ -612,8 +621,8 @@ bool flash_checkpoint_step(struct flash *flash)
 	if (checkpoint->is_waiting) {
 		return false;
 	}
-	/* After a failure of the log, a running checkpoint ends with that error, and so do all
-	 * waiters. */
+	/* After a failure of the log, a running checkpoint ends with the log's error, and so do all
+	 * flushes that wait for one. */
 	if (flash->failed != 0) {
 		if (flash_checkpoint_runs(flash)) {
 			end(flash, flash->failed);
@@ -645,7 +654,7 @@ bool flash_checkpoint_step(struct flash *flash)
 		return true;
 	case FLASH_CHECKPOINT_ANCHOR_FIRST:
 	case FLASH_CHECKPOINT_ANCHOR_SECOND:
-		/* A move of the log writes the same anchors; they must not overlap. */
+		/* A move of the log writes the anchors, too. The two writes must not overlap. */
 		if (flash_move_anchors(flash)) {
 			return false;
 		}
@@ -714,7 +723,7 @@ uint64_t flash_end(struct store *store)
 	if (!flash->has_ended && has_to_write(flash)) {
 		write_at_end(flash);
 	}
-	/* If neither is true, the store was not served, and nothing in the file is of interest. */
+	/* Otherwise the store was not served, and the contents of the file do not matter. */
 	if (flash->failed != 0 || flash->counters.checkpoints > 0) {
 		left = flash_cache_left(flash);
 	}

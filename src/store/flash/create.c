@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Creating a flash store, and checking one (`gmblock check`).
+ * Creates flash stores, and checks them (`gmblock check`).
  *
  * A check opens the store read-only, with memory of its own, and runs the recovery. So it finds
  * what a start would find, and changes nothing. It does not claim the device, so its results are
@@ -21,10 +21,11 @@
 #include "store/flash/flash.h"
 
 enum {
-	/* With more map pages than this (2 GiB of the disk), a check takes long enough for progress
+	/* If a disk has more map pages than this (2 GiB), a check takes long enough for progress
 	 * messages. */
 	TELL_PAGES = 1024,
-	SEGMENT_BLOCKS_MAX = 65536, /* without zones: a start searches the rest of a segment */
+	/* maximum without zones, because a start might have to search the rest of a segment */
+	SEGMENT_BLOCKS_MAX = 65536,
 };
 
 /* --- creating -------------------------------------------------------------------------------- */
@@ -322,10 +323,10 @@ int flash_create(const char *path, const struct store_create *create, struct err
 struct checking {
 	struct flash *flash;
 	struct store_check *check;
-	uint32_t *valid; /* blocks found in the map, for each tree and segment */
+	uint32_t *valid; /* number of blocks found in the map, for each tree and segment */
 	uint64_t mapped;
 	struct flash_holes damaged; /* damaged pages of the disk */
-	uint32_t damaged_snapshots; /* damaged pages of snapshots */
+	uint32_t damaged_snapshots; /* number of damaged pages of snapshots */
 	uint64_t damaged_blocks;
 };
 
@@ -346,7 +347,7 @@ static void check_block(struct checking *checking, const struct flash_entry *ent
 	}
 }
 
-/* Reads a page; zeroes if there is none. Returns false if it is damaged. */
+/* Reads a map page, or returns zeroes for a page without a node. Returns false if it is damaged. */
 static bool read_page(struct checking *checking, uint32_t page, struct flash_node *node)
 {
 	struct flash *flash = checking->flash;
@@ -381,7 +382,8 @@ static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
 		return;
 	}
 	if (tree > 0 && !read_page(checking, index, &shared)) {
-		shared = (struct flash_node){ 0 }; /* reported with the disk's page */
+		/* damage of a shared block is reported with the disk's page */
+		shared = (struct flash_node){ 0 };
 	}
 	for (uint32_t i = 0; i < FLASH_NODE_ENTRIES; i++) {
 		uint32_t block = le32toh(node.entries[i].block);
@@ -502,7 +504,7 @@ static void check_found(struct checking *checking)
 	}
 }
 
-/* Reports avoided segments, which are no fault. */
+/* Reports how much space is used last because writes to it have failed. This is no fault. */
 static void tell_avoided(const struct flash *flash, struct store_check *check)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;

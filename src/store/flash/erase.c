@@ -2,12 +2,12 @@
 /*
  * Erasing free segments, and wear.
  *
- * A segment that is no longer referred to is discarded before it becomes free, so that the device
+ * A segment to which nothing refers any more is discarded before it becomes free, so that a device
  * need not keep its contents, nor a file its space. One segment at a time is discarded, on a worker
  * thread, while the log continues in others.
  *
  * Wear: the free segment with the fewest erases is written next. That alone would never erase
- * segments with static data, so the collector moves one of them now and then.
+ * segments with static data, so the garbage collector moves one of them now and then.
  *
  * Invariant: only segments that no durable anchor needs are erased. Called when a checkpoint ends,
  * by flash_pump(), and once after recovery.
@@ -20,8 +20,10 @@
 #include "store/flash/flash.h"
 
 enum {
-	WEAR_ERASES = 32,    /* data is moved if the erase count is this much below the mean */
-	WEAR_SEGMENTS = 128, /* segments written for each one that is moved: less than 1 % */
+	/* data is moved if its segment's erase count is this much below the mean */
+	WEAR_ERASES = 32,
+	/* one segment is moved per this many segments written: less than 1 % */
+	WEAR_SEGMENTS = 128,
 };
 
 static uint64_t segment_offset(const struct flash *flash, uint32_t segment)
@@ -45,8 +47,9 @@ void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd)
 			(disk->punches_holes && (disk->is_block || disk->has_holes)));
 }
 
-/* Returns the number of segments that are free when the disk is full. They are written again and
- * again; releasing and allocating their space costs a third of the speed and gains nothing. */
+/* Returns the number of segments that remain free when the disk is full. These are written again
+ * and again. Releasing their space and allocating it again would cost a third of the speed and gain
+ * nothing. */
 static uint32_t spare_segments(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -149,7 +152,7 @@ bool flash_erase_step(struct flash *flash)
 {
 	struct flash_erase *erase = &flash->erase;
 
-	/* The start completes when nothing is in flight, so no further discard may delay it. */
+	/* A start completes when nothing is in flight, so no further discard begins before that. */
 	if (flash->table.state_counts[GC_ERASING] == 0 || erase->op.in_flight ||
 		flash->start_has_ended || flash->is_quiet) {
 		return false;
@@ -188,7 +191,8 @@ uint32_t flash_wear_victim(struct flash *flash)
 			fewest = i;
 		}
 	}
-	flash->erase.taken = 0; /* also without a result, so that the search stays rare */
+	/* reset even if there is no victim, so that the search stays rare */
+	flash->erase.taken = 0;
 	return fewest != GC_NO_SEGMENT && flash->segments[fewest].erases + WEAR_ERASES <
 						  flash->counters.erases_mean
 		       ? fewest

@@ -21,7 +21,8 @@
 
 enum {
 	MAP_MEMORY_DEFAULT = 64 << 20,
-	MAP_SLOTS_MIN = 64, /* map slots in addition to the pages that a replay can change */
+	/* number of map slots in addition to the pages that a replay can change */
+	MAP_SLOTS_MIN = 64,
 	CACHE_DEFAULT = 64 << 20,
 	CACHE_DEFAULT_DIVISOR = 8, /* the default is at most the disk's size divided by this */
 	CONFIG_PATH_BYTES = 3072,
@@ -33,7 +34,7 @@ struct flash_config {
 	uint64_t map_memory;
 	bool refuses; /* on-full=refuse */
 	uint64_t cache_bytes;
-	bool has_cache_bytes; /* else the default applies */
+	bool has_cache_bytes; /* otherwise the default applies */
 	/* Empty: the default, see flash_cache_directory(). */
 	char cache_directory[CONFIG_PATH_BYTES];
 	enum flash_others others;
@@ -59,8 +60,8 @@ void flash_io_ended(struct flash *flash)
 		store_started(&flash->base, flash->start_result);
 		return;
 	}
-	/* The collector has found no victim, but an operation in flight could have led to one. Now
-	 * none is left: gc_give_up() decides. */
+	/* Garbage collection has found no victim, and no operation is in flight any more that could
+	 * lead to one. flash_pump() now drops a snapshot, or makes the store fail. */
 	if (flash->io_count == 0 && flash->is_out) {
 		flash_pump(flash);
 	}
@@ -132,8 +133,8 @@ void flash_pump(struct flash *flash)
 		flash->pump_again = false;
 		while (pump_one(flash)) {
 		}
-		/* These come last, when small changes have gathered in the record and
-		 * helpers are idle again. */
+		/* These come last, when small changes have gathered in the record and helpers (of
+		 * reads) are idle again. */
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
 			(void)flash_reads_resume(flash);
@@ -221,7 +222,7 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 	case STORE_CACHE: /* a hint */
 		flash_finish(part, 0);
 		break;
-	case STORE_COPY: /* a copy from another store is never offered */
+	case STORE_COPY: /* never submitted, because the store offers no copy methods */
 	case STORE_OP_COUNT:
 		GMB_ASSERT(false);
 	}
@@ -230,7 +231,8 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 
 /* --- starting -------------------------------------------------------------------------------- */
 
-/* Takes the next part of the budget. Without memory it returns NULL and only counts the bytes. */
+/* Takes the next bytes of the memory that all tables and buffers share. With memory NULL it returns
+ * NULL and only counts the bytes. */
 static void *budget_take(uint8_t *memory, uint64_t *at, uint64_t bytes)
 {
 	void *taken = memory != NULL ? memory + *at : NULL;
@@ -239,8 +241,8 @@ static void *budget_take(uint8_t *memory, uint64_t *at, uint64_t bytes)
 	return taken;
 }
 
-/* Divides the budget in a fixed order, or only adds up the sizes if memory is NULL. Both calls must
- * see the same geometry and slot counts. */
+/* Divides the store's memory among its tables and buffers in a fixed order, or only adds up the
+ * sizes if memory is NULL. Both calls must see the same geometry and slot counts. */
 static uint64_t budget_divide(struct flash *flash, uint8_t *memory)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -296,7 +298,7 @@ void flash_init(struct flash *flash, uint8_t *memory)
 }
 
 /* Reads the anchors again after another process has written them since the store was opened. Copies
- * only the members that a checkpoint changes, because other threads may read the sizes. */
+ * only the members that a checkpoint changes, because other threads may read the others. */
 static int look_again(struct flash *flash, struct error *error)
 {
 	struct flash *now = calloc(1, sizeof(*now));
@@ -314,7 +316,7 @@ static int look_again(struct flash *flash, struct error *error)
 			"'%s' was replaced by another flash store while it was being opened",
 			flash->path);
 	}
-	if (result == 0) { /* not the sizes, which other threads read without a lock */
+	if (result == 0) { /* does not copy the sizes, which other threads read without a lock */
 		flash->anchor.version = now->anchor.version;
 		flash->anchor.serial = now->anchor.serial;
 		flash->anchor.next = now->anchor.next;
@@ -400,8 +402,9 @@ static void recovered(struct ring_op *op, int result)
 						    "'%s' has no free segment", flash->path));
 		return;
 	}
-	/* The start completes with the first checkpoint: only then would a recovery find later
-	 * records. The extra count in io_count keeps the start alive while the pump runs. */
+	/* The start completes with the first checkpoint, because a recovery finds later records
+	 * only after that. The extra count in io_count keeps the start alive while the pump
+	 * runs. */
 	flash->is_starting = true;
 	flash->io_count++;
 	flash_pump(flash);
@@ -532,7 +535,7 @@ static void fill_info(struct flash *flash)
 
 	flash->base.info = (struct store_info){
 		.kind = "flash",
-		.epoch = flash->base.info.epoch, /* set by the cache */
+		.epoch = flash->base.info.epoch, /* set when the cache file was opened */
 		.caps = STORE_CAP_EXTENTS | (below->caps & STORE_CAP_ROTATIONAL),
 		.block_min = FLASH_BLOCK_BYTES,
 		.block_preferred = FLASH_BLOCK_BYTES,
@@ -790,7 +793,7 @@ const struct store_kind flash_store_kind = {
 	.open = flash_open,
 };
 
-/* Before the start, as kind.h says. */
+/* Called before the start, see kind.h. */
 bool flash_store_set_rule(struct store *store, const struct gc_rule *rule, uint32_t cold_percent)
 {
 	struct flash *flash;

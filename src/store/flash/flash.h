@@ -26,10 +26,10 @@
  * destroyed as soon as all parts are done. flash_pump() runs the work that has become possible;
  * call it after every event.
  *
- * Threading: everything runs on the owner ring, except recovery, which has the store to
- * itself on a worker thread. Ownership: the start's budget holds all tables and buffers; the file
- * store below holds the descriptors and the claim. Errors: as in store.h. If a write to the log
- * fails and the log cannot be moved (move.c), all changes fail until the store is opened again,
+ * Threading: everything runs on the owner ring, except recovery, which has the store to itself on a
+ * worker thread. Ownership: all tables and buffers are in the memory that the start allocates; the
+ * file store below holds the descriptors and the claim. Errors: as in store.h. If a write to the
+ * log fails and the log cannot be moved (move.c), all changes fail until the store is opened again,
  * because recovery would discard everything after the gap in the log.
  */
 #pragma once
@@ -47,8 +47,9 @@
 
 struct flash_counters {
 	uint64_t written_blocks; /* written by clients */
-	uint64_t cached_blocks;	 /* the part of written_blocks that went to the cache */
-	uint64_t moved_blocks;	 /* moved by garbage collection, after a read from the device */
+	uint64_t cached_blocks;	 /* the part of written_blocks that was written to the cache */
+	/* number of blocks that garbage collection read from the device and moved */
+	uint64_t moved_blocks;
 	uint64_t cache_moved_blocks;
 	uint64_t written_back_blocks;
 	uint64_t evicted_blocks;
@@ -60,7 +61,7 @@ struct flash_counters {
 	uint64_t map_misses;
 	uint64_t checksum_errors;
 	uint64_t erased_segments;
-	uint64_t erases_min; /* erase counts of all segments, as of the last checkpoint */
+	uint64_t erases_min; /* erase counts of all segments at the last checkpoint */
 	uint64_t erases_mean;
 	uint64_t erases_max;
 	uint64_t free_segments;
@@ -80,11 +81,12 @@ struct flash {
 	uint64_t identity[2]; /* identity of the disk, see struct disk_info */
 	uint32_t memory_align;
 	bool is_read_only;
-	/* Durable writes use RWF_DSYNC. False with the page cache: if a write and an fdatasync
-	 * overlap there, the first to end consumes the error of both. */
+	/* True if durable writes use RWF_DSYNC. False with the page cache: if a write and an
+	 * fdatasync overlap there, the first one that ends receives the error of both. */
 	bool has_dsync;
 	struct flash_anchor anchor;
-	uint32_t good_anchor; /* the anchor that was read (0 or 1); overwritten last */
+	/* number of the anchor that was read (0 or 1), which is overwritten last */
+	uint32_t good_anchor;
 	uint32_t slot_count;
 	const struct gc_rule *rule; /* NULL: gc_rule_auto */
 
@@ -94,13 +96,14 @@ struct flash {
 	struct ring_op start_op;
 	int start_result;
 	bool is_starting;
-	/* The store has started and must not write before its first part (store_start.is_quiet). */
+	/* The store has started, but must not write before its first part
+	 * (store_start.is_quiet). */
 	bool is_quiet;
-	bool is_closing;      /* flash_end() runs: there is no ring, all I/O blocks */
+	bool is_closing;      /* flash_end() is running, without a ring: all I/O blocks */
 	bool has_ended;	      /* flash_end() has run */
 	bool start_has_ended; /* the first checkpoint is complete, transfers may be in flight */
 
-	/* The parts of the store, which the other headers declare. */
+	/* State of the other files of this folder, declared in their headers. */
 	struct flash_map map;
 	struct flash_log log;
 	struct flash_checkpoint checkpoint;
@@ -117,20 +120,21 @@ struct flash {
 	struct flash_sync *sync;
 	struct flash_redo *redo;
 	struct flash_reads *reads;
-	/* Buffer for one record: used by recovery, later by the collector. */
+	/* Buffer for one record: used by recovery, later by the garbage collector. */
 	uint8_t *record_bytes;
 
 	struct list_node changes; /* queued writes, trims and zeroes, in order of arrival */
 	int failed;		  /* negative errno with which all changes fail; 0: none */
-	/* Set when a client gets room in the log or a snapshot is deleted: the collector then
-	 * resets its count of victims that freed no space. */
+	/* Set when a client gets room in the log or a snapshot is deleted: the garbage collector
+	 * then resets its count of victims that freed no space. */
 	bool has_hope;
-	bool is_out; /* clients wait for space, and the collector finds no victim */
-	/* Parts in the store, including those in `held`. */
+	bool is_out; /* clients wait for space, and the garbage collector finds no victim */
+	/* Number of parts in the store, including those in `held`. */
 	uint32_t part_count;
 	/* Number of parts in `held`. */
 	uint32_t held_count;
-	/* Operations in flight: transfers, syncs, calls on worker threads, deferred turns. */
+	/* Number of operations in flight: transfers, syncs, calls on worker threads, deferred
+	 * turns. */
 	uint32_t io_count;
 	/* Finished parts that complete when io_count is 0, see flash_finish(). */
 	struct list_node held;
@@ -142,13 +146,15 @@ struct flash {
 /* The flash store's private data in a part (store_part.scratch). */
 struct flash_scratch {
 	uint64_t done_bytes;
-	uint64_t counter; /* flush: counter of the newest page that it covers */
+	uint64_t counter; /* flush: counter of the newest page that the flush covers */
 	struct flash_wait wait;
 	int result;
 	uint32_t tree;
-	uint32_t pending; /* read: helpers at work for it; extents: map pages being read for it */
-	bool is_waiting;  /* waits for a page of the map, a map slot or a helper */
-	bool is_logged;	  /* write: its first blocks are in records, which refer to its memory */
+	/* read: number of helpers that work for it; extents: number of map pages being read for
+	 * it */
+	uint32_t pending;
+	bool is_waiting; /* the part waits for a map page, a free slot for one, or an idle helper */
+	bool is_logged;	 /* write: its first blocks are in records that refer to its memory */
 };
 
 static inline struct flash_scratch *flash_scratch_of(struct store_part *part)
@@ -183,19 +189,19 @@ static inline bool flash_is_avoided(const struct flash *flash, uint32_t index)
 /* --- flash.c --------------------------------------------------------------------------------- */
 
 /* Runs all steps that can make progress, until none can. Called on the ring after every event. A
- * nested call makes the running one start over. */
+ * nested call makes the running one start again with the first step. */
 void flash_pump(struct flash *flash);
-/* Runs a flush whose scratch is initialized; it completes by flash_finish(). Called again for a
+/* Runs a flush whose scratch is initialized. flash_finish() completes the flush. Called again for a
  * STORE_QUIESCE flush once the cache is clean. */
 void flash_flush(struct flash *flash, struct store_part *part);
-/* If the store must not write yet (is_quiet), ends that phase: the log begins with a checkpoint.
- * Called before the first request that is not a flush. Without a free segment the store fails with
- * -ENOSPC. */
+/* Ends the phase in which the store must not write (is_quiet), if it is in this phase: begins the
+ * log with a checkpoint. Called before the first request that is not a flush. Without a free
+ * segment the store fails with -ENOSPC. */
 void flash_wake(struct flash *flash);
 /* Returns the number of map pages that map_memory bytes can hold, within the limits of the
  * geometry. map_memory == 0: the default. */
 uint32_t flash_slot_count(const struct flash_geometry *geometry, uint64_t map_memory);
-/* Returns the bytes of memory that flash_init() divides. anchor and slot_count must be set. */
+/* Returns the size of the memory that flash_init() divides. anchor and slot_count must be set. */
 uint64_t flash_budget(struct flash *flash);
 void flash_init(struct flash *flash, uint8_t *memory);
 /* Completes the part in the ring's next batch. The last part in the store is held back
@@ -233,23 +239,22 @@ GMB_MUST_CHECK int flash_check(
 
 /* --- predicates and lookups ------------------------------------------------------------------ */
 
-/* True while a part, a start, a shutdown or a snapshot request needs work. Otherwise
- * nothing may be started. */
+/* True while a part, a start, a shutdown or a snapshot request needs work. Otherwise no operation
+ * may be started. */
 static inline bool flash_may_work(const struct flash *flash)
 {
 	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count ||
 	       (flash->snapshots.request != NULL ? !flash->snapshots.is_done
 						 : !list_is_empty(&flash->snapshots.waiting));
 }
-/* True while the snapshot exists and its blocks can be read and moved. */
+/* True if the snapshot exists, and its blocks can be read and moved. */
 static inline bool flash_snapshot_is_live(const struct flash *flash, uint32_t index)
 {
 	const struct flash_snapshot *snapshot = &flash->snapshots.list[index];
 
 	return snapshot->state == FLASH_SNAPSHOT_LIVE && !snapshot->is_damaged;
 }
-/* True while the blocks of the tree can be read and moved. Those of the disk (tree 0) always
- * can. */
+/* True if the tree's blocks can be read and moved. Always true for the disk (tree 0). */
 static inline bool flash_tree_is_live(const struct flash *flash, uint32_t tree)
 {
 	return tree == 0 || flash_snapshot_is_live(flash, tree - 1);
@@ -282,7 +287,7 @@ static inline bool flash_log_is_idle(const struct flash *flash)
 	return flash->log.filling == NULL && flash->log.flying_count == 0;
 }
 /* True while the log is being moved to another segment after a failed write. Closed records are
- * written when it has moved. */
+ * written when the move is complete. */
 static inline bool flash_move_runs(const struct flash *flash)
 {
 	return flash->log.move.state != FLASH_MOVE_NONE;
@@ -298,9 +303,9 @@ static inline bool flash_checkpoint_runs(const struct flash *flash)
 {
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
 }
-/* True if changes must wait: for the records in flight when a checkpoint begins, or for
- * the whole first checkpoint of a run, because recovery would not find their records
- * before it is complete. */
+/* True if changes must wait: for the records in flight when a checkpoint begins, or for the whole
+ * first checkpoint of a run, because recovery would not find the records of these changes before it
+ * is complete. */
 static inline bool flash_checkpoint_blocks(const struct flash *flash)
 {
 	return flash->checkpoint.state == FLASH_CHECKPOINT_DRAIN ||
@@ -312,7 +317,7 @@ static inline bool flash_slot_is_old(const struct flash *flash, const struct fla
 {
 	return slot->state == FLASH_SLOT_DIRTY && slot->round != flash->map.round;
 }
-/* Segments that are free, or will be as soon as their discard completes. */
+/* Number of segments that are free, or will be as soon as their discard completes. */
 static inline uint32_t flash_free_soon(const struct flash *flash)
 {
 	return flash->table.state_counts[GC_FREE] + flash->table.state_counts[GC_ERASING];

@@ -14,7 +14,8 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 
-enum { SPARE_SEGMENTS = 4 }; /* minimum of spare segments, in addition to those of a checkpoint */
+/* minimum number of spare segments, in addition to those of a checkpoint */
+enum { SPARE_SEGMENTS = 4 };
 enum {
 	CACHE_VERSION = 2,
 	TOP_AT = 512,
@@ -101,7 +102,7 @@ struct wire_entry {
 
 struct wire_record {
 	uint8_t magic[4];
-	uint32_t crc; /* checksum of the following bytes */
+	uint32_t crc; /* checksum of the bytes after this member */
 	uint8_t uuid[FLASH_UUID_BYTES];
 	uint64_t seq;
 	uint64_t durable;
@@ -140,7 +141,7 @@ static uint64_t divide_up(uint64_t a, uint64_t b)
 	return (a + b - 1) / b;
 }
 
-/* Returns the blocks of log that this many nodes need, with record headers. */
+/* Returns the number of log blocks that this many nodes need, including record headers. */
 static uint64_t nodes_to_log(uint64_t nodes)
 {
 	return nodes + divide_up(nodes, FLASH_RECORD_ENTRIES);
@@ -156,16 +157,16 @@ static uint64_t checkpoint_blocks(const struct flash_geometry *geometry, uint32_
 	       nodes_to_log(2 * FLASH_TREES * (uint64_t)geometry->node_counts[2]);
 }
 
-/* Returns the number of segments that such a checkpoint can fill. Up to 4 blocks of a segment are
- * lost to headers and at its end. */
+/* Returns the number of segments that a checkpoint with `pages` dirty pages can fill. Up to 4
+ * blocks of a segment are lost to headers and at its end. */
 static uint32_t segments_of(const struct flash_geometry *geometry, uint32_t pages)
 {
 	return (uint32_t)divide_up(
 		checkpoint_blocks(geometry, pages), geometry->segment_blocks - 4);
 }
 
-/* Returns the blocks of a segment that are not headers. The last record of a segment can be short
- * and leave one block unused. */
+/* Returns the number of blocks of a segment that are not headers. The last record of a segment can
+ * be short and leave one block unused. */
 static uint64_t usable_blocks(const struct flash_geometry *geometry)
 {
 	return geometry->segment_blocks -
@@ -183,8 +184,8 @@ static uint64_t room_blocks(const struct flash_geometry *geometry)
 	return segments * usable > nodes ? segments * usable - nodes : 0;
 }
 
-/* Returns the largest disk, in blocks, that leaves spare_percent of the room as spare space, and at
- * least SPARE_SEGMENTS and the segments of a checkpoint: with less, garbage collection could free
+/* Returns the largest disk, in blocks, that leaves spare_percent of the room as spare space, but at
+ * least SPARE_SEGMENTS and the segments of a checkpoint. With less, garbage collection could free
  * less than its checkpoints write. */
 static uint64_t disk_blocks_max(const struct flash_geometry *geometry, uint32_t spare_percent)
 {
@@ -220,8 +221,8 @@ bool flash_geometry_init(struct flash_geometry *geometry)
 	if (geometry->node_counts[FLASH_LEVELS - 1] > FLASH_TOP_ENTRIES) {
 		return false;
 	}
-	/* One dirty page for each 64 blocks of the device, within limits: a small store must not
-	 * need more space for a checkpoint than it has. */
+	/* The maximum is one dirty page for each 64 blocks of the device, within limits, so that
+	 * even on a small store a checkpoint fits into the free space. */
 	blocks = MAX(blocks / 64, (uint64_t)4);
 	geometry->dirty_max = (uint32_t)MIN(blocks, (uint64_t)FLASH_DIRTY_MAX);
 	geometry->dirty_max = MIN(geometry->dirty_max, FLASH_TREES * geometry->leaf_count);
@@ -229,8 +230,8 @@ bool flash_geometry_init(struct flash_geometry *geometry)
 	geometry->replay_max = MIN(geometry->replay_max, 2 * geometry->dirty_max);
 	geometry->checkpoint_segments = segments_of(geometry, geometry->dirty_max);
 	geometry->replay_segments = segments_of(geometry, geometry->replay_max);
-	/* Room for a checkpoint, for the checkpoint of a recovery that is interrupted, and for the
-	 * collector, which must be able to empty segments before it gets any back. */
+	/* Room for a checkpoint, for the checkpoint of an interrupted recovery, and for garbage
+	 * collection, which needs segments to copy to before it frees any. */
 	geometry->reserve_segments =
 		8 + 2 * geometry->checkpoint_segments + geometry->replay_segments;
 	return geometry->reserve_segments < geometry->segment_count &&
@@ -261,8 +262,8 @@ int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 			FLASH_SEGMENTS_MAX, segment_blocks * 4);
 	}
 	geometry->segment_count = (uint32_t)count;
-	/* Begins with the percentage, and reduces the disk until the store's own blocks fit as
-	 * well. */
+	/* Starts with the size that spare_percent leaves, and reduces it until the store's own
+	 * blocks fit as well. */
 	blocks = count * segment_blocks * (100 - spare_percent) / 100;
 	for (; blocks > 0; blocks -= divide_up(blocks, 200)) {
 		geometry->disk_blocks = blocks;
@@ -414,7 +415,8 @@ static bool detours_decode(struct flash_anchor *anchor, const struct wire_anchor
 		(FLASH_DETOURS - count) * sizeof(struct wire_detour));
 }
 
-/* True if the folder is a full path or empty, and empty without a cache file. */
+/* True if the folder of the cache file is an absolute path, or empty. It must be empty if there is
+ * no cache file. */
 static bool cache_is_sound(const struct flash_anchor *anchor)
 {
 	const char *folder = anchor->cache_folder;
@@ -750,8 +752,8 @@ void flash_cache_head_follow(uint8_t *block, uint64_t seq)
 {
 	struct wire_cache *wire = (void *)block;
 
-	/* Release: a process that later reads seq from the file also sees all earlier changes of
-	 * memory. */
+	/* Release order: a process that reads seq from the file later also sees all earlier changes
+	 * of the memory. */
 	__atomic_store_n(&wire->followed, htole64(seq), __ATOMIC_RELEASE);
 }
 

@@ -31,18 +31,18 @@ enum {
 	FLASH_ANCHORS = 2,
 	FLASH_SEGMENTS_AT = 256, /* first block of segment 0 */
 	FLASH_SEGMENT_BLOCKS_MIN = 16,
-	FLASH_SEGMENT_BLOCKS_MAX = 1 << 19, /* 2 GiB, the largest zone */
+	FLASH_SEGMENT_BLOCKS_MAX = 1 << 19, /* 2 GiB, the largest supported zone */
 	FLASH_SEGMENT_BLOCKS_DEFAULT = 16384,
 	FLASH_SEGMENTS_MIN = 16,
-	FLASH_SEGMENTS_MAX = 1 << 20, /* each takes 64 bytes of memory */
+	FLASH_SEGMENTS_MAX = 1 << 20, /* each segment takes 64 bytes of memory */
 	FLASH_RECORD_ENTRIES = 240,
 	FLASH_NODE_ENTRIES = 512,
 	FLASH_LEVELS = 3,
-	FLASH_TOP_ENTRIES = 64, /* entries in the anchor, for each tree */
+	FLASH_TOP_ENTRIES = 64, /* number of top entries of each tree, which are in the anchor */
 	FLASH_SNAPSHOTS = 2,	/* limit of snapshots */
 	FLASH_TREES = 1 + FLASH_SNAPSHOTS,
 	FLASH_DETOURS = 8,
-	FLASH_ANCHOR_VERSION = 5, /* written from the first checkpoint on */
+	FLASH_ANCHOR_VERSION = 5, /* version of the anchors that checkpoints write */
 	FLASH_DETOUR_VERSION = 4, /* oldest version with detours */
 	FLASH_OLDEST_VERSION = 3, /* oldest version that can be read */
 	FLASH_TABLE_ENTRIES = 256,
@@ -64,20 +64,22 @@ enum {
 /* --- sizes ----------------------------------------------------------------------------------- */
 
 struct flash_geometry {
-	uint64_t disk_blocks; /* size of the disk, for clients */
+	uint64_t disk_blocks; /* size of the disk that clients see */
 	uint32_t segment_count;
 	uint32_t segment_blocks;
 
 	/* Derived by flash_geometry_init(). */
-	uint32_t leaf_count; /* pages of the map */
-	uint32_t page_count; /* nodes of level 0: pages of the map and of the segment table */
+	uint32_t leaf_count; /* number of pages of the map */
+	/* number of nodes of level 0: pages of the map and of the segment table */
+	uint32_t page_count;
 	uint32_t node_counts[FLASH_LEVELS];
-	uint32_t dirty_max;	      /* limit of dirty pages, all of which one checkpoint writes */
-	uint32_t replay_max;	      /* the same limit for the first checkpoint after a replay */
-	uint32_t checkpoint_segments; /* segments that a checkpoint can fill */
-	/* Segments that the first checkpoint after a replay can fill. */
+	uint32_t dirty_max; /* maximum number of dirty pages, which one checkpoint can write */
+	/* maximum number of dirty pages for the first checkpoint after a replay */
+	uint32_t replay_max;
+	uint32_t checkpoint_segments; /* maximum number of segments that a checkpoint fills */
+	/* Maximum number of segments that the first checkpoint after a replay fills. */
 	uint32_t replay_segments;
-	uint32_t reserve_segments; /* free segments that clients cannot use */
+	uint32_t reserve_segments; /* number of free segments that clients cannot use */
 };
 
 /* Derives the other members from disk_blocks, segment_count and segment_blocks. Returns false if
@@ -88,25 +90,26 @@ GMB_MUST_CHECK bool flash_geometry_init(struct flash_geometry *geometry);
 GMB_MUST_CHECK int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	uint32_t segment_blocks, uint32_t spare_percent, struct error *error);
 
-/* Limit in blocks for a durable write that is one record, and so atomic. */
+/* Returns the maximum number of blocks of a durable write that is one record, and therefore
+ * atomic. */
 static inline uint32_t flash_atomic_blocks(const struct flash_geometry *geometry)
 {
 	return MIN((uint32_t)FLASH_RECORD_ENTRIES, geometry->segment_blocks - 1);
 }
 
-/* Blocks that a device needs for all segments. */
+/* Returns the number of blocks that a device needs for all segments. */
 static inline uint64_t flash_device_blocks(const struct flash_geometry *geometry)
 {
 	return FLASH_SEGMENTS_AT + (uint64_t)geometry->segment_count * geometry->segment_blocks;
 }
 
-/* Segment of a block of the device. The block must be in one. */
+/* Returns the segment of a block of the device. The block must be in a segment. */
 static inline uint32_t flash_segment_of(const struct flash_geometry *geometry, uint32_t block)
 {
 	return (block - FLASH_SEGMENTS_AT) / geometry->segment_blocks;
 }
 
-/* First block of a segment. */
+/* Returns the first block of a segment. */
 static inline uint32_t flash_segment_at(const struct flash_geometry *geometry, uint32_t segment)
 {
 	return FLASH_SEGMENTS_AT + segment * geometry->segment_blocks;
@@ -137,8 +140,8 @@ struct flash_node {
 /* Entry of the segment table. Little-endian, as on disk. */
 struct flash_table_entry {
 	uint64_t stamp;	 /* see gc_segment.stamp */
-	uint32_t valid;	 /* live blocks of data, without nodes */
-	uint32_t erases; /* times it was written from its beginning, or FLASH_AVOIDED */
+	uint32_t valid;	 /* number of live blocks of data, without nodes */
+	uint32_t erases; /* number of times it was written from its beginning, or FLASH_AVOIDED */
 };
 
 _Static_assert(sizeof(struct flash_node) == FLASH_BLOCK_BYTES, "a block");
@@ -154,7 +157,7 @@ struct flash_position {
 	uint32_t prev_crc; /* checksum of the previous record's header */
 };
 
-/* Record numbers of one run of the store have the same quotient by 2^FLASH_SEQ_SHIFT. */
+/* Record numbers of one run of the store have the same bits from FLASH_SEQ_SHIFT on. */
 enum { FLASH_SEQ_SHIFT = 40 };
 
 static inline uint64_t flash_next_run(uint64_t seq)
@@ -165,7 +168,7 @@ static inline uint64_t flash_next_run(uint64_t seq)
 /* A snapshot as the anchor describes it. Snapshot i has tree 1 + i. */
 struct flash_snapshot_anchor {
 	char name[FLASH_SNAPSHOT_NAME_BYTES]; /* zero-terminated; empty: unused slot */
-	/* Serial number of the anchor with which it was created. */
+	/* Serial number of the anchor with which the snapshot was created. */
 	uint64_t serial;
 	uint64_t created_s; /* seconds since 1970 */
 	bool is_temporary;  /* see struct store_snapshot */
@@ -185,17 +188,19 @@ struct flash_anchor {
 	uint64_t serial; /* serial number; the anchor with the greater one is newer */
 	struct flash_geometry geometry;
 	struct flash_position next; /* first record that a replay must read */
-	uint64_t clock;		    /* blocks written by clients, see gc_policy.h */
+	uint64_t clock;		    /* number of blocks written by clients, see gc_policy.h */
 	/* Tag of the cache file with changes that are not in the log; 0: none. */
 	uint64_t cache_tag;
-	uint64_t cache_losses; /* new random number after each loss; 0: none yet */
+	/* random number, new after each loss of cached changes; 0: no loss yet */
+	uint64_t cache_losses;
 	/* Folder of the cache file, zero-terminated. Empty: no file, or the path is too long. */
 	char cache_folder[FLASH_FOLDER_BYTES];
-	/* Boot ID of the machine with that file; 0: none. */
+	/* Boot ID of the machine with the cache file; 0: none. */
 	uint8_t cache_boot_id[FLASH_BOOT_ID_BYTES];
 	uint32_t spare_percent;
 	char label[FLASH_LABEL_BYTES]; /* zero-terminated */
-	uint32_t zone_blocks;	       /* distance of two zones; 0: a device without zones */
+	/* distance between the beginnings of two zones; 0: a device without zones */
+	uint32_t zone_blocks;
 	struct flash_entry top[FLASH_TOP_ENTRIES];
 	struct flash_snapshot_anchor snapshots[FLASH_SNAPSHOTS];
 	/* Detours of the log from `next` on, in log order. */
@@ -204,7 +209,7 @@ struct flash_anchor {
 };
 
 void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_BLOCK_BYTES]);
-/* Adds a detour, or replaces the last one if it has the same number. Returns false if all
+/* Adds a detour, or replaces the last one if it is for the same record number. Returns false if all
  * FLASH_DETOURS entries are in use. */
 GMB_MUST_CHECK bool flash_detour_add(struct flash_anchor *anchor, uint64_t seq, uint32_t segment);
 /* Removes the detours of records before anchor->next, which a replay does not read. */
@@ -228,7 +233,8 @@ enum flash_entry_kind {
 	/* lpn: block of the disk; source: 0, or the device block that a cached page replaces. */
 	FLASH_DATA = 1,
 	FLASH_COPY = 2, /* block lpn, moved by garbage collection from block source of the device */
-	FLASH_TRIM = 3, /* `source` blocks from lpn on are zeroes; all in one map page; no block */
+	/* `source` blocks from lpn on, all in one map page, are zeroes; has no data block */
+	FLASH_TRIM = 3,
 	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS in tree source / FLASH_LEVELS */
 	FLASH_TWIN = 5, /* second copy of a node of level 1 or 2, in the record of the first */
 	FLASH_KEPT = 6, /* like FLASH_COPY, for a block that only snapshots have */
@@ -245,21 +251,22 @@ struct flash_record_entry {
 struct flash_record {
 	uint64_t seq;
 	uint64_t durable; /* all records with smaller numbers were durable when this one was made */
-	uint64_t base;	  /* first record after the newest checkpoint when this record was made */
+	/* first record after the checkpoint that was the newest when this record was made */
+	uint64_t base;
 	/* End of the previous run's log: its records from this number on are invalid. */
 	uint64_t before;
 	/* Number of the first record after the beginning of the checkpoint in progress. Nodes in
-	 * this record have the state before it. 0: no checkpoint was in progress. */
+	 * this record have the state before that number. 0: no checkpoint was in progress. */
 	uint64_t nodes_at;
-	uint32_t at; /* block of its header on the device */
+	uint32_t at; /* block of the record's header on the device */
 	uint32_t prev_crc;
 	/* Segment in which the next record begins; FLASH_NO_SEGMENT: right after this record. */
 	uint32_t next_segment;
 	uint32_t entry_count;
-	/* Number of times that its run had moved the log after a failed write. Of two records with
-	 * the same number, the one with more moves is valid. */
+	/* Number of times that the record's run had moved the log after a failed write. Of two
+	 * records with the same number, the one with more moves is valid. */
 	uint32_t moves;
-	uint32_t block_count; /* blocks of the record, with the header */
+	uint32_t block_count; /* number of blocks of the record, including the header */
 	struct flash_record_entry entries[FLASH_RECORD_ENTRIES];
 };
 
@@ -300,7 +307,7 @@ struct flash_cache_head {
 	uint64_t tag;			      /* random, not 0, unique to this file */
 	uint64_t disk_blocks;
 	uint32_t slot_count;
-	/* All records with smaller numbers are written. Updated after each record. */
+	/* All records with smaller numbers are in the log. Updated after each record. */
 	uint64_t followed;
 	uint64_t disk[2]; /* identity of the file's disk, see struct disk_info */
 	char disk_path[FLASH_DISK_PATH_BYTES]; /* informative; zero-terminated */
@@ -312,7 +319,7 @@ struct flash_cache_entry {
 	uint64_t lpn;
 	/* Write counter: of two pages of a block, the one with the greater counter is valid. */
 	uint64_t counter;
-	uint64_t stamp;	 /* records with this or a later number contain the page or newer data */
+	uint64_t stamp;	 /* records with this or a greater number contain the page or newer data */
 	uint64_t commit; /* FLASH_CACHE_DIRTY << 32 | checksum; 0: free slot */
 };
 
@@ -327,7 +334,8 @@ struct flash_cache_page {
 	uint64_t stamp;
 };
 
-/* Offset of the first slot in the cache file. The entries before it begin at FLASH_BLOCK_BYTES. */
+/* Returns the offset of the first slot in the cache file. The entries before it begin at
+ * FLASH_BLOCK_BYTES. */
 static inline uint64_t flash_cache_slots_at(uint32_t slot_count)
 {
 	uint64_t bytes = (uint64_t)slot_count * sizeof(struct flash_cache_entry);
@@ -342,8 +350,8 @@ static inline uint64_t flash_cache_file_bytes(uint32_t slot_count)
 }
 
 void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[FLASH_BLOCK_BYTES]);
-/* Decodes the first block of a file of file_bytes bytes. Returns false if it is no valid head, or
- * of a file of another size. */
+/* Decodes the first block of a file of file_bytes bytes. Returns false if it is not a valid head,
+ * or not that of a file of this size. */
 GMB_MUST_CHECK bool flash_cache_head_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], uint64_t file_bytes, struct flash_cache_head *head);
 /* Change the head of a file that is in use: flash_cache_head_follow() stores `followed`, with

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The collector: reads the records of a victim and moves the blocks that a tree still refers to.
- * There is no table from device blocks to disk blocks in memory: the record headers contain the
- * disk block of each block, and the map shows whether it is still in use.
+ * Garbage collection: reads the records of a victim (a segment) and moves the blocks that a tree
+ * still refers to. There is no table from device blocks to disk blocks in memory: the record
+ * headers contain the disk block of each block, and the map shows whether it is still in use.
  *
  *   IDLE ─▶ HEADER ─▶ READING ─▶ SCAN ─▶ READING ─▶ COPY ─▶ HEADER ...  (next record)
  *                                 └▶ HEADER, if all live blocks came from the cache or none is live
  *
  * Invariants: a block is copied only if it has the checksum of the map, because a copy would give a
  * damaged block a valid checksum. The map is examined twice, before the read and before the copy,
- * because clients change it in between; a change after the copy is detected when the record is
- * applied (flash_map_apply()).
+ * because clients change it in between; a change after the copy is detected when the record takes
+ * effect (flash_map_apply()).
  *
  * Called by flash_pump(), after everything else.
  */
@@ -24,8 +24,9 @@
 #include "store/flash/flash.h"
 
 enum {
-	VICTIMS_MAX = 12,	 /* limit of victims in a round while clients wait */
-	ROUND_BLOCKS = 12 << 14, /* limit of the blocks in these victims: 768 MiB */
+	/* limit of victims (segments to collect) in a round while clients wait */
+	VICTIMS_MAX = 12,
+	ROUND_BLOCKS = 12 << 14, /* limit of the blocks in the victims of a round: 768 MiB */
 	/* A round ends with this many free segments above the starting threshold, to save
 	 * checkpoints. */
 	ENOUGH_SEGMENTS = 4,
@@ -33,9 +34,9 @@ enum {
 	/* Replaces CREDIT when fewer segments are free than halfway from the starting
 	 * threshold to the reserve. */
 	CREDIT_BEHIND = 16,
-	/* A round on small segments can free no more than its checkpoint takes. If the
-	 * number of victims since the last gain reaches this multiple of all segments, no
-	 * space can be freed. */
+	/* With small segments, a round might free no more than its checkpoint takes. If this
+	 * multiple of the number of segments has been collected without a gain, no space can be
+	 * freed. */
 	VAIN_TURNS = 2,
 };
 
@@ -54,26 +55,31 @@ struct flash_gc {
 	uint32_t victim;
 	uint32_t block; /* block of the victim with the header of the current record */
 	uint32_t entry; /* entry to examine next */
-	/* Position of that entry's block in the record. */
+	/* Position, in the record, of the block of the entry to examine next. */
 	uint32_t entry_block;
-	uint32_t first; /* blocks first to end - 1 of the record are read */
+	uint32_t first; /* blocks first to end - 1 of the record are to be read */
 	uint32_t end;
-	bool is_waiting; /* waits for a page of the map */
+	bool is_waiting; /* the collection waits for a page of the map */
 	uint32_t wait_tree;
 	/* The read in flight is for blocks, not for a header. */
 	bool reads_blocks;
-	uint32_t begin_segments; /* collection begins when fewer segments are free */
-	/* A round ends when this many segments are free, or will be with the next checkpoint. */
+	uint32_t begin_segments; /* collection begins when fewer segments than this are free */
+	/* A round ends when this many segments are free, or will be free after the next
+	 * checkpoint. */
 	uint32_t enough_segments;
-	uint32_t floor_segments; /* free segments that the collector leaves to checkpoints */
-	bool is_pressed;	 /* the last checkpoint left fewer than floor_segments */
-	bool is_short;		 /* the last checkpoint left fewer than clients need */
-	uint64_t credit;	 /* blocks that the collector may examine */
-	/* Since clients last had room in the log: */
-	uint32_t most_free;  /* most free segments after a checkpoint */
-	uint32_t vain_count; /* victims since that maximum was reached */
+	/* free segments that the garbage collector leaves to checkpoints */
+	uint32_t floor_segments;
+	bool is_pressed; /* fewer than floor_segments were free after the last checkpoint */
+	/* fewer segments than clients need were free after the last checkpoint */
+	bool is_short;
+	uint64_t credit; /* number of blocks that may be examined now */
+	/* The next two members are reset when clients get room in the log, or a snapshot is
+	 * deleted. */
+	uint32_t most_free;  /* largest number of free segments after a checkpoint */
+	uint32_t vain_count; /* number of victims since most_free was reached */
 	struct flash_record record;
-	bool is_moved[FLASH_RECORD_ENTRIES]; /* appended from the cache during the scan */
+	/* by entry: its block was appended from the cache during the scan */
+	bool is_moved[FLASH_RECORD_ENTRIES];
 	struct flash_wait wait;
 	struct flash_io io;
 };
@@ -94,7 +100,7 @@ static void walk_set_state(struct flash_gc *gc, enum flash_gc_state state)
 	gc->entry_block = 1;
 }
 
-/* True if clients need room in the log and less than they need is free. */
+/* True if clients need room in the log, and fewer segments are free than they need. */
 static bool clients_wait(const struct flash *flash)
 {
 	return (!list_is_empty(&flash->changes) || flash_cache_wants_log(flash)) &&
@@ -117,8 +123,8 @@ void flash_gc_credit(struct flash *flash, uint32_t blocks)
 	}
 }
 
-/* Resets the count of victims that freed no space, if clients had room since, or a snapshot was
- * deleted. */
+/* Resets the count of victims that freed no space, if clients have had room in the meantime, or a
+ * snapshot was deleted. */
 static void gc_hope(struct flash *flash)
 {
 	if (flash->has_hope) {
@@ -176,14 +182,14 @@ static uint32_t victims_max(const struct flash *flash)
 	return MIN(count, (uint32_t)VICTIMS_MAX);
 }
 
-/* Clients wait, and no segment can be freed for them. Returns true if that changes because a
- * snapshot is dropped or changes fail. */
+/* Called when clients wait and no segment can be freed for them. Returns true if this changes,
+ * because a snapshot is dropped or changes fail instead of waiting. */
 static bool gc_give_up(struct flash *flash)
 {
 	if (flash_snapshots_relieve(flash)) {
 		return true;
 	}
-	/* An operation in flight, or its consequences, may still free a segment; io_count covers
+	/* An operation in flight, or its consequences, might still free a segment. io_count counts
 	 * both. */
 	flash->is_out = true;
 	if (flash->io_count == 0) {
@@ -192,7 +198,7 @@ static bool gc_give_up(struct flash *flash)
 	return false;
 }
 
-/* Chooses a victim, or requests a checkpoint that frees the collected ones. Returns false if
+/* Chooses a victim, or requests a checkpoint that frees the collected segments. Returns false if
  * there is nothing to do. */
 static bool gc_choose(struct flash *flash)
 {
@@ -253,7 +259,7 @@ static void read_done(struct flash_io *io, int result)
 		walk_set_state(gc, FLASH_GC_COPY);
 	} else if (!flash_record_look(flash->record_bytes, &flash->anchor, &gc->record) ||
 		   gc->record.block_count > flash->anchor.geometry.segment_blocks - gc->block) {
-		walk_end(flash); /* not a record: a crash has ended the log here */
+		walk_end(flash); /* there is no record, because a crash has ended the log here */
 	} else {
 		gc->first = UINT32_MAX;
 		gc->end = 0;
@@ -282,8 +288,8 @@ static void gc_page_ready(struct flash_wait *wait, int result)
 	if (result >= 0 || result == -ESTALE) {
 		return;
 	}
-	/* The blocks of an unreadable page can neither be found nor moved: the victim stays.
-	 * -ESTALE: the snapshot was deleted, so its page is not needed. */
+	/* The blocks of an unreadable map page can neither be found nor moved, so the victim is not
+	 * freed. -ESTALE: the snapshot was deleted, so its page is not needed. */
 	walk_end(flash);
 	if (gc->wait_tree == 0) {
 		flash->segments[gc->victim].is_bad = true;
@@ -293,7 +299,7 @@ static void gc_page_ready(struct flash_wait *wait, int result)
 	}
 }
 
-/* Returns the page, or NULL: the scan continues later. */
+/* Returns the map page, or NULL if it must be read first. The scan then continues later. */
 static struct flash_slot *gc_page_get(struct flash *flash, uint32_t page)
 {
 	bool full;
@@ -307,7 +313,8 @@ static struct flash_slot *gc_page_get(struct flash *flash, uint32_t page)
 	return slot;
 }
 
-/* Returns the page after marking it dirty, or NULL: the scan continues later. */
+/* Returns the map page after marking it dirty, or NULL if it is not available yet. The scan then
+ * continues later. */
 static struct flash_slot *page_dirty(struct flash *flash, uint32_t page)
 {
 	struct flash_slot *slot = gc_page_get(flash, page);
@@ -319,8 +326,8 @@ static struct flash_slot *page_dirty(struct flash *flash, uint32_t page)
 	return slot;
 }
 
-/* Lets the next checkpoint write a live node again, which moves it. Returns false if a page
- * could not be marked yet. */
+/* Marks the pages that refer to a live node dirty, so that the next checkpoint writes the node to a
+ * new position. Returns false if a page could not be marked yet. */
 static bool scan_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -350,8 +357,8 @@ static bool is_used(const struct flash_slot *slot, uint64_t lpn, uint32_t block)
 	return le32toh(slot->node->entries[lpn % FLASH_NODE_ENTRIES].block) == block;
 }
 
-/* Finds the trees that refer to the block, as bits, and its checksum. dirty: also marks their pages
- * dirty. Returns false if not all pages are available yet. */
+/* Finds the trees that refer to the block (as a bit set), and its checksum. dirty: also marks the
+ * map pages dirty that refer to it. Returns false if not all pages are available yet. */
 static bool find_users(struct flash *flash, uint64_t lpn, uint32_t block, bool dirty,
 	uint32_t *users_out, uint32_t *crc_out)
 {
@@ -378,17 +385,19 @@ static bool find_users(struct flash *flash, uint64_t lpn, uint32_t block, bool d
 	return true;
 }
 
-/* Gets room for one block in the record being filled, and marks the disk's page dirty. */
+/* Gets room for one block in the record being filled, and marks the disk's map page of the block
+ * dirty. */
 static bool make_room(struct flash *flash, uint64_t lpn)
 {
 	uint32_t floor;
 
-	/* flash_map_apply() looks the block up in this page, even if only snapshots have it. */
+	/* flash_map_apply() looks the block up in the disk's page, even if only snapshots have
+	 * it. */
 	if (page_dirty(flash, flash_page_of(flash, 0, lpn)) == NULL) {
 		return false;
 	}
-	/* After several crashes, fewer segments than the floor can be free. Then the collector also
-	 * uses half of the floor, which was meant for a recovery. */
+	/* After several crashes, fewer segments than the floor can be free. Then half of the floor,
+	 * which was meant for a recovery, is used as well. */
 	floor = flash->gc->is_pressed ? flash->gc->floor_segments / 2 : flash->gc->floor_segments;
 	if (flash_free_soon(flash) < floor) {
 		flash_checkpoint_ask(flash);
@@ -398,7 +407,7 @@ static bool make_room(struct flash *flash, uint64_t lpn)
 }
 
 /* Moves a live block from the cache, or adds it to the range to be read. Returns false if there is
- * no room at present. */
+ * no room now. */
 static bool scan_one(struct flash *flash, const struct flash_record_entry *from, uint32_t block,
 	uint32_t users, uint32_t crc)
 {
@@ -406,8 +415,8 @@ static bool scan_one(struct flash *flash, const struct flash_record_entry *from,
 	struct flash_record_entry entry = { .lpn = from->lpn, .source = block, .kind = FLASH_COPY };
 	enum gc_way way = GC_FROM_FLASH;
 
-	/* A block that a snapshot has as well must be copied as it is. The cache has only
-	 * the disk's version. */
+	/* A block that a snapshot also has must be copied unchanged. The cache has only the disk's
+	 * newer version. */
 	if (users == BIT(0)) {
 		way = flash_cache_gc_way(flash, from->lpn, gc->victim, crc);
 	}
@@ -441,7 +450,7 @@ static bool is_data(uint8_t kind)
 	return kind == FLASH_DATA || flash_kind_is_copy(kind);
 }
 
-/* Examines the entries of the record. Returns false if it must continue later, from gc->entry
+/* Examines the entries of the record. Returns false if the scan must continue later, from gc->entry
  * on. */
 static bool scan(struct flash *flash)
 {
@@ -472,7 +481,7 @@ static bool scan(struct flash *flash)
 	return true;
 }
 
-/* Moves a block that has been read. Returns false if there is no room at present. */
+/* Moves a block that has been read. Returns false if there is no room now. */
 static bool copy_one(struct flash *flash, const struct flash_record_entry *from, uint32_t block,
 	const uint8_t *data)
 {
@@ -487,7 +496,8 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 		return true;
 	}
 	if (crc32c(0, data, FLASH_BLOCK_BYTES) != crc) {
-		/* A copy would have a valid checksum for wrong contents. */
+		/* A damaged block is not copied, because the copy would have a valid checksum for
+		 * wrong contents. */
 		flash->counters.checksum_errors++;
 		flash->segments[flash->gc->victim].is_bad = true;
 		log_error("flash store '%s': block %llu of the disk is damaged; reads of it fail",
@@ -505,7 +515,7 @@ static bool copy_one(struct flash *flash, const struct flash_record_entry *from,
 	return true;
 }
 
-/* Appends the live blocks that were read. */
+/* Appends the live blocks of the record that were read. */
 static bool copy(struct flash *flash)
 {
 	struct flash_gc *gc = flash->gc;
@@ -525,8 +535,8 @@ static bool copy(struct flash *flash)
 	return true;
 }
 
-/* The collector pauses during checkpoints: it changes pages of snapshots, and the segments that it
- * has emptied need the next checkpoint in any case. */
+/* Garbage collection pauses during checkpoints, because it would change pages of snapshots. The
+ * segments that it has emptied need the next checkpoint in any case. */
 bool flash_gc_step(struct flash *flash)
 {
 	struct flash_gc *gc = flash->gc;
@@ -587,7 +597,7 @@ void flash_gc_init(struct flash *flash, uint8_t *memory)
 	gc->flash = flash;
 	flash->gc = gc;
 	gc->wait.ready = gc_page_ready;
-	/* Clients wait below `waits` free segments; collection begins above that. */
+	/* Clients wait if fewer than `waits` segments are free. Collection begins earlier. */
 	gc->begin_segments = gc_begin_segments(&flash->table, waits);
 	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;
 	/* Room for a checkpoint, and for a recovery's checkpoint in a segment of its own. */

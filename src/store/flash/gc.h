@@ -6,9 +6,9 @@
  * Invariant: a segment becomes free only by a checkpoint, so that neither the map nor the log of
  * any crash refers to it.
  *
- * Threading: on the owner ring unless stated otherwise. Ownership: the start's budget holds
- * tables and buffers. Errors: after a refused discard, no further discards are sent; if no segment
- * can be freed, flash_fail().
+ * Threading: on the owner ring unless stated otherwise. Ownership: tables and buffers are in the
+ * memory that the start allocates. Errors: after a refused discard, no further discards are sent;
+ * if no segment can be freed, flash_fail().
  */
 #pragma once
 
@@ -21,18 +21,22 @@ struct flash;
 
 /* State of a segment in addition to struct gc_segment. */
 struct flash_segment {
-	uint32_t nodes;				  /* live nodes in the segment, of all trees */
-	uint32_t readers;			  /* reads of its blocks in flight */
-	uint32_t snapshot_valid[FLASH_SNAPSHOTS]; /* live blocks of each snapshot */
-	/* Live blocks of the disk when the checkpoint in progress began. */
+	/* number of live nodes in the segment, of all trees */
+	uint32_t nodes;
+	/* number of reads of the segment's blocks that are in flight */
+	uint32_t readers;
+	uint32_t snapshot_valid[FLASH_SNAPSHOTS]; /* number of live blocks of each snapshot */
+	/* Number of live blocks of the disk when the checkpoint in progress began. */
 	uint32_t begin_valid;
-	bool was_closed; /* true if it was closed when the checkpoint in progress began */
+	bool was_closed; /* the segment was closed when the checkpoint in progress began */
 	uint32_t erases; /* see flash_table_entry.erases */
-	/* A block cannot be read or moved, so the segment is not collected until it is empty. */
+	/* A block of the segment cannot be read or moved, so the segment is not collected until it
+	 * is empty. */
 	bool is_bad;
-	bool is_kept;	  /* a damaged snapshot has, or might have, blocks in it; not collected */
+	/* not collected, because a damaged snapshot has, or might have, blocks in the segment */
+	bool is_kept;
 	uint8_t zone;	  /* enum disk_zone_state when the store was opened */
-	uint32_t written; /* blocks of the zone written at that time */
+	uint32_t written; /* number of blocks of the zone written when the store was opened */
 };
 
 struct flash_erase {
@@ -41,7 +45,8 @@ struct flash_erase {
 	int fd;		  /* descriptor for discards and zone resets */
 	bool is_block;
 	bool is_wanted; /* free segments are discarded, or their zones reset */
-	uint32_t taken; /* segments taken for writing since the last search for a wear victim */
+	/* number of segments taken for writing since the last search for a segment to move */
+	uint32_t taken;
 };
 
 /* --- garbage collection (gc.c) --------------------------------------------------------------- */
@@ -50,23 +55,23 @@ uint64_t flash_gc_bytes(void);
 void flash_gc_init(struct flash *flash, uint8_t *memory);
 /* Continues garbage collection. Returns true if there was progress. */
 bool flash_gc_step(struct flash *flash);
-/* Called when clients have written `blocks` blocks. The collector may examine a multiple of
+/* Called when clients have written `blocks` blocks. The garbage collector may examine a multiple of
  * them. */
 void flash_gc_credit(struct flash *flash, uint32_t blocks);
 /* Called when a checkpoint is complete and has freed segments. */
 void flash_gc_checkpointed(struct flash *flash);
-/* True while the collector reads the segment. */
+/* True while the garbage collector reads the segment. */
 bool flash_gc_walks(const struct flash *flash, uint32_t segment);
 
 /* --- erasing and wear (erase.c) -------------------------------------------------------------- */
 
-/* fd: descriptor for discards and zone resets. is_read_only must be set. */
+/* Initializes erasing. fd: descriptor for discards and zone resets. is_read_only must be set. */
 void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd);
 /* After recovery of a store in a file: queues discards of free segments that have space allocated,
  * except for as many as are free when the disk is full. Blocks. */
 void flash_erase_found(struct flash *flash);
-/* Frees a victim at the end of a checkpoint, immediately or after a discard. No anchor may refer to
- * it. */
+/* Frees a collected segment at the end of a checkpoint, immediately or after a discard. No anchor
+ * may refer to it. */
 void flash_erase(struct flash *flash, uint32_t segment);
 /* Continues erasing. Returns true if there was progress. */
 bool flash_erase_step(struct flash *flash);

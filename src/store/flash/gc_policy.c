@@ -19,11 +19,11 @@ static const uint32_t state_edges[GC_STATE_COUNT] = {
 	[GC_CLOSED] = BIT(GC_CANDIDATE),
 	[GC_CANDIDATE] = BIT(GC_CLOSED) | BIT(GC_VICTIM),
 	[GC_VICTIM] = BIT(GC_CANDIDATE) | BIT(GC_ERASING) | BIT(GC_FREE),
-	[GC_ERASING] = BIT(GC_FREE) | BIT(GC_CLOSED), /* closed: it cannot be erased */
+	[GC_ERASING] = BIT(GC_FREE) | BIT(GC_CLOSED), /* closed if the segment cannot be erased */
 };
 
-/* Returns the blocks that collecting a segment programs in addition to those that will be
- * programmed in any case. */
+/* Returns the number of blocks that collecting a segment writes to flash in addition to those that
+ * will be written in any case. */
 static uint32_t net_of(
 	const struct gc_rule *rule, const struct gc_table *table, const struct gc_segment *segment)
 {
@@ -79,7 +79,8 @@ void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state)
 	}
 }
 
-/* The segment is as old as its youngest block: averages collect worse (docs/design/0025). */
+/* The age of a segment is that of its youngest block. With the average age, more blocks would have
+ * to be moved (docs/design/0025). */
 void gc_append(struct gc_table *table, uint32_t segment, uint32_t from)
 {
 	struct gc_segment *found = segment_at(table, segment);

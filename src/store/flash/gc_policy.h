@@ -16,9 +16,9 @@
  *
  * The rule is gc_rule_auto: the cost-benefit rule of Rosenblum and Ousterhout (LFS, SOSP 1991,
  * section 3.6), (blocks - net) * age / (2 * net), on net cost. lab/gc_rules.h has other rules for
- * comparison. Without the weight, auto programs more blocks than a rule without cache information
- * if the cache holds all dirty data: nothing is evicted then, and writing cold pages back is
- * wasted.
+ * comparison. Without the weight, auto would write more blocks to flash than a rule without cache
+ * information if the cache holds all dirty data: nothing is evicted then, and writing cold pages
+ * back is wasted.
  *
  *   GC_FREE -> GC_OPEN -> GC_CLOSED <-> GC_CANDIDATE <-> GC_VICTIM -> GC_FREE
  *                                                            or -> GC_ERASING -> GC_FREE
@@ -38,7 +38,8 @@ struct gc_rule {
 	const char *name;
 	bool knows_cache;
 	bool cost_benefit;
-	bool weighs_cold;     /* weight cold_dirty by the cache's history, else fully */
+	/* true: weight cold_dirty by the cache's history; false: count all of it */
+	bool weighs_cold;
 	uint8_t cold_percent; /* default share of cold pages in percent */
 };
 
@@ -57,7 +58,7 @@ enum gc_state {
 enum { GC_NO_SEGMENT = UINT32_MAX, GC_WEIGHT_ONE = 1 << 16 };
 
 struct gc_segment {
-	uint64_t stamp; /* gc_table.clock when its newest data was written */
+	uint64_t stamp; /* value of gc_table.clock when the segment's newest data was written */
 	uint32_t valid;
 	uint32_t cold_dirty; /* never more than valid */
 	uint32_t kept;	     /* estimate of the blocks that only snapshots refer to */
@@ -68,20 +69,21 @@ struct gc_table {
 	const struct gc_rule *rule;
 	struct gc_segment *segments;
 	uint32_t segment_count;
-	uint32_t segment_blocks; /* capacity of a segment */
-	uint64_t clock;		 /* blocks that users have appended */
+	uint32_t segment_blocks; /* number of blocks in a segment */
+	uint64_t clock;		 /* number of blocks that users have appended to the log */
 	/* Share of cold pages that were evicted, in units of 1 / GC_WEIGHT_ONE. */
 	uint32_t cold_weight;
 	uint32_t state_counts[GC_STATE_COUNT];
 };
 
 /* Returns the score of a segment with a capacity of `blocks`, from its net cost (at most blocks)
- * and its age, both as above; the highest score is the best victim. Rules without cost_benefit do
- * not use the age. With cost_benefit the score is HUGE_VAL if collection costs nothing (net 0). */
+ * and its age, as defined at the head of this file. The highest score is the best victim. Rules
+ * without cost_benefit do not use the age. With cost_benefit the score is HUGE_VAL if collection
+ * costs nothing (net 0). */
 double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age);
 
-/* Initializes the table with all segments free. Holds rule and segments, an array of
- * segment_count. */
+/* Initializes the table with all segments free. segments: an array of segment_count elements; rule
+ * and segments must exist as long as the table. */
 void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segment *segments,
 	uint32_t segment_count, uint32_t segment_blocks);
 
@@ -89,26 +91,29 @@ void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segme
  * valid or kept block. */
 void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state);
 
-/* The map refers to one more block of this open segment. from: GC_NO_SEGMENT for a user's block,
- * which is new and advances the clock; else the victim it was moved from, whose age the block
- * keeps. */
+/* Called when the map refers to one more block of this open segment. from: for a block that garbage
+ * collection has moved, the victim, whose age it keeps; GC_NO_SEGMENT for a user's block, which is
+ * new and advances the clock. */
 void gc_append(struct gc_table *table, uint32_t segment, uint32_t from);
 
-/* The map no longer refers to a block of the segment, which was overwritten, trimmed or moved. If a
- * cached page counts the block in cold_dirty, call cache_lru_set_home() first. */
+/* Called when the map no longer refers to a block of the segment, because it was overwritten,
+ * trimmed or moved. If a cached page counts the block in cold_dirty, call cache_lru_set_home()
+ * first. */
 void gc_dead(struct gc_table *table, uint32_t segment);
 
-/* Sets the state of a free segment when a log is opened, from the map and the checkpoint. */
+/* Opening a log: sets the state of a segment, which is still free in the table, from the map and
+ * the checkpoint. */
 void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64_t stamp);
 
-enum { GC_RESERVE_SEGMENTS = 3 }; /* in bench/flash_model.c: one per stream of its log */
+enum { GC_RESERVE_SEGMENTS = 3 }; /* used by bench/flash_model.c: one for each stream of its log */
 
 /*
- * Collection begins when fewer segments than this are free: the reserve, without which users wait,
- * one to write to, and some for bursts. A greater number costs more programs, because a free
- * segment is spare space that the log does not use. With 15 % spare space, keeping another 1.3 % of
- * the segments free costs 5 % more programs, and another 6.5 % costs 37 %. With 7 % spare space,
- * another 6.5 % cannot be kept free at all (bench/results/flash-policy.md).
+ * Garbage collection begins when fewer segments than this are free: the reserve (with only the
+ * reserve free, users wait), one segment to write to, and some for bursts. A greater number costs
+ * more writes to flash, because a free segment is spare space that the log does not use. With 15 %
+ * spare space, keeping another 1.3 % of the segments free costs 5 % more writes, and another 6.5 %
+ * costs 37 %. With 7 % spare space, another 6.5 % cannot be kept free at all
+ * (bench/results/flash-policy.md).
  */
 static inline uint32_t gc_begin_segments(const struct gc_table *table, uint32_t reserve)
 {
@@ -116,19 +121,19 @@ static inline uint32_t gc_begin_segments(const struct gc_table *table, uint32_t 
 }
 
 enum gc_need {
-	GC_CHEAP, /* the best score, for the fewest programs */
-	GC_SPACE, /* the fewest valid blocks, because a client waits for free segments */
+	GC_CHEAP, /* choose the best score, for the fewest writes to flash */
+	GC_SPACE, /* choose the fewest valid blocks, because a client waits for free segments */
 };
 
 /*
- * Returns the best candidate, the older one if two are equal, or GC_NO_SEGMENT if no candidate is
+ * Returns the best candidate (of two equal ones, the older), or GC_NO_SEGMENT if no candidate is
  * worth collecting. GC_CHEAP can choose a segment whose blocks are all valid, if some of them are
  * cold and dirty: that saves writes and frees no space. GC_SPACE never does.
  */
 uint32_t gc_victim(const struct gc_table *table, enum gc_need need);
 
 enum gc_way {
-	GC_FROM_FLASH,	     /* read the block, append a copy */
+	GC_FROM_FLASH,	     /* read the block from flash and append a copy */
 	GC_FROM_CLEAN_CACHE, /* append the identical page from the cache */
 	GC_WRITE_BACK, /* append the newer version from the cache as new data; it becomes clean */
 };

@@ -65,7 +65,8 @@ static int legal_result(int result)
 		       : result;
 }
 
-/* Restores the partly written first run of the vector to its full length. */
+/* Restores the full length of the vector's first run, which was reduced by the part already
+ * written. */
 static void give_back(struct flash_io *io)
 {
 	io->vector->iov_base = (uint8_t *)io->vector->iov_base - io->vector_used;
@@ -73,9 +74,9 @@ static void give_back(struct flash_io *io)
 	io->vector_used = 0;
 }
 
-/* The next write to a zone is issued after done, because queued writes must fail if done has
- * reported an error. The pump runs before flash_io_ended(), because it can begin new operations,
- * which keep the last part in the store. */
+/* Ends a transfer. The next write to a zone is issued after done() has been called, because queued
+ * writes must fail if done() has reported an error. The pump runs before flash_io_ended(), because
+ * it can begin new operations, which keep the last part in the store. */
 static void io_end(struct flash_io *io, int result)
 {
 	struct flash *flash = io->flash;
@@ -174,8 +175,8 @@ static void io_begin(struct flash *flash, struct flash_io *io, uint64_t block, s
 	}
 }
 
-/* An error completes the write without an attempt. The completion is deferred, so that done is not
- * called from inside. */
+/* Issues a write to a zone. With an error, completes it without an attempt. The completion is
+ * deferred, so that done is called after this function has returned. */
 void flash_io_issue(struct flash *flash, struct flash_io *io, int error)
 {
 	if (error < 0) {
@@ -237,9 +238,9 @@ static void sync_done(struct ring_op *op, int result)
 	sync_end(flash, legal_result(result));
 }
 
-/* Has the anchors written again that a failed sync should have made durable: the error may have
- * been theirs, and only records were repeated. Returns true if there are any: the sync that
- * comes after them decides. */
+/* Repeats the writes of anchors that a failed sync should have made durable. The error might have
+ * been that of an anchor, but only records have been written again. Returns true if there are such
+ * anchors: only the next sync shows whether they are durable. */
 static bool anchors_again(struct flash *flash)
 {
 	struct flash_sync *sync = flash->sync;
@@ -304,7 +305,7 @@ static void sync_issue(struct flash *flash)
 	struct flash_sync *sync = flash->sync;
 
 	sync->retries = 0;
-	/* Records that are written later are not covered, even if the kernel might include them. */
+	/* Covers only records that are written now, even if the kernel might include later ones. */
 	sync->seq = flash->log.written_seq;
 	flash->log.syncing_at = flash->log.written_at;
 	/* While the store is closed, flash_io_block() performs the sync. */
@@ -411,8 +412,8 @@ bool flash_io_block(struct flash *flash)
 	if (node != NULL) {
 		struct flash_io *io = list_entry(node, struct flash_io, node);
 
-		/* flash_read() cannot be used here: it relies on the state of the zones at the
-		 * start. */
+		/* flash_read() cannot be used here, because it relies on the state of the zones at
+		 * the start. */
 		io_end(io, io->is_write ? write_blocking(flash, io)
 					: disk_read(flash->fd, mem_cpu_write(io->memory), io->bytes,
 						  flash_block_offset(flash, io->block)));

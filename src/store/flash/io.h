@@ -2,13 +2,13 @@
 /*
  * Transfers of whole blocks, their position on the device, and syncs.
  *
- * Called by all parts of the store; the only part that issues reads, writes and fdatasync on the
- * device's descriptors while the store runs.
+ * Called by all other files of the store. While the store runs, only io.c and zone.c issue reads,
+ * writes and fdatasync on the device's descriptors.
  *
- * Threading: on the owner ring. Functions that block run before that on the recovery's
- * thread, or while the store is closed. Ownership: the caller of a transfer owns struct flash_io,
- * and keeps it and the memory unchanged until done is called. Errors: negative errno as in disk.h;
- * errors that would mislead a client (such as -EAGAIN) are reported as -EIO.
+ * Threading: on the owner ring. Functions that block run before that on the recovery's thread, or
+ * while the store is closed. Ownership: the caller of a transfer owns struct flash_io, and keeps it
+ * and the memory unchanged until done is called. Errors: negative errno as in disk.h; errors that
+ * would mislead a client (such as -EAGAIN) are reported as -EIO.
  */
 #pragma once
 
@@ -32,7 +32,7 @@ struct flash_io {
 			size_t vector_used; /* bytes of that first run already written */
 		};
 	};
-	/* block: position in the log's numbering; offset: bytes on the device. */
+	/* block: its number in the log; offset: its byte offset on the device. */
 	uint32_t block;
 	uint64_t offset;
 	size_t bytes;
@@ -47,31 +47,33 @@ struct flash_io {
 
 /* Zones of a host-managed device, see zone.c. */
 struct flash_zones {
-	uint64_t bytes;			       /* distance of two zones; 0: the device has none */
+	/* distance between the beginnings of two zones; 0: the device has none */
+	uint64_t bytes;
 	uint64_t first;			       /* byte offset of the zone of anchors A */
 	uint32_t count;			       /* number of equal zones, from `first` on */
-	uint32_t capacity;		       /* blocks in each zone */
-	uint32_t anchor_blocks[FLASH_ANCHORS]; /* blocks written to each anchor zone */
+	uint32_t capacity;		       /* number of blocks in each zone */
+	uint32_t anchor_blocks[FLASH_ANCHORS]; /* number of blocks written to each anchor zone */
 	/* Segment whose zone is being written, or FLASH_NO_SEGMENT. */
 	uint32_t segment;
-	uint32_t blocks;	 /* blocks already written to that segment */
+	uint32_t blocks;	 /* number of blocks already written to that segment */
 	struct list_node writes; /* queued writes, in order */
 	/* The write in flight, or NULL. */
 	struct flash_io *writing;
 	struct ring_op op; /* operation that finishes or resets a zone before the write */
-	uint32_t ends;	   /* zone to finish or reset, counted from the zone of anchors A */
+	/* number of the zone to finish or reset, counted from the zone of anchors A */
+	uint32_t ends;
 };
 
 /* --- transfers (io.c) ------------------------------------------------------------------------ */
 
 uint64_t flash_io_bytes(void);
 void flash_io_init(struct flash *flash, uint8_t *memory);
-/* Starts a transfer of bytes, a multiple of the block size. done is called once, not from
- * inside. */
+/* Starts a transfer of bytes, a multiple of the block size. done is called once, after this
+ * function has returned. */
 void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
 	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result));
-/* Writes the runs at io->vector one after the other. They and the vector must stay until done is
- * called, and the vector is unchanged then. */
+/* Writes the runs at io->vector one after the other. The runs and the vector must not change until
+ * done is called. The vector then has its original contents. */
 void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
 	void (*done)(struct flash_io *io, int result));
 /* Issues the next write to a zone. With error < 0, completes it with that error instead. */
@@ -101,15 +103,16 @@ void flash_anchor_write(struct flash *flash, struct flash_io *io, uint8_t *block
  * -EINVAL if the zones are not suitable. Blocks. */
 GMB_MUST_CHECK int flash_zones_find(
 	int fd, const char *path, struct flash_zones *zones, struct error *error);
-/* Offset of a segment's zone on the device. */
+/* Returns the offset of a segment's zone on the device. */
 uint64_t flash_zone_offset(const struct flash *flash, uint32_t segment);
-/* Offset of a block on the device. With zones the block must be in a segment. */
+/* Returns the offset of a block on the device. With zones the block must be in a segment. */
 uint64_t flash_block_offset(const struct flash *flash, uint32_t block);
-/* Reads the newest anchor of zone or block `anchor`; zeroes: none was written. Blocks. */
+/* Reads an anchor: the newest one in zone `anchor`, or without zones the one in block `anchor`.
+ * Returns zeroes if none was written. Blocks. */
 GMB_MUST_CHECK int flash_anchor_read(
 	int fd, struct flash_zones *zones, uint32_t anchor, uint8_t *block);
-/* Reads count blocks of one segment before the store has started, and waits for them. After the
- * write pointer of a zone they are zeroes. */
+/* Reads count blocks of one segment before the store has started, and waits for them. Blocks after
+ * the write pointer of a zone are returned as zeroes. */
 GMB_MUST_CHECK int flash_read(struct flash *flash, uint32_t block, uint32_t count, void *bytes);
 /* Reads the state of the segments' zones. No effect without zones. Blocks. */
 GMB_MUST_CHECK int flash_zones_load(struct flash *flash);
@@ -122,7 +125,8 @@ GMB_MUST_CHECK int flash_zones_prepare(struct flash *flash, struct error *error)
 GMB_MUST_CHECK int flash_zones_take(struct flash *flash, struct error *error);
 /* Queues a write. Writes are issued in call order, one at a time. */
 void flash_zone_write(struct flash *flash, struct flash_io *io);
-/* Called when a write has completed, before its done; flash_zone_next() is called after it. */
+/* Called when a write has completed: flash_zone_written() before its done(), flash_zone_next()
+ * after it. */
 void flash_zone_written(struct flash *flash, const struct flash_io *io);
 void flash_zone_next(struct flash *flash);
 /* While the store is closed: sets the offset of the write, and finishes or resets the zone

@@ -5,7 +5,7 @@
  * Invariant: a record takes effect in memory only when it and all earlier records are written.
  * Recovery ends the log at the first missing record, so an earlier effect could be undone by a
  * crash. Record numbers (head.seq) have no gaps, and each header contains the checksum of the
- * previous one. Only one record is filled at a time: it has the position and number of log->head
+ * previous one. Only one record is filled at a time: it gets the position and number of log->head
  * when it is begun, and its header is completed when it is closed.
  *
  * Called by change.c, cache.c, gc.c and checkpoint.c to append, and by io.c on completions.
@@ -83,7 +83,7 @@ uint32_t flash_take_segment(struct flash *flash)
 {
 	uint32_t best = FLASH_NO_SEGMENT;
 
-	/* A linear search, but only one for each segment of log. */
+	/* The search is linear, but happens only once for each segment of log. */
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
 		if (flash->table.segments[i].state == GC_FREE &&
 			(best == FLASH_NO_SEGMENT ||
@@ -104,8 +104,8 @@ uint32_t flash_take_segment(struct flash *flash)
 
 /* --- retiring -------------------------------------------------------------------------------- */
 
-/* Returns the page that an entry changes, or NULL for a node. Its page is dirty or pinned,
- * so it is in memory. */
+/* Returns the map page that an entry changes, or NULL for a node. The page is dirty or pinned, so
+ * it is in memory. */
 static struct flash_slot *slot_of(struct flash *flash, const struct flash_record_entry *entry)
 {
 	return flash_kind_is_node(entry->kind)
@@ -129,7 +129,8 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		struct flash_slot *slot =
 			flash_map_find(flash, tree * geometry->page_count + index);
 
-		if (slot->state == FLASH_SLOT_WRITTEN) { /* otherwise the page was changed again */
+		/* if not, the page was changed again and stays dirty */
+		if (slot->state == FLASH_SLOT_WRITTEN) {
 			flash_map_clean(flash, slot);
 		}
 	}
@@ -162,7 +163,7 @@ static void record_apply(struct flash *flash, const struct flash_buffer *buffer)
 	}
 }
 
-/* Undoes the pins of a record that takes no effect. */
+/* Releases the map pages that a record has pinned, for a record that takes no effect. */
 static void record_forget(struct flash *flash, const struct flash_buffer *buffer)
 {
 	for (uint32_t i = 0; i < buffer->record.entry_count; i++) {
@@ -193,8 +194,8 @@ static void part_written(struct flash *flash, struct store_part *part)
 	}
 }
 
-/* Ends a record: it has taken effect, or never will. Its memory is no longer referred to, so its
- * parts complete afterwards. */
+/* Ends a record, which has taken effect, or never will. Its parts complete after this, because the
+ * record no longer refers to their memory. */
 static void retire(struct flash *flash, struct flash_buffer *buffer)
 {
 	struct flash_log *log = &flash->log;
@@ -218,7 +219,8 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 			flash_log_tell(flash);
 		}
 	}
-	/* The idle list is used from its front, because this buffer is in the processor's cache. */
+	/* Puts the buffer at the front of the idle list, so that it is reused while it is still in
+	 * the processor's cache. */
 	list_push_front(&log->idle, &buffer->node);
 	while ((node = list_pop_front(&buffer->parts)) != NULL) {
 		part_written(flash, list_entry(node, struct store_part, node));
@@ -308,8 +310,8 @@ static bool record_begin(struct flash *flash)
 	return true;
 }
 
-/* Returns the number of blocks of the record that a replay reads. Nodes do not count, because they
- * have no meaning without their checkpoint. */
+/* Returns the number of blocks of the record that a replay must read. Nodes do not count, because
+ * they are valid only with their checkpoint. */
 static uint32_t replayed_blocks(const struct flash_buffer *buffer)
 {
 	bool has_changes = buffer->record.entry_count > buffer->node_count;
@@ -384,7 +386,7 @@ void flash_log_kick(struct flash *flash)
 {
 	const struct flash_buffer *buffer = flash->log.filling;
 
-	/* A record of the collector without a waiting part is left open. It must fill up,
+	/* A record of garbage collection for which no part waits is left open. It must fill up,
 	 * because up to half of a victim's blocks can be headers, and copies with as many headers
 	 * would free no space. */
 	if (buffer != NULL && !list_is_empty(&buffer->parts) &&
@@ -402,8 +404,8 @@ static bool fits(const struct flash *flash, uint32_t entries)
 		       flash->anchor.geometry.segment_blocks;
 }
 
-/* Returns true if, after the record being filled is closed, there are segments for one with this
- * many entries. kept: segments that must stay free. */
+/* Returns true if, after the record being filled is closed, there are segments for another record
+ * with this many entries. kept: segments that must stay free. */
 static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t kept)
 {
 	const struct flash_buffer *buffer = flash->log.filling;
@@ -427,8 +429,8 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bool is_own)
 {
 	if (!has_segments(flash, entries, kept)) {
-		/* A waiting client leaves the collector's record open, because closing it would not
-		 * give the client space, and records of one block free none. */
+		/* A request of a client does not close garbage collection's record. This would give
+		 * the client no space, and collection frees no space with records of one block. */
 		if (is_own) {
 			flash_log_close(flash);
 		}
@@ -458,8 +460,8 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 
 	GMB_ASSERT(entries > 0 && entries <= FLASH_RECORD_ENTRIES);
 	if (flash->log.filling != NULL && fits(flash, entries)) {
-		/* The collector may have begun this record in the reserve, which clients must not
-		 * use. */
+		/* Garbage collection may have begun this record in the reserve, which clients must
+		 * not use. */
 		if (flash->table.state_counts[GC_FREE] <= kept && !is_own) {
 			return false;
 		}
@@ -476,8 +478,8 @@ void flash_log_tell(struct flash *flash)
 {
 	struct flash_log *log = &flash->log;
 
-	/* Queued changes and a checkpoint write records in any case. Otherwise the record being
-	 * filled, or an empty one, is written. */
+	/* Queued changes and a checkpoint write records anyway, which also declare earlier records
+	 * durable. Otherwise the record being filled, or an empty one, is written now. */
 	if (log->untold_blocks >= UNTOLD_BLOCKS && log->durable_seq == log->head.seq &&
 		flash->failed == 0 && list_is_empty(&flash->changes) &&
 		!flash_checkpoint_runs(flash) &&

@@ -7,8 +7,8 @@
  * Invariant: between calls, a slot is in the lru list if and only if it is free, or clean without
  * pins. Only these slots can be taken for another page.
  *
- * Called by reads, changes, the cache, the collector and checkpoints; recovery uses the same slots
- * before the store has started.
+ * Called by reads, changes, the cache, the garbage collector and checkpoints; recovery uses the
+ * same slots before the store has started.
  */
 #include <endian.h>
 #include <errno.h>
@@ -260,7 +260,7 @@ struct flash_slot *flash_map_get(
 			*full = true;
 			return NULL;
 		}
-		/* No node on the device: a page of zeroes, which is clean. */
+		/* The page has no node on the device, so it consists of zeroes and is clean. */
 		if (block == 0) {
 			slot_rest(&flash->map, slot);
 			return slot;
@@ -333,7 +333,7 @@ void flash_map_unpin(struct flash *flash, struct flash_slot *slot)
 
 /* --- changes --------------------------------------------------------------------------------- */
 
-/* The disk no longer refers to a block. */
+/* Called when the disk no longer refers to a block: corrects the counts of its segment. */
 static void block_dies(struct flash *flash, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -343,7 +343,7 @@ static void block_dies(struct flash *flash, uint32_t block)
 	if (flash->table.segments[segment].valid > flash->table.segments[segment].cold_dirty) {
 		gc_dead(&flash->table, segment);
 		flash_snapshots_block_dies(flash, segment);
-	} else { /* the table on the device was wrong */
+	} else { /* the segment table on the device was wrong */
 		flash_fail(flash, -EUCLEAN, "has a segment table that does not match the map");
 	}
 }
@@ -380,7 +380,7 @@ void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry
 		}
 		return;
 	}
-	/* A block may be overwritten after the collector read it: then its copy is
+	/* A client can overwrite a block after garbage collection has read it. Then the copy is
 	 * garbage. */
 	if (flash_kind_is_copy(entry->kind)) {
 		flash_snapshots_move(flash, entry, block, old == entry->source);
@@ -410,7 +410,7 @@ void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint
 			&flash->segments[flash_segment_of(geometry, le32toh(entry.block))];
 
 		segment->nodes++;
-		/* A new node of a damaged snapshot keeps its segment out of collection as well. */
+		/* The new node of a damaged snapshot also excludes its segment from collection. */
 		segment->is_kept |= tree > 0 && flash->snapshots.list[tree - 1].is_damaged;
 	}
 	*at = entry;

@@ -6,9 +6,10 @@
  * Invariant: a dirty or pinned page stays in memory, and only checkpoints write pages. The limits
  * in struct flash_geometry bound the dirty pages, so that one checkpoint can write them all.
  *
- * Threading: on the owner ring; recovery has the map to itself on its worker thread.
- * Ownership: the start's budget holds everything. A page that is neither dirty nor pinned may be
- * evicted as soon as its user returns to the ring. Errors: negative errno to the waiters of a page.
+ * Threading: on the owner ring; recovery has the map to itself on its worker thread. Ownership:
+ * everything is in the memory that the start allocates. A page that is neither dirty nor pinned may
+ * be evicted as soon as its user returns to the ring. Errors: negative errno to the waiters of a
+ * page.
  */
 #pragma once
 
@@ -34,13 +35,15 @@ enum flash_slot_state {
 /* A page of the map in memory. It stays while it is dirty or has pins. */
 struct flash_slot {
 	struct flash_node *node;
-	uint32_t page; /* FLASH_NO_PAGE: its snapshot was deleted while it was being read */
-	int32_t chain; /* next slot in its bucket */
-	/* Records that refer to the page and are not retired. */
+	/* FLASH_NO_PAGE: the page's snapshot was deleted while the page was being read */
+	uint32_t page;
+	int32_t chain; /* next slot in the same bucket of the hash table */
+	/* Number of records that refer to the page and are not retired. */
 	uint32_t pins;
 	uint32_t round; /* dirty: value of flash_map.round when the page became dirty */
 	uint8_t state;
-	/* Entry of the map's lru, oldest first, if free, or clean without pins. */
+	/* Link in the map's lru list (oldest first) if the slot is free, or clean and not
+	 * pinned. */
 	struct list_node lru;
 	struct list_node waiting;
 	struct flash_io io;
@@ -48,9 +51,11 @@ struct flash_slot {
 
 /* The tree of the disk (tree 0) or of a snapshot (tree 1 + its index). */
 struct flash_tree {
-	struct flash_entry *levels[FLASH_LEVELS]; /* [n]: addresses of the nodes of level n */
-	bool *dirty[FLASH_LEVELS];		  /* nodes to be written, from level 1 on */
-	bool *table_dirty;			  /* pages of the segment table to be written */
+	struct flash_entry *levels[FLASH_LEVELS]; /* by level: addresses of the nodes */
+	/* nodes of level 1 and above that must be written */
+	bool *dirty[FLASH_LEVELS];
+	/* pages of the segment table that must be written */
+	bool *table_dirty;
 	/* Table pages that the checkpoint in progress writes. */
 	bool *table_begun;
 };
@@ -64,7 +69,7 @@ struct flash_map {
 	uint32_t bucket_mask;
 	/* Number of the last checkpoint that has begun; dirty pages of earlier rounds are old. */
 	uint32_t round;
-	uint32_t dirty_count; /* dirty pages of the current round */
+	uint32_t dirty_count; /* number of pages that became dirty in the current round */
 	struct list_node lru;
 };
 
@@ -84,16 +89,18 @@ struct flash_slot *flash_map_get(
 struct flash_slot *flash_map_take(struct flash *flash, uint32_t page);
 /* Frees the slot of a page whose contents are not valid. */
 void flash_map_release(struct flash *flash, struct flash_slot *slot);
-/* Marks the page dirty before it is changed. An old page is appended to the checkpoint in progress
- * first. Returns false if the limit of dirty pages is reached, or the log has no room. */
+/* Marks the page dirty before it is changed. A page that belongs to the checkpoint in progress is
+ * first appended to it. Returns false if the limit of dirty pages is reached, or the log has no
+ * room. */
 bool flash_map_dirty(struct flash *flash, struct flash_slot *slot);
-/* Makes a page clean that the checkpoint has written or, because it is empty, unlinked. */
+/* Makes a page clean after the checkpoint has written it, or has unlinked it because it is
+ * empty. */
 void flash_map_clean(struct flash *flash, struct flash_slot *slot);
-/* Keeps the page in memory for a record that changes it, until flash_map_unpin(). */
+/* Keeps the page in memory until flash_map_unpin(), for a record that changes it. */
 void flash_map_pin(struct flash_slot *slot);
 void flash_map_unpin(struct flash *flash, struct flash_slot *slot);
-/* Applies an entry of a written record to the map and to the segment counts. block: its
- * position. */
+/* Applies an entry of a written record to the map and to the segment counts. block: position of the
+ * entry's block on the device. */
 void flash_map_apply(struct flash *flash, const struct flash_record_entry *entry, uint32_t block);
 /* Sets the address of a node, and marks the node above it dirty. */
 void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint32_t index,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Moving the end of the log after a failed write: the failed record and all later ones, none of
- * which has been answered, are written again with the same numbers. Those in the failed record's
- * segment go to the beginning of a free one; all others keep their positions. A detour in the
- * anchors, a record number and a segment, leads recovery there.
+ * which has been answered, are written again with the same numbers. Records in the failed record's
+ * segment go to the beginning of a free segment; records in other segments keep their positions.
+ * The anchors get a detour, a record number with a segment, which leads recovery there.
  *
  *   error ─▶ writes in flight complete ─▶ both anchors have the detour ─▶ the records are written
  *                                                                      └▶ a checkpoint: no detours
@@ -188,8 +188,8 @@ void flash_move_synced(struct flash *flash, int result)
 	}
 }
 
-/* True if a recovery from the current anchors would read the records of this run. Before the first
- * checkpoint of a run it would not, so no detour is needed. */
+/* True if a recovery from the current anchors would read the records of this run. It would not
+ * before the first checkpoint of a run, so no detour is needed then. */
 static bool is_anchored(const struct flash *flash)
 {
 	return flash->anchor.next.seq >> FLASH_SEQ_SHIFT == flash->log.head.seq >> FLASH_SEQ_SHIFT;
@@ -239,8 +239,8 @@ bool flash_move_step(struct flash *flash)
 	}
 	if (move->state == FLASH_MOVE_DRAIN) {
 		/* If a checkpoint is writing its anchors, it completes first, because the anchors
-		 * of the move contain it as well. Like the move, it then continues without a
-		 * waiting part. */
+		 * of the move contain the checkpoint as well. Like the move, it continues even if
+		 * no part waits. */
 		if (flash->checkpoint.state >= FLASH_CHECKPOINT_ANCHOR_FIRST) {
 			return flash_checkpoint_step(flash);
 		}

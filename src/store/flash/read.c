@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Reads and block status (extents). A read gets its data from the write cache, as zeroes from holes
- * of the map, or by helpers from the device.
+ * of the map, or from the device by helpers.
  *
  * Invariant: a part is complete when done_bytes has reached its length and no helper is pending.
  * Helpers verify checksums, so the read of a damaged block fails. While a helper reads, `readers`
@@ -19,8 +19,8 @@
 enum {
 	FLASH_HELPERS = 64,
 	FLASH_RUN_BLOCKS = 256,
-	EXTENT_LOADS_MAX = 256,	    /* limit of pages read for one extents part */
-	EXTENT_PAGES_MAX = 1 << 16, /* limit of pages examined for one extents part */
+	EXTENT_LOADS_MAX = 256,	    /* limit of map pages read for one extents part */
+	EXTENT_PAGES_MAX = 1 << 16, /* limit of map pages examined for one extents part */
 };
 
 /* Reads a run of blocks for a part, or a single block of which the part needs a piece. */
@@ -31,8 +31,8 @@ struct flash_helper {
 	struct list_node node;
 	uint32_t segment;
 	uint32_t count;	 /* blocks */
-	uint32_t skip;	 /* bytes before the piece in a single block */
-	uint32_t bytes;	 /* length of the piece; 0: a run */
+	uint32_t skip;	 /* number of bytes before the piece in a single block */
+	uint32_t bytes;	 /* length of the piece; 0: the helper reads a run */
 	uint64_t at;	 /* position of the piece in the part */
 	uint64_t block;	 /* first block of the run, on the disk */
 	uint8_t *bounce; /* buffer of one block, for a piece */
@@ -83,7 +83,7 @@ bool flash_reads_resume(struct flash *flash)
 	if (!any) {
 		return false;
 	}
-	/* The list is moved first, because a part that still finds no helper joins it again. */
+	/* The list is emptied first, because a part that still finds no helper joins it again. */
 	list_init(&parts);
 	while ((node = list_pop_front(&flash->reads->hoping)) != NULL) {
 		list_push_back(&parts, node);
@@ -118,7 +118,7 @@ static void read_page_ready(struct flash_wait *wait, int result)
 	}
 }
 
-/* Returns the page, or NULL: the part continues later. */
+/* Returns the map page, or NULL if it must be read first. The part then continues later. */
 static struct flash_slot *read_page_get(struct flash *flash, struct store_part *part, uint32_t page)
 {
 	struct flash_scratch *scratch = flash_scratch_of(part);
@@ -147,8 +147,8 @@ static void read_end(struct store_part *part)
 	}
 }
 
-/* Compares the blocks with the checksums in the map when the read began. Later writes of the same
- * disk blocks go to other device blocks, so these are unchanged. */
+/* Compares the blocks with the checksums that the map contained when the read began. Later writes
+ * of the same disk blocks go to other device blocks, so these are unchanged. */
 static int helper_check(const struct flash_helper *helper)
 {
 	const uint8_t *bytes = mem_cpu_read(helper->io.memory);
@@ -189,9 +189,9 @@ static void helper_done(struct flash_io *io, int result)
 	read_end(part);
 }
 
-/* Starts a read of blocks that are adjacent on the device. Whole blocks go directly to the
- * part's memory, a partial or unaligned block through the bounce buffer. Returns the bytes of
- * the part that it covers. */
+/* Starts a read of blocks that are adjacent on the device. Whole blocks go directly to the part's
+ * memory, a partial or unaligned block through the bounce buffer. Returns the number of bytes of
+ * the part that the read covers. */
 static uint64_t helper_start(struct flash *flash, struct flash_helper *helper,
 	struct store_part *part, const struct flash_slot *slot)
 {
@@ -237,7 +237,8 @@ static uint64_t helper_start(struct flash *flash, struct flash_helper *helper,
 	return bytes;
 }
 
-/* Bytes from offset on, within one page, that have no block. slot == NULL: an empty page. */
+/* Returns the number of bytes from offset on, within one map page, that have no block. slot ==
+ * NULL: an empty page. */
 static uint64_t hole_bytes(const struct flash_slot *slot, uint64_t offset)
 {
 	uint64_t first = (offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES;
@@ -249,7 +250,7 @@ static uint64_t hole_bytes(const struct flash_slot *slot, uint64_t offset)
 	return end == first ? 0 : ((end - first) << FLASH_BLOCK_SHIFT) - offset % FLASH_BLOCK_BYTES;
 }
 
-/* Bytes from offset on, within one page, that have blocks. */
+/* Returns the number of bytes from offset on, within one map page, that have blocks. */
 static uint64_t data_bytes(const struct flash_slot *slot, uint64_t offset)
 {
 	uint64_t first = (offset >> FLASH_BLOCK_SHIFT) % FLASH_NODE_ENTRIES;
@@ -270,8 +271,8 @@ static uint32_t page_of(const struct flash *flash, const struct store_part *part
 	return flash_page_of(flash, scratch->tree, offset >> FLASH_BLOCK_SHIFT);
 }
 
-/* Bytes from offset on, at most left and within one map page, that are all cached or all not
- * cached. */
+/* Returns the number of bytes from offset on, at most left and within one map page, that are all
+ * cached or all not cached. */
 static uint64_t run_bytes(
 	const struct flash *flash, uint64_t offset, uint64_t left, bool *is_cached_out)
 {
@@ -384,7 +385,7 @@ void flash_extents_step(struct store_part *part)
 			break;
 		}
 		if (pages == EXTENT_PAGES_MAX || scratch->pending == EXTENT_LOADS_MAX) {
-			break; /* the client requests the rest again */
+			break; /* the client will request the rest */
 		}
 		if (!is_cached && !flash_map_is_empty(flash, page_of(flash, part))) {
 			slot = read_page_get(flash, part, page_of(flash, part));

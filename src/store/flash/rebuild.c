@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Reconstructing pages of the map that are lost or damaged, from the headers of records. A header
- * contains which of its blocks are pages of the map, and which are blocks of the disk.
+ * contains which of its blocks are images of map pages, as checkpoints wrote them, and which are
+ * blocks of the disk.
  *
  *   lost pages ─▶ all headers ─▶ the last valid image of each ─▶ no change since: linked again
  *                                └▶ and all changes since ─▶ reconstructed in memory
  *
  * Only records before the checkpoint, and the nodes of the checkpoint, are used; later records are
- * replayed as usual. Records after the end of an older run are void; if no
- * header gives that end any more, records whose blocks are not complete are. Trims and zeroes leave
- * no trace if the segment with their record has been reused. So a page that is reconstructed from
- * an image that is not the last one can have older contents there, and is reported.
+ * replayed as usual. Records after the end of an older run are void. If no header contains that end
+ * any more, records with missing blocks are void instead. Trims and zeroes leave no trace if the
+ * segment with their record has been reused. So a page that is reconstructed from an image other
+ * than the last one can have older contents there, and is reported.
  *
- * Invariant: an intact page is never changed. All functions block, and run on a thread that has
- * the store to itself.
+ * Invariant: an intact page is never changed. All functions block, and run on a thread that has the
+ * store to itself.
  */
 #include <endian.h>
 #include <errno.h>
@@ -27,7 +28,7 @@
 
 #define NO_PAGE UINT32_MAX
 
-/* State of a lost page, from the headers. */
+/* State of a lost map page, collected from the record headers. */
 struct lost {
 	uint32_t page;
 	/* The newest image of the page has the state before this record; 0: no image was found. */
@@ -51,7 +52,7 @@ struct change {
 	uint8_t kind;
 };
 
-/* End of the log of a run. */
+/* The end of one run's log. */
 struct run {
 	uint64_t number;
 	uint64_t end;
@@ -84,7 +85,7 @@ static bool is_void(const struct rebuild *rebuild, uint64_t seq)
 	return false;
 }
 
-/* The last run, whose log is replayed, or one of which a later header says where it ended. */
+/* True for the last run, whose log is replayed, and for a run whose end a later header contains. */
 static bool is_end_known(const struct rebuild *rebuild, uint64_t seq)
 {
 	uint64_t number = seq >> FLASH_SEQ_SHIFT;
@@ -97,8 +98,8 @@ static bool is_end_known(const struct rebuild *rebuild, uint64_t seq)
 	return number == rebuild->flash->anchor.next.seq >> FLASH_SEQ_SHIFT;
 }
 
-/* A crash has cut the record off, and the headers behind it, which would say so, have been written
- * over: not all of its blocks are there. */
+/* True if some blocks of the record are missing: a crash has cut it off, and the later headers that
+ * would show this have been overwritten. */
 static bool is_torn(const struct rebuild *rebuild)
 {
 	const struct flash_record *record = &rebuild->record;
@@ -124,8 +125,7 @@ static bool is_torn(const struct rebuild *rebuild)
 
 /* --- headers --------------------------------------------------------------------------------- */
 
-/* True if the record is from before the checkpoint, or may contain nodes of the checkpoint, which
- * are written after its beginning. */
+/* True if the record was written before the checkpoint, or may contain nodes of the checkpoint. */
 static bool is_before(const struct flash *flash, const struct flash_record *record)
 {
 	return record->seq < flash->anchor.next.seq ||
@@ -143,7 +143,8 @@ static int visit_segment(struct rebuild *rebuild, uint32_t segment)
 	for (uint32_t at = 0; at < blocks;) {
 		int result = flash_read(flash, first + at, 1, rebuild->block);
 
-		/* A client's block can look like a header, but not like one of this position. */
+		/* A client's block can look like a header, but it does not contain its own
+		 * position. */
 		if (result < 0 ||
 			!flash_record_look(rebuild->block, &flash->anchor, &rebuild->record) ||
 			rebuild->record.at != first + at ||
@@ -197,8 +198,8 @@ static int find_run(struct rebuild *rebuild)
 
 /* --- images ---------------------------------------------------------------------------------- */
 
-/* A checkpoint writes each page once. Of two images with one number, the one with more moves was
- * written after a failed write of the other. */
+/* Compares two images of a page. A checkpoint writes each page once. Of two images with one number,
+ * the one with more moves was written after a failed write of the other. */
 static bool is_older(uint64_t seq, uint32_t moves, uint64_t than_seq, uint32_t than_moves)
 {
 	return seq != than_seq ? seq < than_seq : moves < than_moves;
@@ -268,8 +269,8 @@ static int add_change(struct rebuild *rebuild, const struct change *change)
 	return 0;
 }
 
-/* Collects the changes of lost pages since their images. FLASH_KEPT is skipped, because the disk
- * has newer contents. */
+/* Collects the changes of lost pages since their images. FLASH_KEPT entries are skipped, because
+ * only snapshots have their blocks. */
 static int find_changes(struct rebuild *rebuild)
 {
 	const struct flash_record *record = &rebuild->record;
@@ -277,7 +278,7 @@ static int find_changes(struct rebuild *rebuild)
 	bool is_looked_at = false;
 
 	if (record->seq >= rebuild->flash->anchor.next.seq) {
-		return 0; /* the replay applies it */
+		return 0; /* the replay applies this record */
 	}
 	for (uint32_t i = 0; i < record->entry_count && !is_void(rebuild, record->seq); i++) {
 		const struct flash_record_entry *entry = &record->entries[i];
@@ -377,7 +378,7 @@ static int put_together(
 	struct flash_slot *slot = flash_map_take(flash, lost->page);
 	const struct change *record = changes; /* first change of the current record */
 	uint64_t seqs[FLASH_NODE_ENTRIES];
-	/* Last record that the image contains. */
+	/* Number of the last record whose changes the image contains. */
 	uint64_t image = lost->whole_seq - (lost->whole_seq > 0);
 
 	if (slot == NULL || !flash_map_dirty(flash, slot)) {
@@ -399,7 +400,8 @@ static int put_together(
 		}
 	}
 	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
-	if (!rebuild_is_whole(lost)) { /* changes of the last image may be missing */
+	/* changes that only the newest image contained may be missing */
+	if (!rebuild_is_whole(lost)) {
 		drop_stale(flash, slot->node, seqs, image);
 		flash_hole_add(&flash->damage.patched, lost->page);
 	}
@@ -443,7 +445,7 @@ static int fill(struct rebuild *rebuild)
 	struct flash_tree *tree = &flash->map.trees[0];
 	size_t at = 0;
 
-	if (rebuild->change_count > 0) { /* else there is no array */
+	if (rebuild->change_count > 0) { /* otherwise there is no array */
 		qsort(rebuild->changes, rebuild->change_count, sizeof(*rebuild->changes),
 			rebuild_compare);
 	}
@@ -461,7 +463,7 @@ static int fill(struct rebuild *rebuild)
 			flash->damage.linked_pages++;
 		} else if (lost->whole_seq > 0 || at > first) {
 			result = put_together(rebuild, i, rebuild->changes + first, at - first);
-		} else { /* nothing was ever written there, or no trace is left */
+		} else { /* nothing was ever written there, or all traces are lost */
 			tree->levels[0][lost->page] = (struct flash_entry){ 0 };
 			flash_hole_add(&flash->damage.emptied, lost->page);
 		}

@@ -23,14 +23,15 @@
 #include "store/flash/flash.h"
 
 enum {
-	/* A header is read together with the blocks after it, unless the records are large: they
-	 * have at least SPARSE_BLOCKS blocks, or this part of a segment. */
+	/* A header is read together with the blocks after it, unless the records are large: at
+	 * least SPARSE_BLOCKS blocks, or 1 / SPARSE_PART of a segment. */
 	SPARSE_BLOCKS = 64,
 	SPARSE_PART = 4,
-	/* Approximate limit of the log to replay: up to the beginning of a checkpoint, and during
-	 * it. */
+	/* Approximate limit of the log to replay: what is written until the next checkpoint begins,
+	 * and while it is written. */
 	LOG_BLOCKS = 2 * FLASH_LOG_BLOCKS,
-	TELL_BLOCKS = 1 << 15,			 /* blocks of log between two messages */
+	/* number of log blocks read between two progress messages */
+	TELL_BLOCKS = 1 << 15,
 	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* capacity of flash->record_bytes */
 };
 
@@ -158,7 +159,7 @@ struct replay {
 	struct flash_position at;
 	struct flash_position next;
 	struct flash_record record;
-	uint64_t durable; /* largest `durable` of the records examined */
+	uint64_t durable; /* largest `durable` of the records examined so far */
 	bool has_looked;  /* all later records have been examined */
 	uint64_t clock;
 	/* Range of device blocks in flash->record_bytes, empty at first. */
@@ -166,7 +167,7 @@ struct replay {
 	uint32_t count;
 	/* Decaying maximum of the sizes of recent records, in blocks. */
 	uint32_t usual;
-	uint64_t blocks; /* blocks of the log read so far */
+	uint64_t blocks; /* number of log blocks read so far */
 	/* End of a range with an unreadable block, in which nothing is read ahead. */
 	uint32_t slow_end;
 };
@@ -184,8 +185,8 @@ static uint32_t replay_block(const struct replay *replay)
 	       replay->at.block;
 }
 
-/* Gets count blocks. If they must be read, reads ahead_count in all, or, after an error, only
- * count. Blocks that are in memory are not read again. 0 < count <= ahead_count <= AHEAD_BLOCKS.
+/* Gets count blocks. If they must be read, reads ahead_count blocks in total, or only count after
+ * an error. Blocks that are in memory are not read again. 0 < count <= ahead_count <= AHEAD_BLOCKS.
  * *bytes_out is valid until the next call. */
 static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint32_t ahead_count,
 	const uint8_t **bytes_out)
@@ -227,7 +228,8 @@ static uint32_t ahead(const struct replay *replay)
 		(uint32_t)AHEAD_BLOCKS);
 }
 
-/* True if reading only the needed parts of a record is cheaper than reading all of it. */
+/* True if it is cheaper to read only the needed parts of a record of this many blocks than all of
+ * it. */
 static bool is_large(const struct replay *replay, uint32_t blocks)
 {
 	return blocks >= MIN(replay->flash->anchor.geometry.segment_blocks / SPARSE_PART,
@@ -289,7 +291,7 @@ static int check_blocks(struct replay *replay)
 	return result < 0 ? result : 1;
 }
 
-/* Returns the page, dirty. Returns -ENODATA if it is damaged. */
+/* Returns the map page after marking it dirty. Returns -ENODATA if it is damaged. */
 static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slot_out)
 {
 	struct flash_slot *slot = flash_map_find(flash, page);
@@ -324,13 +326,13 @@ static void count_block(struct replay *replay, uint32_t block, bool lives)
 	if (lives) {
 		seen->valid++;
 		seen->stamp = replay->clock;
-	} else if (seen->valid > 0) { /* else the table is wrong, which a check reports */
+	} else if (seen->valid > 0) { /* 0: the table is wrong, which a check reports */
 		seen->valid--;
 	}
 }
 
-/* Like flash_map_apply(), but snapshots stay unchanged: their moved blocks are still in the old
- * place until the next checkpoint. */
+/* Applies an entry of a replayed record, like flash_map_apply(). But snapshots stay unchanged:
+ * until the next checkpoint, their moved blocks are still in the old place. */
 static int apply_entry(
 	struct replay *replay, const struct flash_record_entry *entry, uint32_t block)
 {
@@ -392,8 +394,8 @@ static bool is_cancelled(const struct flash *flash)
 	       atomic_load_explicit(&flash->start->cancelled, memory_order_relaxed);
 }
 
-/* Searches blocks block to end - 1 of a segment for records that are later in the log than its
- * end, and takes the largest `durable` of them. Returns false if there are none. Unreadable
+/* Searches blocks block to end - 1 of a segment for records that are later than the apparent end of
+ * the log, and stores the largest `durable` of them. Returns false if there are none. Unreadable
  * blocks are skipped. */
 static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t block, uint32_t end)
 {
@@ -418,9 +420,9 @@ static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t bloc
 	return any;
 }
 
-/* Searches for later records when the log seems to end. One with a greater `durable` shows that the
- * missing record was durable. They can be in this segment and in those that were free at the
- * checkpoint. */
+/* Searches for later records when the log seems to end. If their `durable` is greater than the
+ * number of the missing record, this record was durable. They can be in this segment and in those
+ * that were free at the checkpoint. */
 static int search_later(struct replay *replay)
 {
 	const struct flash *flash = replay->flash;
@@ -438,8 +440,8 @@ static int search_later(struct replay *replay)
 	return 0;
 }
 
-/* Finds the largest `durable` of the records from this one on. Earlier records cannot have one
- * greater than their own numbers. */
+/* Finds the largest `durable` of the records from this one on. Earlier records cannot declare this
+ * one durable. */
 static int replay_look_ahead(struct replay *replay)
 {
 	struct replay other = *replay;
@@ -457,12 +459,12 @@ static int replay_look_ahead(struct replay *replay)
 	}
 	replay->durable = other.durable;
 	replay->has_looked = true;
-	replay->count = 0; /* the copy has used the memory */
+	replay->count = 0; /* the memory now contains other blocks */
 	return result;
 }
 
-/* Returns 1 if the record is part of the log, 0 if the log ends before it. Later records are
- * searched only if it matters: if a block does not match, or if the record is large, because the
+/* Returns 1 if the record is part of the log, 0 if the log ends before it. Later records, which can
+ * declare it durable, are searched only if a block does not match, or if the record is large: the
  * blocks of a durable record need not be read. */
 static int replay_is_whole(struct replay *replay)
 {
@@ -484,7 +486,7 @@ static int replay_is_whole(struct replay *replay)
 }
 
 /* Reports the progress of a long replay. LOG_BLOCKS is the limit, because another checkpoint would
- * have been completed before. */
+ * have been completed before more log was written. */
 static void tell_progress(struct replay *replay)
 {
 	struct flash *flash = replay->flash;
@@ -549,7 +551,7 @@ static int replay_log(struct replay *replay)
 		flash->damage.lost_error = result;
 		result = 0;
 	}
-	/* Without a look ahead, records after the end have not been searched yet. */
+	/* Without a look ahead, records after the end of the log have not been searched yet. */
 	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
 
@@ -610,7 +612,7 @@ static int read_tree(
 		damaged = true;
 		result = 0;
 	}
-	if (result == 0) { /* the log changes no nodes */
+	if (result == 0) { /* the log changes no nodes, so the replay keeps these counts */
 		flash_map_count_nodes(flash, tree, 1);
 	}
 	if (damaged) {

@@ -26,7 +26,7 @@ struct flash_hole {
 struct flash_holes {
 	struct flash_hole list[FLASH_HOLES_MAX];
 	uint32_t count;
-	uint32_t more; /* pages that are in no range of the list */
+	uint32_t more; /* number of further pages, for which no entry of the list was free */
 };
 
 /* Results of recovery. */
@@ -38,8 +38,8 @@ struct flash_damage {
 	/* Error of a read of the log at lost_at; 0: none. */
 	int lost_error;
 	uint32_t repairs;	  /* enum store_repair, as requested */
-	uint32_t twins_used;	  /* nodes of which only the second copy could be read */
-	bool is_table_damaged;	  /* the segment table was damaged and has been counted again */
+	uint32_t twins_used;	  /* number of nodes of which only the second copy could be read */
+	bool is_table_damaged;	  /* the segment table was damaged and has been recomputed */
 	struct flash_holes holes; /* pages of the disk that are lost or damaged */
 	/* Results of a repair: pages linked again unchanged, pages reconstructed from changes, and
 	 * pages of which no trace was found. */
@@ -52,8 +52,8 @@ struct flash_damage {
 struct flash_seen {
 	uint64_t stamp;
 	uint32_t valid;
-	bool was_free; /* had no live block at the checkpoint */
-	bool in_log;   /* contains records after the checkpoint */
+	bool was_free; /* the segment had no live block at the checkpoint */
+	bool in_log;   /* the segment contains records after the checkpoint */
 };
 
 /* --- recover.c ------------------------------------------------------------------------------- */
@@ -66,14 +66,15 @@ GMB_MUST_CHECK int flash_look_at_disk(const struct flash *flash, struct error *e
  * neither is valid. Blocks. */
 GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, struct error *error);
 /* Restores the map and all tables. A snapshot whose tree is damaged is marked. Returns -EUCLEAN if
- * the map of the disk is damaged, or, unless is_read_only or a repair accepts the loss, if
- * flash_has_loss(); the map is then the one before the loss. Blocks; on a worker thread. */
+ * the map of the disk is damaged. Also returns -EUCLEAN if flash_has_loss() is true and neither
+ * is_read_only nor a repair accepts the loss; the map is then that before the loss. Blocks; on a
+ * worker thread. */
 GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
 /* --- trees, and messages about damage (tree.c) ----------------------------------------------- */
 
-/* Reads a node; zeroes if there is none. Returns -EUCLEAN if its checksum does not match.
- * Blocks. */
+/* Reads a node, or returns zeroes if there is none. Returns -EUCLEAN if its checksum does not
+ * match. Blocks. */
 GMB_MUST_CHECK int flash_node_read(struct flash *flash, struct flash_entry at, void *node);
 /* Reads the second copy of a node of level 1 or 2, which follows the first one in the same
  * record. */
@@ -82,15 +83,15 @@ GMB_MUST_CHECK int flash_twin_read(struct flash *flash, struct flash_entry at, v
  * -EUCLEAN for the disk, unless holes are accepted; sets *damaged for a snapshot. */
 GMB_MUST_CHECK int flash_tree_read(
 	struct flash *flash, uint32_t tree, const struct flash_entry *top, bool *damaged);
-/* Reads the segment table of a tree, or counts it. Returns -EUCLEAN if it is damaged and a page
- * that must be counted is damaged as well. */
+/* Reads the segment table of a tree. If it is damaged, counts the blocks of the segments in the map
+ * instead. Returns -EUCLEAN if a map page that must be counted is damaged as well. */
 GMB_MUST_CHECK int flash_table_read(struct flash *flash, uint32_t tree, struct flash_seen *seen);
 /* Returns the number of nodes of levels 1 and 2 with one damaged copy. For a snapshot, nodes that
  * it shares with the disk are not counted. */
 uint32_t flash_tree_single(struct flash *flash, uint32_t tree);
 /* True if all entries of the page refer to valid blocks. index: number of the page in its tree. */
 bool flash_page_is_sound(const struct flash *flash, uint32_t index, const struct flash_node *node);
-/* Adds a page to the ranges, unless it is in one. */
+/* Adds a page to the ranges, unless a range contains it already. */
 void flash_hole_add(struct flash_holes *holes, uint32_t page);
 /* Describes range `number`, such as "bytes 0 to 4095 of the disk", as a plural. Returns false if
  * there is no such range. */

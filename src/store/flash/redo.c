@@ -25,14 +25,14 @@
 #include "store/flash/flash.h"
 
 enum {
-	REDO_BLOCKS = 16,   /* blocks read at a time */
-	REDO_TRIES_MAX = 3, /* attempts without a successful sync */
-	REDO_COUNT_MAX = 64 /* rewrites in one run of the store */
+	REDO_BLOCKS = 16,   /* number of blocks read at a time */
+	REDO_TRIES_MAX = 3, /* maximum number of attempts without a successful sync */
+	REDO_COUNT_MAX = 64 /* maximum number of rewrites in one run of the store */
 };
 
 enum flash_redo_state {
 	FLASH_REDO_NONE,
-	FLASH_REDO_DRAIN,  /* waits for an anchor in flight */
+	FLASH_REDO_DRAIN,  /* waits until no anchor is in flight */
 	FLASH_REDO_RECORD, /* chooses the next record */
 	FLASH_REDO_READ,
 	FLASH_REDO_WRITE,
@@ -43,15 +43,16 @@ struct flash_redo {
 	struct flash *flash;
 	enum flash_redo_state state;
 	int error;
-	uint32_t count; /* rewrites in this run of the store */
+	uint32_t count; /* number of rewrites in this run of the store */
 	uint32_t tries;
 	uint64_t end; /* number of the first record that need not be written again */
 	struct flash_position at;
-	struct flash_position behind; /* position after the current record */
+	struct flash_position behind; /* position of the record after the current one */
 	struct flash_record record;
 	uint32_t first; /* first block of the record being read or written; 0: its header */
 	uint32_t blocks;
-	uint32_t entry; /* entry of block `first`, or of entries without a block before it */
+	/* index of the entry of block `first`, or of an earlier entry without a block */
+	uint32_t entry;
 	bool is_waiting;
 	struct flash_io io;
 	uint8_t bytes[REDO_BLOCKS * FLASH_BLOCK_BYTES] __attribute__((aligned(FLASH_BLOCK_BYTES)));
@@ -111,8 +112,8 @@ bool flash_redo_begin(struct flash *flash, int error)
 	redo->count++;
 	flash->counters.log_rewrites++;
 	redo->error = error;
-	/* The error may belong to a record whose write is in flight, so these are written again as
-	 * well. */
+	/* The error may belong to a record whose write is still in flight, so these records are
+	 * written again as well. */
 	redo->end = flash->log.writing_count > 0 ? flash->log.head.seq : flash->log.written_seq;
 	redo_set_state(redo, FLASH_REDO_DRAIN);
 	flash->pump_again = true;
@@ -213,7 +214,7 @@ static bool redo_choose(struct flash *flash)
 
 	if (redo->at.seq >= flash->log.written_seq && redo->at.seq < redo->end &&
 		!flash_move_runs(flash)) {
-		return false; /* the record's write is in flight */
+		return false; /* the write of this record is in flight */
 	}
 	/* Records that a move of the log holds back are written after this sync. */
 	if (redo->at.seq >= redo->end || redo->at.seq >= flash->log.written_seq) {

@@ -2,21 +2,21 @@
 /*
  * Snapshots: the contents of the disk at a checkpoint, under a name. A snapshot is a tree of its
  * own, which begins as a copy of the node addresses of the disk's tree. The anchor contains the
- * addresses of its top nodes, so it is created and deleted by a checkpoint or not at all.
+ * addresses of its top nodes. So the snapshot is created and deleted by a checkpoint or not at all.
  *
  *   request ─▶ prepare: write the dirty pages of the cache while clients continue
  *           ─▶ hold: changes wait, the remaining dirty pages are written
  *           ─▶ checkpoint begins: CREATING, changes continue ─▶ checkpoint ends: LIVE, done
  *
- * The collector moves blocks of snapshots like those of the disk: by one record, which changes
- * every tree that refers to the block. So a snapshot costs the space of blocks that have been
- * overwritten since, and the garbage in its segments can still be collected.
+ * The garbage collector moves blocks of snapshots like those of the disk: by one record, which
+ * changes every tree that refers to the block. So a snapshot costs the space of blocks that have
+ * been overwritten since, and the garbage in its segments can still be collected.
  *
- * Invariant: the number of blocks of a segment that each tree refers to is exact. How many blocks
- * only snapshots have ("kept") is not: whether a block that the disk has overwritten belongs to a
- * snapshot is known only from the snapshot's page. `kept` is the lower bound that follows from the
- * counts, and is exact for moved blocks. It is used to choose victims and to estimate space, not to
- * free segments.
+ * Invariant: the number of blocks of a segment that each tree refers to is exact. The number of
+ * blocks that only snapshots have ("kept") is an estimate: only the snapshot's page shows whether a
+ * block that the disk has overwritten belongs to the snapshot. `kept` is the lower bound that
+ * follows from the counts, and is exact for moved blocks. The estimate is used to choose victims
+ * and to estimate space, not to free segments.
  *
  * Threading: as in snapshot.h. State that other threads read is changed under watch_lock.
  */
@@ -34,7 +34,7 @@ enum { ROOM_MIN_PERCENT = 6 };
 
 static const uint32_t snapshot_edges[FLASH_SNAPSHOT_STATE_COUNT] = {
 	[FLASH_SNAPSHOT_NONE] =
-		BIT(FLASH_SNAPSHOT_CREATING) | BIT(FLASH_SNAPSHOT_LIVE), /* live: at the start */
+		BIT(FLASH_SNAPSHOT_CREATING) | BIT(FLASH_SNAPSHOT_LIVE), /* live: when opened */
 	[FLASH_SNAPSHOT_CREATING] = BIT(FLASH_SNAPSHOT_LIVE) | BIT(FLASH_SNAPSHOT_NONE),
 	[FLASH_SNAPSHOT_LIVE] = BIT(FLASH_SNAPSHOT_DELETING),
 	[FLASH_SNAPSHOT_DELETING] = BIT(FLASH_SNAPSHOT_NONE) | BIT(FLASH_SNAPSHOT_LIVE),
@@ -89,7 +89,7 @@ uint32_t flash_snapshots_list(struct store *store, struct store_snapshot list[ST
 
 /* --- space ----------------------------------------------------------------------------------- */
 
-/* Blocks of a segment without headers, as format.c computes them. */
+/* Returns the number of blocks of a segment that are not headers, computed as in format.c. */
 static uint64_t snapshot_usable_blocks(const struct flash *flash)
 {
 	uint32_t blocks = flash->anchor.geometry.segment_blocks;
@@ -119,7 +119,7 @@ static int64_t snapshot_room_of(const struct flash *flash)
 	return room - geometry->reserve_segments * usable - left;
 }
 
-/* Order of dropping: damaged snapshots first, then those of jobs, then the oldest. */
+/* Order of dropping: damaged snapshots first, then temporary ones (of jobs), then the oldest. */
 static bool goes_before(const struct flash_snapshot *snapshot, const struct flash_snapshot *other)
 {
 	if (snapshot->is_damaged != other->is_damaged) {
@@ -152,7 +152,7 @@ static bool is_going(const struct flash *flash)
 	       flash->snapshots.list[1].state == FLASH_SNAPSHOT_DELETING;
 }
 
-/* True if the snapshot that oldest() returns must be dropped rather than writes refused. This is
+/* True if the snapshot that oldest() returns must be dropped before writes are refused. This is
  * always so for the snapshot of a job, because no user has asked to keep it. There must be a
  * snapshot. */
 static bool is_droppable(struct flash *flash)
@@ -179,7 +179,7 @@ static void drop_oldest(struct flash *flash)
 	}
 }
 
-/* Logs the first refusal only. */
+/* Logs only the first refusal of a write. */
 static void tell_refusal(const struct flash *flash)
 {
 	if (!flash->snapshots.is_full && !flash->snapshots.is_stuck) {
@@ -201,8 +201,8 @@ void flash_snapshots_look(struct flash *flash)
 		return;
 	}
 	room = snapshot_room_of(flash);
-	/* A cached write has been answered and can no longer be refused, so the cache is emptied in
-	 * time. */
+	/* A cached write has been answered and can no longer be refused. So the cache is emptied
+	 * before space runs out. */
 	flash->cache.is_tight = snapshots->refuses && room < (int64_t)flash->cache.slot_count;
 	is_low = oldest(flash) != NULL && !is_going(flash) && room < 0;
 	if (is_low && is_droppable(flash)) {
@@ -235,7 +235,7 @@ void flash_snapshots_io_ended(struct flash *flash)
 		snapshots->request = NULL;
 		snapshots->is_done = false;
 		request->done(request);
-		flash_pump(flash); /* other requests might wait for this one */
+		flash_pump(flash); /* other requests might have waited for this one */
 	}
 }
 
@@ -366,14 +366,15 @@ bool flash_snapshots_relieve(struct flash *flash)
 	}
 	tell_refusal(flash);
 	snapshots->is_stuck = true;
-	if (is_creating(flash)) { /* the pages that it would contain cannot be written */
+	/* the cached pages that the new snapshot must contain cannot be written */
+	if (is_creating(flash)) {
 		complete(flash, refuse_create(&snapshots->request->error));
 	}
 	return true;
 }
 
-/* Requests that the changes answered so far be written while clients continue. Not during a
- * checkpoint, because changes, when they are held back later, would also wait for its end. */
+/* Requests that the changes answered so far be written while clients continue. Waits for the end of
+ * a checkpoint first. Otherwise the changes that are held back later would have to wait for it. */
 static bool prepare(struct flash *flash)
 {
 	if (flash_checkpoint_runs(flash) || flash->checkpoint.is_asked || is_going(flash)) {
@@ -402,9 +403,9 @@ bool flash_snapshots_step(struct flash *flash)
 	if (!flash_cache_has_written(flash)) {
 		return false;
 	}
-	/* From now on changes wait, and the pages that have become dirty since are also written.
-	 * Otherwise the snapshot could contain a later write without an earlier one, because the
-	 * new version of a page takes over the old one's place in flush order. */
+	/* From now on changes wait, and pages that have become dirty in the meantime are also
+	 * written. Otherwise the snapshot could contain a later write without an earlier one,
+	 * because the new version of a page takes over the old one's place in flush order. */
 	snapshots->holds = true;
 	flash_cache_want_written(flash);
 	return true;
@@ -479,12 +480,13 @@ static void snapshot_make(struct flash *flash, struct flash_snapshot *snapshot)
 	flash_map_count_nodes(flash, 1 + index, 1);
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		flash->segments[i].snapshot_valid[index] = flash->segments[i].begin_valid;
-		flash_snapshots_block_dies(flash, i); /* blocks overwritten since are `kept` */
+		/* blocks that the disk has overwritten since are `kept` */
+		flash_snapshots_block_dies(flash, i);
 	}
 	snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_LIVE);
 }
 
-/* Keeps all known nodes and blocks of a damaged snapshot from being collected. */
+/* Excludes all known nodes and blocks of a damaged snapshot from collection. */
 static void keep(struct flash *flash, const struct flash_snapshot *snapshot)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -548,7 +550,7 @@ static void limit_kept(struct flash *flash, uint32_t segment)
 	entry->kept = MIN(entry->kept, valid[0] + valid[1]);
 }
 
-/* Removes the snapshot's tree and counts. The anchor without it is durable. */
+/* Removes the snapshot's tree and counts. The anchor without the snapshot must be durable. */
 static void snapshot_forget(struct flash *flash, struct flash_snapshot *snapshot)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -659,7 +661,7 @@ void flash_snapshots_move(
 			flash_map_find(flash, flash_page_of(flash, 1 + i, entry->lpn));
 		struct flash_entry *at;
 
-		/* The collector has made the page dirty if it refers to the block. */
+		/* The garbage collector has made the page dirty if it refers to the block. */
 		if (slot == NULL || slot->state != FLASH_SLOT_DIRTY) {
 			continue;
 		}
@@ -668,7 +670,7 @@ void flash_snapshots_move(
 			continue;
 		}
 		if (flash->segments[from].snapshot_valid[i] ==
-			0) { /* the table on the device was wrong */
+			0) { /* the segment table on the device was wrong */
 			flash_fail(flash, -EUCLEAN,
 				"has a segment table that does not match a snapshot");
 			return;

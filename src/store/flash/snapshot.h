@@ -29,27 +29,29 @@ _Static_assert((int)FLASH_SNAPSHOTS == STORE_SNAPSHOTS_MAX, "a list has room for
 _Static_assert(
 	(int)FLASH_SNAPSHOT_NAME_BYTES == STORE_SNAPSHOT_NAME_BYTES, "and each entry for a name");
 
-/* State of a snapshot in addition to its tree. */
+/* State of a snapshot. Its tree is in struct flash_map. */
 struct flash_snapshot {
 	enum flash_snapshot_state state;
-	/* Nodes of its tree cannot be read. It is neither collected nor opened. */
+	/* Nodes of the snapshot's tree cannot be read. Its blocks are not collected, and it cannot
+	 * be opened. */
 	bool is_damaged;
-	struct flash_snapshot_anchor about; /* top: as of the last checkpoint */
+	struct flash_snapshot_anchor about; /* its `top` is that of the last checkpoint */
 };
 
 struct flash_snapshots {
 	struct flash_snapshot list[FLASH_SNAPSHOTS];
-	struct store_snapshot_request *request; /* being processed, or NULL */
+	struct store_snapshot_request *request; /* the request being processed, or NULL */
 	struct list_node waiting;		/* requests that wait for the current one */
 	struct ring_op turn; /* completes the request in a later batch of the ring */
 	bool is_prepared;    /* changes answered before the request are being written, or are in the
 				log */
-	bool holds;	     /* changes wait until the checkpoint of the snapshot begins */
-	bool is_done;	     /* the request is complete, except that transfers are in flight */
-	bool refuses;	     /* on-full=refuse, else drop */
-	bool is_full;	     /* set with on-full=refuse: changes that need space fail */
-	/* Set with on-full=refuse if the collector frees no space any more. All changes fail, and
-	 * flushes of cached pages, until a snapshot is deleted. */
+	/* changes wait until the checkpoint that creates the snapshot begins */
+	bool holds;
+	bool is_done; /* the request is complete, except that transfers are in flight */
+	bool refuses; /* true: on-full=refuse; false: drop */
+	bool is_full; /* set with on-full=refuse: changes that need space fail */
+	/* Set with on-full=refuse if garbage collection frees no space any more. All changes, and
+	 * flushes of cached pages, fail until a snapshot is deleted. */
 	bool is_stuck;
 	/* Name of the last snapshot dropped for lack of space. */
 	char dropped[FLASH_SNAPSHOT_NAME_BYTES];
@@ -72,7 +74,7 @@ void flash_snapshots_recovered(struct flash *flash);
 /* Marks a snapshot whose tree is damaged. Its known nodes, and the segments that its table names,
  * stay untouched until it is deleted. */
 void flash_snapshot_damaged(struct flash *flash, uint32_t index);
-/* Lets the next checkpoint delete the snapshots of jobs of earlier processes. */
+/* Makes the next checkpoint delete the snapshots that jobs of earlier processes have left. */
 void flash_snapshots_drop_temporary(struct flash *flash);
 /* Continues the current request. Returns true if there was progress. */
 bool flash_snapshots_step(struct flash *flash);
@@ -91,7 +93,8 @@ void flash_snapshots_begin(struct flash *flash);
 void flash_snapshots_encode(struct flash *flash);
 /* Called when the checkpoint is durable or has failed, before segments become free. */
 void flash_snapshots_checkpointed(struct flash *flash, int result);
-/* Called when an operation that was counted in io_count has ended: completes the request. */
+/* Called when an operation that was counted in io_count has ended: completes the current request
+ * when it is done. */
 void flash_snapshots_io_ended(struct flash *flash);
 /* Called when the disk has one live block fewer in the segment: corrects the estimate of blocks
  * that only snapshots have. */
@@ -103,7 +106,7 @@ void flash_snapshots_move(struct flash *flash, const struct flash_record_entry *
 	uint32_t block, bool is_mapped);
 /* Drops a snapshot, or lets writes fail, if too few segments can be written. */
 void flash_snapshots_look(struct flash *flash);
-/* Called when the collector frees no space any more. Returns true if a snapshot is dropped or
+/* Called when garbage collection frees no space any more. Returns true if a snapshot is dropped or
  * changes fail instead of waiting; false if there is no snapshot. */
 bool flash_snapshots_relieve(struct flash *flash);
 /* True if this change must fail with -ENOSPC because a snapshot leaves no space for it. */

@@ -3,8 +3,9 @@
  * Reading a tree when a store is opened: the nodes of levels 2 and 1, and the segment table.
  *
  * If a node of level 1 or 2 is damaged, its second copy is used. If the segment table is damaged,
- * it is counted from the map. If both copies of a node are damaged, the pages of the disk below it
- * are holes: the store cannot be opened for writing, but it can be read, and reads of holes fail.
+ * it is recomputed from the map. If both copies of a node are damaged, the pages of the disk below
+ * it are holes: the store cannot be opened for writing, but it can be read, and reads of holes
+ * fail.
  *
  * Called by recover.c and rebuild.c, on a thread that has the store to itself; functions that read
  * block.
@@ -88,8 +89,8 @@ int flash_node_read(struct flash *flash, struct flash_entry at, void *node)
 	return result;
 }
 
-/* The second copy follows after as many first copies as the record has, at most
- * FLASH_RECORD_ENTRIES - 1 blocks later in the same segment. A block with the same checksum
+/* A record contains the first copies of its nodes, then the second copies. So the second copy is at
+ * most FLASH_RECORD_ENTRIES - 1 blocks later in the same segment. A block with the same checksum
  * has the same contents. */
 int flash_twin_read(struct flash *flash, struct flash_entry at, void *node)
 {
@@ -135,8 +136,9 @@ static bool may_have_holes(const struct flash *flash)
 	return flash->is_read_only || (flash->damage.repairs & STORE_REPAIR_MAP) != 0;
 }
 
-/* Makes the pages below a lost node fail when they are read: their entries refer to the lost node
- * itself with another checksum. So no other code needs to distinguish holes from damaged pages. */
+/* Makes reads of the pages below a lost node fail: lets their entries refer to the lost node
+ * itself, but with another checksum. So no other code needs to distinguish holes from damaged
+ * pages. */
 static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -145,7 +147,7 @@ static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 	uint32_t end = MIN(first + FLASH_NODE_ENTRIES, geometry->node_counts[level - 1]);
 	struct flash_entry nothing = tree->levels[level][index];
 
-	nothing.crc++; /* incremented again for each level below */
+	nothing.crc++; /* incremented again for each level below, so that no checksum matches */
 	for (uint32_t i = first; i < end; i++) {
 		tree->levels[level - 1][i] = nothing;
 		if (level == 1 && i < geometry->leaf_count) {
@@ -167,7 +169,7 @@ static int read_upper(
 	if (result < 0) {
 		result = flash_twin_read(flash, at, entries);
 		flash->damage.twins_used += result == 0;
-		tree->dirty[level][index] = true; /* both copies are written again */
+		tree->dirty[level][index] = true; /* the next checkpoint writes both copies again */
 	}
 	if (result == 0 && is_sound(flash, level, index, entries)) {
 		return 0;
@@ -210,7 +212,7 @@ int flash_tree_read(
 
 /* --- the table of segments ------------------------------------------------------------------- */
 
-/* Takes the counts of a table page. A snapshot's table has counts only. */
+/* Takes the counts from a page of the segment table. A snapshot's table contains only counts. */
 static void take_table(struct flash *flash, uint32_t tree, struct flash_seen *seen, uint32_t first,
 	const struct flash_table_entry *entries)
 {
@@ -240,7 +242,8 @@ static bool table_is_sound(const struct flash *flash, const struct flash_table_e
 	return true;
 }
 
-/* Guesses values for segments whose table page is damaged: new data, and the mean erase count. */
+/* Guesses values for segments whose table page is damaged: their data is new, and their erase count
+ * is the mean. */
 static void guess_table(struct flash *flash, struct flash_seen *seen, uint32_t first)
 {
 	uint32_t count = flash->anchor.geometry.segment_count;
@@ -277,7 +280,7 @@ static int count_table(struct flash *flash, uint32_t tree, struct flash_seen *se
 	}
 	for (uint32_t i = 0; i < geometry->leaf_count; i++) {
 		uint32_t page = tree * geometry->page_count + i;
-		/* A page in memory has been reconstructed by a rebuild. */
+		/* A page that is in memory now was reconstructed by a rebuild. */
 		const struct flash_slot *slot = flash_map_find(flash, page);
 		int result = slot != NULL
 				     ? 0
@@ -344,7 +347,8 @@ int flash_table_read(struct flash *flash, uint32_t tree, struct flash_seen *seen
 	if (!is_counted) {
 		return 0;
 	}
-	/* A read-only store needs no counts, and would wait until the whole map has been read. */
+	/* A read-only store needs no counts. Its start would have to read the whole map for
+	 * them. */
 	return tree == 0 && flash->is_read_only ? 0 : count_table(flash, tree, seen);
 }
 

@@ -157,8 +157,7 @@ int flash_anchor_read(int fd, struct flash_zones *zones, uint32_t anchor, uint8_
 	blocks = zone.written >> FLASH_BLOCK_SHIFT;
 	zones->anchor_blocks[anchor] = (uint32_t)blocks;
 	if (zone.written % FLASH_BLOCK_BYTES != 0 || zone.state == DISK_ZONE_FULL) {
-		/* A crash has torn the last block, or the zone was finished: nothing can be
-		 * appended. */
+		/* After a torn last block, or if the zone was finished, nothing can be appended. */
 		zones->anchor_blocks[anchor] = zones->capacity;
 	}
 	return blocks == 0 ? 0
@@ -166,7 +165,8 @@ int flash_anchor_read(int fd, struct flash_zones *zones, uint32_t anchor, uint8_
 				     zone.offset + ((blocks - 1) << FLASH_BLOCK_SHIFT));
 }
 
-/* `there`: blocks before the write pointer. Reading after it is an error on some devices. */
+/* Blocks after the write pointer are zeroes. They are not read, because this is an error on some
+ * devices. */
 int flash_read(struct flash *flash, uint32_t block, uint32_t count, void *bytes)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -210,7 +210,7 @@ int flash_zones_load(struct flash *flash)
 
 /* --- preparing the zones --------------------------------------------------------------------- */
 
-/* Takes a segment whose zone has failed out of use. */
+/* Takes a segment out of use, because its zone has failed. */
 static void zone_give_up(struct flash *flash, uint32_t i)
 {
 	flash->segments[i].is_bad = true;
@@ -219,8 +219,9 @@ static void zone_give_up(struct flash *flash, uint32_t i)
 	}
 }
 
-/* Brings a zone into the state that its segment needs. *kept: number of free segments that must be
- * usable immediately; further ones that are full are reset later, one at a time (erase.c). */
+/* Brings a zone into the state that its segment needs. *kept: number of free segments that must
+ * still be made usable immediately. Further ones whose zones are full are reset later, one at a
+ * time (erase.c). */
 static int prepare_segment(struct flash *flash, uint32_t i, uint32_t *kept)
 {
 	uint8_t state = flash->segments[i].zone;
@@ -281,7 +282,7 @@ int flash_zones_take(struct flash *flash, struct error *error)
 					"and start it again",
 					flash->path);
 			}
-			zones->segment = i; /* its zone is finished before another one is written */
+			zones->segment = i; /* the zone is finished before another one is written */
 			zones->blocks = segment->written;
 		}
 	}
@@ -390,7 +391,7 @@ void flash_zone_written(struct flash *flash, const struct flash_io *io)
 {
 	struct flash_zones *zones = &flash->zones;
 
-	/* Failed writes are counted as well, because no further write follows an error. */
+	/* A failed write is counted like others, because no further write follows it. */
 	*(io->block < FLASH_ANCHORS ? &zones->anchor_blocks[io->block] : &zones->blocks) +=
 		(uint32_t)(io->bytes >> FLASH_BLOCK_SHIFT);
 	zones->writing = NULL;
