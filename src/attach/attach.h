@@ -87,7 +87,7 @@ enum { HEALTH_TEXT_BYTES = 256 };
 struct health {
 	pthread_mutex_t lock;
 	bool connected;
-	/* reason why it is, or last was, not connected; "": it always was */
+	/* reason why the server is, or last was, not connected; "": it was always connected */
 	char text[HEALTH_TEXT_BYTES];
 };
 
@@ -97,7 +97,7 @@ void health_set(struct health *health, bool connected, const char *text);
 /* Formats "connected", or "not connected: " and the reason. Returns out. */
 const char *health_describe(struct health *health, char *out, size_t out_bytes);
 bool health_is_connected(struct health *health);
-/* Copies the reason why it is, or last was, not connected. Returns false if it was always
+/* Copies the reason why the server is, or last was, not connected. Returns false if it was always
  * connected. */
 bool health_last_reason(struct health *health, char out[HEALTH_TEXT_BYTES]);
 

@@ -46,7 +46,8 @@ struct fuse_inlet {
 	struct fuse_buf buffer;
 };
 
-/* Progress of a slot with edges. */
+/* Step of a write. A write that does not consist of whole blocks first reads its edges, the blocks
+ * that it changes only in part. */
 enum fuse_step {
 	FUSE_STEP_PLAIN,
 	FUSE_STEP_HEAD, /* reads the first block */

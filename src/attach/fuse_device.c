@@ -54,7 +54,8 @@ static int fuse_device_take_request(struct fuse_file *file)
 	if (count > 0) {
 		fuse.session_process_buf(file->session, &file->inlet->buffer);
 	}
-	/* A write keeps the inlet until it is answered. */
+	/* If the request was a write, file->inlet is NULL now: the write keeps the inlet until it
+	 * is answered. */
 	if (file->inlet != NULL) {
 		list_push_front(&file->free_inlets, &file->inlet->node);
 		file->inlet = NULL;
@@ -509,7 +510,7 @@ static bool must_wait(struct fuse_slot *slot, const struct list_node *waiting_en
 
 static void submit_step(struct fuse_slot *slot);
 
-/* Starts the writes that waited only for this one. */
+/* Removes a finished write from the list, and starts the writes that waited only for it. */
 static void release_range(struct fuse_slot *slot)
 {
 	struct fuse_file *file = slot->file;

@@ -150,7 +150,7 @@ struct ublk_queue {
 	const struct ublksrv_io_desc *descriptors;
 	size_t descriptors_bytes;
 	char *buffers;
-	uint32_t fetching; /* number of tags that the kernel has, or will deliver a request for */
+	uint32_t fetching; /* number of tags that the device still uses; 0: it has stopped */
 	bool poll_armed;
 	struct ublk_slot slots[UBLK_DEPTH];
 

@@ -70,7 +70,7 @@ void access_get(struct access *access);
 /* Drops a reference. NULL is a no-op. */
 void access_put(struct access *access);
 
-/* Difference between two lists, without the rules at their beginning and end that are the same. The
+/* Difference between two rule lists, leaving out equal rules at the beginning and at the end. The
  * texts are those of the first differing rules and belong to the sets. NULL: there is no such rule,
  * or it has no text. */
 struct access_difference {

@@ -71,7 +71,7 @@ static void name_client(struct engine_client *client, const struct peer *peer)
 	}
 	if (peer->has_address && peer->identity.bytes[0] == AF_INET) {
 		(void)inet_ntop(AF_INET, peer->address + 12, host, sizeof(host));
-	} else if (peer->has_address) { /* the part of the address that identifies the client */
+	} else if (peer->has_address) { /* IPv6: a client is identified by its network */
 		memcpy(network, peer->identity.bytes + 1, sizeof(network));
 		is_network = memcmp(network, peer->address, sizeof(network)) != 0;
 		(void)inet_ntop(AF_INET6, network, host, sizeof(host));

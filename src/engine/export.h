@@ -29,7 +29,7 @@ struct export_wait;
  * all. */
 struct export_use {
 	_Atomic uint32_t references;
-	_Atomic uint32_t engines; /* plus one for each export that it replaces and that is in use */
+	_Atomic uint32_t engines;   /* engines that use the export, plus waits_for */
 	_Atomic uint32_t waits_for; /* number of exports that it replaces and that are in use */
 	/* Exports that replace this one; the list has a reference to each. */
 	struct export_wait *replaced_by;

@@ -99,8 +99,8 @@ GMB_MUST_CHECK int engine_hand_over(struct engine *engine,
 /* A flush that makes a store write all its state before a handover (store_needs_quiesce()),
  * submitted by one engine. */
 struct engine_quiesce {
-	/* Set by the caller, which must keep the export and this struct until done() is called. It
-	 * is called on the engine's thread with the result of the flush. */
+	/* Set by the caller, which must keep the export and this struct until done() is called.
+	 * done() is called on the engine's thread with the result of the flush. */
 	struct export *export;
 	void (*done)(struct engine_quiesce *quiesce, int result);
 

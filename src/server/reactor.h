@@ -8,7 +8,7 @@
  *
  * Threading: create, call and destroy on the main thread; dispatch, drain and session_count on any
  * thread; ring only for ring_post() or on the reactor's own thread. Ownership: the reactor owns its
- * thread, ring and engine, and takes the endpoints; its engine holds references to the exports.
+ * thread, ring, engine and the endpoints passed to it; its engine holds references to the exports.
  * Errors: create fails with a sentence and leaves nothing behind.
  */
 #pragma once
@@ -52,15 +52,15 @@ struct ring *reactor_ring(struct reactor *reactor);
 /* Returns the number of connections handed over and not yet closed. */
 uint32_t reactor_session_count(const struct reactor *reactor);
 
-/* Takes the endpoint. *connection_total already includes it. */
+/* Takes ownership of the endpoint. *connection_total already includes it. */
 void reactor_dispatch(struct reactor *reactor, const struct endpoint *endpoint);
 
 /* Like reactor_dispatch(), but called on this reactor's thread, for a connection that its session
  * kind has accepted there. */
 void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint);
 
-/* Calls engine_adopt() on the reactor's thread. Takes the endpoint; *connection_total already
- * includes it. */
+/* Calls engine_adopt() on the reactor's thread. Takes ownership of the endpoint; *connection_total
+ * already includes it. */
 void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
 	const struct session_record *record);
 /* Calls engine_resume() on the reactor's thread in its next turn. Must not be repeated before the

@@ -45,10 +45,11 @@ struct server {
 	struct credentials *credentials;
 	struct reload *reload;
 	struct upgrade *upgrade;
-	/* the process that it takes over from; NULL: none, or it has taken over */
+	/* the process that this server replaces; NULL: none, or the replacement is complete */
 	struct upgrade_take *take;
-	char record[SERVER_RECORD_PATH_BYTES]; /* the file that records how it was started, or "" */
-	bool was_taken;			       /* it took over from another process */
+	char record[SERVER_RECORD_PATH_BYTES]; /* the file that records how the server was started,
+						  or "" */
+	bool was_taken;			       /* the server has taken over from another process */
 	struct server_control *control;
 	struct listener metrics_listener; /* listener of the metrics until `scrape` takes it */
 	struct scrape *scrape;

@@ -24,8 +24,8 @@ struct change_item {
 	char *rules_text;     /* description of the difference of the rules, or NULL */
 	struct removed_export
 		*removed; /* for a removed entry, from change_open() until the commit */
-	/* Exports to remove and to add on each reactor, set by the commit. Each engine has a
-	 * reference until it has done its part. */
+	/* Exports to remove and to add on each reactor, set by the commit. Each engine holds a
+	 * reference until it has made the change. */
 	struct export *old;
 	struct export *new;
 	/* old description, freed with the change, when all reactors have committed and no session

@@ -89,8 +89,8 @@ static void answer_fini(struct answer *answer)
 
 void forecast_put(struct forecast *forecast)
 {
-	/* Acquire and release, so that the thread that frees the forecast sees the writes of all
-	 * others. */
+	/* acq_rel: the thread that drops the last reference, and frees the forecast, must see the
+	 * writes of all other threads. */
 	if (forecast == NULL ||
 		atomic_fetch_sub_explicit(&forecast->references, 1, memory_order_acq_rel) > 1) {
 		return;
@@ -115,7 +115,7 @@ static struct entry *forecast_add(struct table *table, const void *key)
 {
 	struct entry *list = table->list;
 
-	if ((table->count & (table->count - 1)) == 0) { /* capacities are powers of two */
+	if ((table->count & (table->count - 1)) == 0) { /* full: capacities are powers of two */
 		list = reallocarray(list, MAX(2 * (size_t)table->count, (size_t)1), sizeof(*list));
 		if (list == NULL) {
 			return NULL;

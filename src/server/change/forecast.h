@@ -30,14 +30,17 @@ struct forecast *forecast_create(uint32_t reactor_count);
 /* NULL is a no-op. */
 void forecast_put(struct forecast *forecast);
 
-/* Adds an export that will have these rules; NULL: none. At most once per export. */
+/* Predicts the effect of giving the export these rules; NULL: no rules. Called at most once per
+ * export. */
 GMB_MUST_CHECK int forecast_rules(
 	struct forecast *forecast, const struct export *export, struct access *rules);
-/* Connections with this policy are checked against the context. At most once per policy. */
+/* Predicts which connections with this policy the new context would reject. Called at most once per
+ * policy. */
 GMB_MUST_CHECK int forecast_tls(
 	struct forecast *forecast, const struct tls_policy *policy, struct tls_context *context);
 
-/* Collects from all reactors. Returns false if the server is stopping. */
+/* Collects the data of all reactors and computes the results. Returns false if the server is
+ * stopping. */
 bool forecast_run(
 	struct forecast *forecast, struct reload *reload, struct reactor *const *reactors);
 struct forecast_counts forecast_of_export(

@@ -350,7 +350,7 @@ int snapshots_json(
 	return 0;
 }
 
-/* Returns the snapshot's keys from the process that this one took over from, or NULL. */
+/* Returns the settings that the snapshot had in the process that this one replaced, or NULL. */
 static const struct server_export *find_keys(const struct change_options *options,
 	const struct served_export *parent, const char *snapshot)
 {

@@ -90,8 +90,8 @@ static int complain_at(struct config_yaml *yaml, const yaml_mark_t *mark, struct
 		mark->column + 1, sentence);
 }
 
-/* The parser has stopped at a tab among the spaces before a line's text, for which it has no words.
- */
+/* Returns whether the parser has stopped at a tab in the indentation of a line. libyaml has no
+ * message for this. */
 static bool has_tab(const struct config_yaml *yaml, const yaml_mark_t *mark)
 {
 	const uint8_t *at = yaml->text;

@@ -5,9 +5,9 @@
  *
  * FILE:5:9: exports entry 1, delay entry 2: 'soon' is not a time
  *
- * Threading: one thread. Ownership: config_yaml_open() gives; config_yaml_close() frees the tree
- * with all texts. A node lies on the stack of the function that called its reader. Errors: -EINVAL,
- * or the error of opening and reading the file; the sentence starts with the file's name.
+ * Threading: one thread. Ownership: config_yaml_open() creates the tree; config_yaml_close() frees
+ * it with all texts. A node lies on the stack of the function that called its reader. Errors:
+ * -EINVAL, or the error of opening and reading the file; the sentence starts with the file's name.
  */
 #pragma once
 
@@ -43,7 +43,7 @@ GMB_MUST_CHECK int config_yaml_group(const struct config_node *group, field_at *
 /* Reads each entry of a list. */
 GMB_MUST_CHECK int config_yaml_list(
 	const struct config_node *list, config_read *read, void *context, struct error *error);
-/* Gives the text of a node that is a single value. */
+/* Sets *text_out to the text of a node that is a single value. */
 GMB_MUST_CHECK int config_yaml_text(
 	const struct config_node *node, const char **text_out, struct error *error);
 bool config_yaml_is_group(const struct config_node *node);

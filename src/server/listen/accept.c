@@ -20,7 +20,7 @@ struct peer_count {
 	_Atomic uint32_t connections; /* connections of the peer; decremented by reactors */
 };
 
-/* One listening socket. Its op is used to accept, or for the end of a pause. */
+/* One listening socket. `op` either accepts a connection, or times a pause. */
 struct door {
 	struct acceptor *acceptor;
 	const struct session_kind *kind;
@@ -428,7 +428,7 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 		struct door *door = &acceptor->doors[i];
 
 		door->file = ring_file_add(ring, door->fd);
-		/* Other kinds must be able to receive descriptors, for the client's memory. */
+		/* Clients of the other kinds may send descriptors, to share their memory. */
 		if (!door->kind->keeps_messages) {
 			rights_refuse(door->fd);
 		}

@@ -180,8 +180,8 @@ bool listen_address_overlaps(const struct listener *listener, const struct expor
 	return served > 0;
 }
 
-/* Returns whether the listener has the socket's local address, which an accepted Unix socket has
- * from its listener. */
+/* Returns whether the connected Unix socket was accepted at the listener: an accepted socket has
+ * the local address of its listener. */
 static bool has_unix_name(const struct listener *listener, int fd)
 {
 	struct sockaddr_un a = { 0 };

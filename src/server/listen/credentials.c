@@ -37,7 +37,8 @@ struct credentials_set {
 
 /* --- sets ------------------------------------------------------------------------------------ */
 
-/* Adds advice to an error about a file that the context in use also uses. */
+/* Adds advice to the error if the sandbox prevents a file of the context in use from being read
+ * again. */
 static void credentials_explain(const struct tls_context *context, struct error *error)
 {
 	const char *path;

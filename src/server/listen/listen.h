@@ -45,7 +45,8 @@ GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct sess
 
 /* Opens all listeners of the configuration, and adopts the sockets of the service manager
  * (listeners.c). The caller closes and frees both *listeners_out and its elements, also after an
- * error. kinds: the supported protocols. take: may already have some of the sockets, or NULL. */
+ * error. kinds: the supported protocols. take: the process that this one replaces, which may
+ * already have some of the sockets; or NULL. */
 GMB_MUST_CHECK int listeners_open(const struct server_config *config, struct upgrade_take *take,
 	const struct session_kind *const *kinds, uint32_t kind_count,
 	struct listener **listeners_out, uint32_t *count_out, struct error *error);

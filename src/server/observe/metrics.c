@@ -12,8 +12,8 @@
 
 enum {
 	LABEL_BYTES = 64,
-	/* Histograms have a bucket for each doubling from the upper limit of BUCKET_FIRST to that
-	 * of BUCKET_LAST. */
+	/* The limits of a histogram's buckets double, from the upper limit of latency class
+	 * BUCKET_FIRST to that of class BUCKET_LAST. */
 	BUCKET_FIRST = 1,
 	BUCKET_LAST = 22 * PATH_LATENCY_PARTS - 1,
 };

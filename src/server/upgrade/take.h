@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The new process of an upgrade (upgrade.h): what it receives from the old one while it starts. The
- * functions are declared in calling order. Without an old process, upgrade_take_find() sets
- * *take_out to NULL, which the other functions accept.
+ * The new process of an upgrade (upgrade.h): receives sockets, disks and sessions from the old
+ * process while it starts. The functions are declared in calling order. Without an old process,
+ * upgrade_take_find() sets *take_out to NULL, which the other functions accept.
  *
  *   sockets, claims ─▶ the exports are opened ─▶ READY ─▶ sessions ─▶ STARTED
  *
@@ -21,9 +21,9 @@ struct upgrade_take;
  * write to the configuration file that was read. */
 GMB_MUST_CHECK int upgrade_take_find(
 	const struct server_config *config, struct upgrade_take **take_out, struct error *error);
-/* Receives the sockets and the claims on disks. This process already runs as the user that it will
- * serve as; the old one must have the same user. Exports that commands added there are appended to
- * the configuration. */
+/* Receives the sockets, and for each disk the claim (struct store_claim: what the old process holds
+ * on it). This process already runs as the user that it will serve as, which must also be the user
+ * of the old process. Exports that commands added there are appended to the configuration. */
 GMB_MUST_CHECK int upgrade_take_begin(
 	struct upgrade_take *take, struct server_config *config, struct error *error);
 struct upgrade_socket {

@@ -408,8 +408,8 @@ static void upgrade_leave(struct upgrade *upgrade)
 	if (metrics != NULL) {
 		listener_forget_path(metrics);
 	}
-	/* Before the answer, because a client may then connect to the control socket, and must
-	 * reach the new process. */
+	/* Done before the client is answered: after the answer, clients may connect to the control
+	 * socket, and must reach the new process. */
 	server_control_let_go(upgrade->control);
 	log_info("process %u is now serving: connections passed within %.1f ms: %u, closed: %u",
 		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.handed_over_count,
