@@ -320,7 +320,7 @@ static bool next_mount(FILE *file, dev_t *number, char where[PATH_MAX])
 	unsigned int minor_number = 0;
 	bool any = getline(&line, &line_bytes, file) > 0;
 
-	/* the size of `where` is 4096 */
+	/* `where` has PATH_MAX (4096) bytes */
 	if (!any || sscanf(line, "%*d %*d %u:%u %*s %4095s", &major_number, &minor_number, where) !=
 			    3) {
 		where[0] = '\0';

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Export URIs, for listening and for connecting. NBD URIs follow doc/uri.md of the NBD project
- * (rows P132-P134); gmb and push URIs have the same form:
+ * (P132 to P134 in docs/protocol/nbd.md); gmb and push URIs have the same form:
  *
  *   nbd://[USER@]HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
  *   nbds://..., nbds+unix://...              the same over TLS, with parameters:

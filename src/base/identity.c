@@ -53,7 +53,7 @@ struct identity *identity_create(const struct identity_facts *facts)
 
 void identity_get(struct identity *identity)
 {
-	/* Relaxed: the caller already holds a reference. */
+	/* Relaxed order is enough, because the caller's own reference keeps the identity alive. */
 	atomic_fetch_add_explicit(&identity->references, 1, memory_order_relaxed);
 }
 

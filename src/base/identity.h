@@ -46,7 +46,7 @@ struct identity_value {
 	const uint8_t *data;
 };
 
-/* The values are part of the same allocation. */
+/* An identity, allocated together with its values. */
 struct identity {
 	_Atomic uint32_t references;
 	/* False if the connection is encrypted but the peer is not authenticated. The identity then

@@ -26,8 +26,8 @@ void log_set_level_default(enum log_level level);
 void log_init(void);
 bool log_enabled(enum log_level level);
 
-/* Receives lines instead of standard error and the journal, without prefix and line feed. A NULL
- * sink restores the default. Set it before other threads log. */
+/* A function that receives lines instead of standard error and the journal, without prefix and line
+ * feed. A NULL sink restores the default. Set it before other threads log. */
 typedef void log_sink(void *context, enum log_level level, const char *text);
 void log_set_sink(log_sink *sink, void *context);
 

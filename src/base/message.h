@@ -71,7 +71,7 @@ const char *message_parse(
 	const struct message_layout *layout, const void *bytes, size_t len, void *object);
 bool message_is_zero(const void *bytes, size_t len);
 
-/* First message of both protocols. */
+/* First message of gmb and push connections. */
 struct message_hello {
 	uint64_t magic;
 	uint16_t version_min;

@@ -75,8 +75,6 @@ const char *near_text(const struct near *near, const char *prefix, char out[NEAR
  * bytes. */
 uint32_t near_distance(const char *a, const char *b);
 
-/* untrusted text, for a terminal */
-
 /*
  * Printing of untrusted text, one function for each output format; for text that people read, use
  * log_escape(). Hidden characters (utf8_is_hidden()) and invalid UTF-8 are written in the format's

@@ -67,8 +67,8 @@ GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char *
 typedef void cli_see(const struct cli_command *command, void *context);
 void cli_watch(cli_see *see, void *context);
 
-/* Takes the only operand. noun is its name in messages ("URI"); NULL: no operand is permitted. More
- * operands are wrong usage. */
+/* Sets *operand to the only operand. noun is its name in messages ("URI"); NULL: no operand is
+ * permitted. More operands are wrong usage. */
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
 

@@ -210,7 +210,7 @@ static int refuse_no_file(const char *text)
 	if (!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) {
 		return CLI_GO_ON;
 	}
-	/* only the sentence of the error is needed */
+	/* parsed only for the text of the error */
 	if (export_uri_parse(text, &uri, &error) == 0) {
 		export_uri_fini(&uri);
 		return CLI_GO_ON;

@@ -87,15 +87,15 @@ void control_server_refuse(struct control_server *server);
  * handler. */
 void control_server_stop(struct control_server *server);
 
-/* Sends a report of progress; the command still needs an answer. Takes note. The note is dropped
- * when memory is short or the client does not read. */
+/* Sends a report of progress; the command still needs an answer. Takes ownership of note, which is
+ * dropped when memory is short or the client does not read. */
 void control_note(struct control_client *client, json_t *note);
 /* Sends a note with open files, of which the client gets duplicates; the caller keeps its own.
  * -EAGAIN: the client has not read earlier output; another errno: the client has gone. */
 GMB_MUST_CHECK int control_note_files(
 	struct control_client *client, json_t *note, const int *fds, uint32_t count);
-/* Sends the answer. Takes result; NULL means out of memory, which is sent as an error. client can
- * be used until the caller's handler returns. */
+/* Sends the answer. Takes ownership of result; NULL means out of memory, which is sent as an error.
+ * client can be used until the caller's handler returns. */
 void control_reply(struct control_client *client, json_t *result);
 /* Sends an error as the answer; code is a negative errno. The sentence is sent as it is, so names
  * in it must be escaped. */
@@ -116,8 +116,9 @@ struct control_page {
 };
 
 /* Creates a server that serves the page on several listening sockets and has no commands; otherwise
- * like control_server_create(). When all slots are taken, or a connection takes too long, it is
- * closed in favor of newer ones. page and context outlive the server. */
+ * like control_server_create(). A connection that takes too long is closed. When all slots are
+ * taken, the connection with the earliest deadline is closed for a new one. page and context
+ * outlive the server. */
 GMB_MUST_CHECK int control_page_serve(const struct control_page *page, void *context,
 	const int *listen_fds, uint32_t count, struct control_server **server_out,
 	struct error *error);
@@ -131,7 +132,7 @@ enum { CONTROL_TIMEOUT_MS = 10000 };
 /*
  * Connects to the socket at path, which may be longer than a socket address holds. Sends the
  * command after the server's hello, so that a server that does not answer in time never receives
- * it. Takes arguments (NULL: none). timeout_ms: for connecting and the hello. -ENOENT,
+ * it. Takes ownership of arguments (NULL: none). timeout_ms: for connecting and the hello. -ENOENT,
  * -ECONNREFUSED: no server listens there; -ETIMEDOUT; -EPROTO: the peer is not a control server;
  * -EPROTONOSUPPORT: another version of the protocol.
  */

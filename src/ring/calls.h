@@ -22,8 +22,8 @@
 
 enum {
 	RING_CALL_THREADS_MAX = 8,
-	/* Low priority, because calls take long anyway, and more requests wait for the ring's own
-	 * thread than for calls. */
+	/* Low priority of worker threads, because calls take long anyway, and more requests wait
+	 * for the ring's own thread than for calls. */
 	RING_CALL_NICE = 10,
 };
 

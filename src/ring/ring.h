@@ -357,7 +357,7 @@ void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
  */
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done);
-/* result: as of fdatasync(). */
+/* Makes written data durable. result: as of fdatasync(). */
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
 /* Calls fallocate(); mode: FALLOC_FL_ flags. */
 void ring_allocate(struct ring *ring, struct ring_op *op, struct ring_file file, int mode,

@@ -506,7 +506,8 @@ static int uring_turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	struct ring_op *op;
 	int count = 0;
 
-	/* Limited, because deferred work of the kernel has to wait. */
+	/* Skips the system call if there is deferred work, but only a few times in a row, because
+	 * the kernel's own deferred work has to wait meanwhile. */
 	if (ring->deferred.head != NULL && ring->skipped < ENTERS_SKIPPED_MAX) {
 		ring->skipped++;
 	} else {

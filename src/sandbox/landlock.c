@@ -19,9 +19,9 @@
 #define RIGHT_IOCTL   (UINT64_C(1) << 15) /* 5 */
 #define NET_CONNECT   (UINT64_C(1) << 1)  /* 4 */
 #define RULE_PORT     2			  /* 4 */
-/* 6: to connect to abstract Unix sockets of other processes */
+/* since version 6: connecting to abstract Unix sockets of other processes */
 #define SCOPE_SOCKETS (UINT64_C(1) << 0)
-#define SCOPE_SIGNALS (UINT64_C(1) << 1) /* 6: to send signals to other processes */
+#define SCOPE_SIGNALS (UINT64_C(1) << 1) /* 6: sending signals to other processes */
 
 /* Rights that a rule about a file, as opposed to a folder, can contain. */
 #define RIGHTS_OF_FILE                                                                             \

@@ -35,7 +35,7 @@ void sandbox_fini(struct sandbox *sandbox)
 	*sandbox = (struct sandbox){ 0 };
 }
 
-/* Adds a rule. Takes the path. */
+/* Adds a rule. Takes ownership of the path. */
 static int sandbox_add_rule(struct sandbox *sandbox, char *path, uint32_t access,
 	const char *alone_of, struct error *error)
 {
@@ -65,7 +65,7 @@ static int sandbox_resolve(const char *path, char **real_out, struct error *erro
 {
 	*real_out = realpath(path, NULL);
 	if (*real_out == NULL && errno == ENOENT && access(path, F_OK) == 0) {
-		*real_out = strdup(path); /* /dev/fd/3 of a file that was removed */
+		*real_out = strdup(path); /* such as /dev/fd/3, if the file was removed */
 	}
 	return *real_out == NULL && errno == ENOMEM
 		       ? error_set(error, -ENOMEM, "no memory for the rules of the sandbox")

@@ -38,9 +38,9 @@ enum sandbox_access {
 struct sandbox_rule {
 	char *path; /* resolved by realpath() */
 	uint32_t access;
-	/* NULL, unless only a single file is allowed because its folder is broad, so that a file
-	 * that replaces it later cannot be read. Then: the option that names the file, for a
-	 * warning. Borrowed. */
+	/* The option that names the file, if only the file itself is allowed because its folder is
+	 * broad (sandbox_is_broad()); otherwise NULL. For a warning: a file that replaces it later
+	 * cannot be read. Borrowed. */
 	const char *alone_of;
 };
 
@@ -88,8 +88,8 @@ struct sandbox_user {
  * or its group is not known. */
 GMB_MUST_CHECK int sandbox_find_user(
 	const char *text, struct sandbox_user *user_out, struct error *error);
-/* Whether the text names the user and group of the last sandbox_become(), by names or numbers as
- * they were then: a sandbox allows no look at the sources of users. */
+/* Returns whether the text names the user and group of the last sandbox_become(). The names and
+ * numbers of that time are compared, because a process in a sandbox cannot look up users. */
 bool sandbox_is_user(const char *text);
 /* Becomes that user, with the user's supplementary groups and without capabilities. -EPERM: only
  * root can, unless nothing changes. */
@@ -114,14 +114,14 @@ GMB_MUST_CHECK int sandbox_allow_beside(struct sandbox *sandbox, const char *pat
 
 void sandbox_fini(struct sandbox *sandbox);
 
-/* Gives up everything that is not allowed, and logs the active layers. Fails only with SANDBOX_ON;
+/* Drops all rights that were not allowed, and logs the active layers. Fails only with SANDBOX_ON;
  * the error names the missing layer. */
 GMB_MUST_CHECK int sandbox_enter(
 	struct sandbox *sandbox, enum sandbox_mode mode, struct error *error);
 
-/* Called after sandbox_enter(), with the same mode. Gives up, in every thread, what only the start
- * of a server needs: creating rings, binding addresses and, unless the server connects, creating
- * and connecting sockets. */
+/* Called after sandbox_enter(), with the same mode. Drops, in every thread, the rights that only
+ * the start of a server needs: creating rings, binding addresses and, unless the server connects,
+ * creating and connecting sockets. */
 GMB_MUST_CHECK int sandbox_seal(enum sandbox_mode mode, struct error *error);
 
 /* If the sandbox is the reason why a file could not be opened or created, adds that to the sentence

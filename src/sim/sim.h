@@ -100,7 +100,7 @@ uint64_t sim_trace_hash(void);
 uint64_t sim_event_count(void);
 /* Returns how many sends have found memory of a disk that had shrunk, see disk/disk.h. */
 uint64_t sim_send_faults(void);
-/* Adds a value to the digest. */
+/* Adds a value to the digest of sim_trace_hash(). */
 void sim_trace_mix(uint64_t value);
 
 /* Advances the world: moves the clock to the next event, then runs one batch of every ring that has
@@ -216,7 +216,7 @@ struct sim_disk_options {
 	uint32_t active_zones_max; /* 0 = no limit */
 	bool no_discard;	   /* discard and unmap are not supported */
 	bool no_fast_zero;
-	/* of direct writes; the cache then also keeps stale pages, as in FUSE */
+	/* of direct writes; the page cache then also keeps stale pages, as FUSE does */
 	bool ignores_dsync;
 	bool keeps_cache;	      /* no page is evicted from the page cache */
 	uint64_t discard_granularity; /* 0: a page */
@@ -260,7 +260,7 @@ void sim_disk_set_bad(
 void sim_disk_kill_users(struct sim_disk *disk);
 /* Returns whether operations of a killed process are in flight. */
 bool sim_disk_has_late_operations(const struct sim_disk *disk);
-/* stalled: operations on the disk complete only after this is false again. */
+/* While stalled is true, no operation on the disk completes. */
 void sim_disk_set_stalled(struct sim_disk *disk, bool stalled);
 
 /* --- memory that outlives a process ---------------------------------------------------------- */

@@ -445,7 +445,7 @@ void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bo
 			const struct sim_op *other = list_entry(node, struct sim_op, node);
 
 			if (other != sop && (writes_memory || other->writes_memory)) {
-				/* Another operation uses this memory, and one of the two writes
+				/* No other operation may use this memory if one of the two writes
 				 * it. */
 				GMB_ASSERT(!memory_overlaps(other, &iov[i]));
 			}
@@ -577,7 +577,7 @@ struct sim_fd *sim_fd_get(int fd, enum sim_fd_kind kind)
 	GMB_ASSERT(fd >= SIM_FD_BASE);
 	GMB_ASSERT(fd < SIM_FD_BASE + SIM_FDS_MAX);
 	entry = &sim_world.fds[fd - SIM_FD_BASE];
-	GMB_ASSERT(entry->kind != SIM_FD_FREE); /* the descriptor is closed */
+	GMB_ASSERT(entry->kind != SIM_FD_FREE); /* the descriptor must be open */
 	GMB_ASSERT(entry->kind == kind);
 	return entry;
 }
@@ -641,7 +641,8 @@ void *sim_memory(const void *at)
 		const struct sim_alias *alias = &sim_world.aliases[i];
 		uintptr_t offset = (uintptr_t)at - (uintptr_t)alias->base;
 
-		if (offset < alias->bytes) { /* if the address is below base, offset wraps around */
+		if (offset < alias->bytes) { /* false if the address is below base, because offset
+						wraps around */
 			return alias->real + offset;
 		}
 	}
