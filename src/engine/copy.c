@@ -240,9 +240,9 @@ static void write_fragment(struct piece *piece)
 	struct session_copy *copy = piece->copy;
 	struct path_request *change = &piece->change;
 	struct path_export *target = copy->session->path_export;
-	/* Leaves out the CPU's rights to this memory, unless the store needs them. The target then
-	 * writes blocks that are not aligned in memory through the page cache. With those rights it
-	 * would stage them, and wait for memory while this piece holds some. */
+	/* Without the CPU's rights, blocks that are not aligned in memory are not staged but
+	 * written through the page cache. Staging would have to wait for memory while this piece
+	 * holds some. */
 	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
 
 	piece->method = mem_may(piece->fragment.memory, MEM_CPU_READ) ? COPY_RAM : COPY_DEVICE;
@@ -338,8 +338,8 @@ static void engine_copy_map_ask(struct session_copy *copy)
 	path_start(copy->session->engine->path, map);
 }
 
-/* Stores the kind and length of the data at copy->at. Returns false if the map must be read first,
- * which was started. */
+/* Stores the kind and length of the data at copy->at. Returns false if the map must be read first;
+ * that read has then been started. */
 static bool map_look(struct session_copy *copy, bool *zeroes, uint64_t *bytes)
 {
 	uint64_t end = copy->map_begin;

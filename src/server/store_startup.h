@@ -33,7 +33,7 @@ struct store_startup {
 	_Atomic bool failed;	      /* a start has failed, so the others may stop */
 };
 
-/* Starts the deferred stores, whose disks the other process has released by now, or all others. On
+/* Starts the deferred stores, whose disks the old process has released by now, or all others. On
  * failure the starts already in progress are cancelled. */
 GMB_MUST_CHECK int store_startup_begin(
 	struct store_startup *startup, bool deferred, struct error *error);

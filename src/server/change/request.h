@@ -24,7 +24,7 @@ enum request_action {
 	REQUEST_SNAPSHOT_CREATE,
 	REQUEST_SNAPSHOT_DELETE,
 	REQUEST_SNAPSHOTS_DROPPED, /* remove exports of snapshots that stores have dropped */
-	REQUEST_RESIZE,		   /* one export might have grown */
+	REQUEST_RESIZE,		   /* the disk of one export might have grown */
 };
 
 struct reload_request {
@@ -49,7 +49,7 @@ struct reload_request {
 	json_t *lines;
 };
 
-/* What was read for a request and is not in use yet. */
+/* Data that was read and is not in use yet. */
 struct reload_news {
 	struct credentials_set *credentials;
 	struct server_config *config; /* NULL: unchanged */
@@ -78,7 +78,7 @@ GMB_MUST_CHECK bool reload_post(
 GMB_MUST_CHECK int reload_request_read(const struct reload_options *options,
 	const struct server_config *configured, struct reload_request *request,
 	void (*closed)(void *context), struct reload_news *news, struct error *error);
-/* Frees what was read if it is not used. */
+/* Frees data that was not used. */
 void reload_news_drop(struct reload_news *news);
 /* NULL is a no-op. */
 void reload_config_free(struct server_config *config);

@@ -153,7 +153,7 @@ static int check_exposure(
 	return 0;
 }
 
-/* Adopts those sockets of the previous process that match the address, and closes the others. */
+/* Adopts the previous process's sockets that match the address, and closes its others. */
 static int scrape_adopt_inherited(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {
@@ -179,7 +179,8 @@ static int scrape_adopt_inherited(const struct export_uri *uri, struct upgrade_t
 			listener->fds[listener->fd_count++] = inherited.fds[0];
 			inherited.fd_count = 0;
 		}
-		listener_forget_path(&inherited); /* the other process may continue to use it */
+		listener_forget_path(
+			&inherited); /* the old process may continue to use the socket file */
 		listener_close(&inherited);
 	}
 	return rc;
@@ -304,7 +305,8 @@ int scrape_open(struct listener *listener, const struct server_view *view,
 	rc = control_page_serve(&page, scrape, scrape->listener.fds, scrape->listener.fd_count,
 		&scrape->server, error);
 	if (rc < 0) {
-		if (scrape->listener.was_inherited) { /* the other process continues to use it */
+		if (scrape->listener.was_inherited) { /* the other process continues to use the
+							 socket file */
 			listener_forget_path(&scrape->listener);
 		}
 		scrape_close(scrape);

@@ -21,17 +21,17 @@
 #include "server/upgrade/tell.h"
 
 #define MS_NS	      UINT64_C(1000000)
-#define PREPARE_NS    (10000 * MS_NS) /* from the offer to READY */
-#define FLUSH_NS      (10000 * MS_NS) /* for disks that must be quiesced; clients continue */
-#define HANDSHAKES_NS (1000 * MS_NS)  /* for TLS handshakes; clients continue */
-#define STOP_NS	      (4000 * MS_NS) /* after HANDSHAKES_NS, for the first reactor to stop accepting */
-#define PAUSE_NS      (5000 * MS_NS) /* for requests in flight */
+#define PREPARE_NS    (10000 * MS_NS) /* limit for the time from the offer to READY */
+#define FLUSH_NS      (10000 * MS_NS) /* limit for the first flush of disks; clients continue */
+#define HANDSHAKES_NS (1000 * MS_NS)  /* limit for TLS handshakes; clients continue */
+#define STOP_NS	      (4000 * MS_NS)  /* further limit for the acceptor to stop */
+#define PAUSE_NS      (5000 * MS_NS)  /* limit for requests in flight */
 /* Limits for peers that do not receive: RECEIVE_NS for one pause, then at least SERVE_NS in which
  * the others are served, and WAIT_NS for all pauses together. */
 #define RECEIVE_NS (20 * MS_NS)
 #define SERVE_NS   (50 * MS_NS)
 #define WAIT_NS	   (20000 * MS_NS)
-#define START_NS   (5000 * MS_NS) /* from the last session to STARTED */
+#define START_NS   (5000 * MS_NS) /* limit for the time from the last session to STARTED */
 
 enum {
 	TELL_LOOK_MS = 10,
@@ -408,8 +408,8 @@ static void upgrade_leave(struct upgrade *upgrade)
 	if (metrics != NULL) {
 		listener_forget_path(metrics);
 	}
-	/* Done before the client is answered: after the answer, clients may connect to the control
-	 * socket, and must reach the new process. */
+	/* Before the answer, because a client may then connect to the control socket, and must
+	 * reach the new process. */
 	server_control_let_go(upgrade->control);
 	log_info("process %u is now serving: connections passed within %.1f ms: %u, closed: %u",
 		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.handed_over_count,
