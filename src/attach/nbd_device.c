@@ -776,8 +776,8 @@ static int disconnect(struct netlink *netlink, int32_t index, bool force, struct
 	return 0;
 }
 
-/* timeout_ms: -1 for no limit. A forced detach limits the wait for a server that may be going
- * away. */
+/* Flushes the device. timeout_ms: -1 for no limit. A forced detach sets a limit, because the server
+ * may be going away. */
 static int flush_device(const char *path, int timeout_ms, struct error *error)
 {
 	struct disk_flush *flush;
@@ -802,7 +802,7 @@ static int flush_device(const char *path, int timeout_ms, struct error *error)
 		path);
 }
 
-/* A disk in use stays unchanged. */
+/* Flushes and disconnects the device. Without force, a device in use is not changed. */
 static int nbd_device_stop(struct device *device, bool force, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
@@ -822,7 +822,8 @@ static int nbd_device_stop(struct device *device, bool force, struct error *erro
 	} else if (!device->read_only && health_is_connected(&device->health)) {
 		lost = flush_device(device->path, FORCED_MS_MAX, error);
 	}
-	/* Ends the watcher first, because it would take the disconnection for a loss. */
+	/* Ends the watcher first, because it would mistake the disconnection for a lost
+	 * connection. */
 	eventfd_write(disk->stop_fd, 1);
 	pthread_join(disk->thread, NULL);
 	disk->watching = false;
@@ -841,7 +842,7 @@ static void nbd_device_hurry(struct device *device)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
 	struct error error = { 0 };
-	struct netlink netlink; /* another one than the disk's, which stop() may be using */
+	struct netlink netlink; /* not the disk's own, which stop() may be using */
 	int rc;
 
 	/* Stored before the disconnection, which ends the flush in stop(). stop() then only waits
@@ -877,7 +878,7 @@ static uint64_t size_of_disk(const struct nbd_disk *disk)
 static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
-	struct netlink netlink; /* another one than the disk's, which belong to the watcher */
+	struct netlink netlink; /* not the disk's own, which the watcher uses */
 	int rc = nbd_kernel_open(&netlink, error);
 
 	if (rc != 0) {

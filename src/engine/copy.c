@@ -65,10 +65,12 @@ _Static_assert(sizeof(struct copy_room) <= 16 << 10, "the struct must fit into i
 
 struct session_copy {
 	struct session *session;
-	struct engine_export *source; /* its entry is in use until the end of the copy */
+	struct engine_export
+		*source; /* source export; its entry stays in use until the copy ends */
 	struct session_copy_options options;
 	uint64_t at;   /* where the next piece starts */
-	uint64_t held; /* start of the first range that was not copied; length: none */
+	uint64_t held; /* offset of the first range that was not copied; options.length if all was
+			  copied */
 	int error;
 	bool abandoned;
 	bool is_done;		/* options.done() was called */
@@ -240,9 +242,9 @@ static void write_fragment(struct piece *piece)
 	struct session_copy *copy = piece->copy;
 	struct path_request *change = &piece->change;
 	struct path_export *target = copy->session->path_export;
-	/* Without the CPU's rights, blocks that are not aligned in memory are not staged but
-	 * written through the page cache. Staging would have to wait for memory while this piece
-	 * holds some. */
+	/* Leaves out the CPU's rights to this memory, unless the store needs them. The target then
+	 * writes blocks that are not aligned in memory through the page cache. With those rights it
+	 * would stage them, and wait for memory while this piece holds some. */
 	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
 
 	piece->method = mem_may(piece->fragment.memory, MEM_CPU_READ) ? COPY_RAM : COPY_DEVICE;
@@ -311,7 +313,7 @@ static void engine_copy_map_progress(struct path_request *map)
 	}
 	copy->mapping = false;
 	if (map->error != 0) {
-		/* if the disk has failed, the read of the range reports the error */
+		/* the map is optional: if the disk has failed, the read of the range reports it */
 		copy->no_map = true;
 	} else if (!map->abandoned) {
 		copy->extent_count = map->extent_count;

@@ -189,8 +189,8 @@ struct session_kind {
 	bool keeps_messages;	    /* its Unix sockets are SOCK_SEQPACKET, not SOCK_STREAM */
 	bool maps_memory;	    /* maps memory of peers on Unix sockets, see engine_rights() */
 
-	/* Create and destroy the kind's state in an engine. Both are optional: without them,
-	 * service is the engine. */
+	/* Create and destroy the kind's state in an engine, the `service` of the functions below.
+	 * Both are optional: without them, service is the engine. */
 	int (*create)(struct engine *engine, void **service_out, struct error *error);
 	void (*destroy)(void *service); /* called when the kind has no sessions */
 
@@ -238,8 +238,9 @@ struct session_kind {
 	/* Returns whether a paused session is at rest, and if not, why. */
 	enum session_rest (*rest)(struct session *session);
 	/* Called at rest. Writes the state that the other process needs into bytes
-	 * (ENGINE_HANDOVER_BYTES_MAX bytes). Sets the record's byte_count, the connected socket,
-	 * and received payload in later, which is borrowed until the session is released. */
+	 * (ENGINE_HANDOVER_BYTES_MAX bytes). In the record, sets byte_count, the connected socket,
+	 * and in `later` the payload received so far, which is borrowed until the session is
+	 * released. */
 	void (*hand_over)(struct session *session, uint8_t *bytes, struct session_record *record);
 	/* Like accept(), on a paused engine, for a session with the state in record. -EPROTO: the
 	 * state is invalid. */
@@ -469,7 +470,7 @@ struct engine_counters {
 	uint64_t sessions_adopted;
 	uint64_t requests;
 	uint64_t place_waits; /* requests that had to wait for a free slot */
-	/* sum over identities that no longer have sessions; see engine_counters_add() */
+	/* waits for memory by identities that no longer have sessions; see engine_counters_add() */
 	uint64_t identity_memory_waits;
 	uint64_t errors;	/* requests answered with an error; counted by the kind */
 	uint64_t bytes_read;	/* counted by the kind */

@@ -45,7 +45,8 @@ struct server_view {
  * listener has no socket for "none", and if the usual path cannot be used. */
 GMB_MUST_CHECK int server_control_listen(const char *path, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
-/* Takes the listener, also on failure. *control_out is NULL when it has no socket. */
+/* Takes ownership of the listener, even on failure. *control_out is NULL if the listener has no
+ * socket. */
 GMB_MUST_CHECK int server_control_open(struct listener *listener, const struct server_view *view,
 	struct server_control **control_out, struct error *error);
 /* Starts accepting clients. NULL is a no-op. */
@@ -62,8 +63,8 @@ void server_control_close(struct server_control *control);
 
 /* Returns the control's listener; NULL if control is NULL. */
 struct listener *server_control_listener(struct server_control *control);
-/* Called when another process answers new clients, so the path is not removed at the end. NULL is a
- * no-op. */
+/* Called when another process has taken over the socket, so that this one does not remove its path
+ * at the end. NULL is a no-op. */
 void server_control_let_go(struct server_control *control);
 /* The descriptor to poll for input; -1 for NULL. */
 int server_control_fd(const struct server_control *control);

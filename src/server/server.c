@@ -122,7 +122,7 @@ static void begin_close(struct server *server)
 {
 	set_stop_limit(server);
 	server->phase = SERVER_CLOSING;
-	/* does not call a reactor, because it might no longer answer */
+	/* these functions do not call a reactor, because it might hang */
 	server_control_stop(server->control);
 	scrape_stop(server->scrape);
 	upgrade_goodbye(server->upgrade);
@@ -259,8 +259,8 @@ bool server_handle_next(struct server *server, int timeout_ms)
 	if (server->phase <= SERVER_SERVING) {
 		reload_finish(server->reload);
 	}
-	/* Before the control socket, because the end of one upgrade must be handled before a
-	 * command for the next. */
+	/* An upgrade that has ended must be handled before the control socket, which may receive a
+	 * command for the next upgrade. */
 	if (server->phase == SERVER_SERVING && upgrade_run(server->upgrade)) {
 		begin_close(server);
 	}

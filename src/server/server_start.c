@@ -133,7 +133,7 @@ static int start_accepting(struct server *server, struct error *error)
 	};
 	int rc = acceptor_create(&options, &server->acceptor, error);
 
-	if (rc == 0) { /* from now on it listens, but has not accepted a connection */
+	if (rc == 0) { /* now it listens, but has not accepted a connection */
 		rc = server_sandbox_seal(server->config, error);
 	}
 	if (rc == 0 && server->take != NULL) {
@@ -251,8 +251,8 @@ static int server_start_control(struct server *server, struct error *error)
 
 /* --- the process ----------------------------------------------------------------------------- */
 
-/* Returns whether the signal is ignored. nohup and similar tools let a program ignore SIGHUP, the
- * end of its terminal. */
+/* Returns whether the signal is ignored. nohup starts a program with SIGHUP ignored, so that it
+ * keeps running when its terminal is closed. */
 static bool is_ignored(int signal_number)
 {
 	struct sigaction action;
@@ -418,8 +418,8 @@ static int server_start_open_places(struct server *server, struct error *error)
 	if (rc == 0) {
 		rc = scrape_listen(config->metrics, server->take, &server->metrics_listener, error);
 		if (rc == -EADDRINUSE && server->take != NULL) {
-			/* The other process still listens on a part of the address until it
-			 * exits. */
+			/* The old process still listens on a part of the address until it exits, so
+			 * this process has no metrics. */
 			log_warning("no metrics until the next start: %s", error->text);
 			rc = 0;
 		}

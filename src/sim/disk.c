@@ -368,7 +368,7 @@ struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 	struct sim_disk *copy = before != NULL ? before : disk_like(disk, name);
 	uint64_t ticket = ++sim_world.ticket;
 
-	/* no page of the copy remains unchanged, because the original has the same pages */
+	/* every page of the copy is overwritten below, because the original has the same pages */
 	sim_cache_drop_all(copy);
 	list_for_each(node, &disk->pages)
 	{
@@ -379,7 +379,8 @@ struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 		memcpy(to->current, page->cache_dirty ? page->cache : page->current,
 			SIM_PAGE_BYTES);
 		to->hole = page->hole;
-		/* A dirty page in the cache would be written back as a whole. */
+		/* A dirty page in the cache would be written back as a whole, so all of its sectors
+		 * are dirty. */
 		to->dirty = page->cache_dirty ? 0xff : page->dirty;
 		for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
 			to->since[i] = (to->dirty >> i & 1) != 0 ? ticket : 0;

@@ -91,7 +91,8 @@ void ring_destroy(struct ring *ring)
 	GMB_ASSERT(list_is_empty(&ring->sources.list));
 	GMB_ASSERT(ring->messages == NULL);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] == -1); /* a file is still in the table */
+		GMB_ASSERT(ring->files[i] ==
+			   -1); /* every file must have been removed from the table */
 	}
 	GMB_ASSERT(list_is_empty(&ring->polls));
 	if (ring->poll_fd >= 0) {
@@ -591,7 +592,7 @@ static void messages_arrive(void *arg, uint64_t value)
 	struct ring *ring = arg;
 
 	GMB_UNUSED(value);
-	/* The ring can be destroyed, or an earlier batch has delivered the message. */
+	/* By now the ring may be destroyed, or an earlier batch may have delivered the message. */
 	list_for_each(node, &sim_world.rings)
 	{
 		if (node == &ring->node) {
@@ -619,7 +620,7 @@ struct ring_file ring_file_add(struct ring *ring, int fd)
 
 	GMB_ASSERT(fd >= SIM_FD_BASE);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] != fd); /* the file is already registered */
+		GMB_ASSERT(ring->files[i] != fd); /* the file must not be registered yet */
 	}
 	if (sim_chance(sim_world.options.faults.file_table_ppm)) {
 		return (struct ring_file){ .fd = fd, .slot = -1 };
@@ -739,7 +740,8 @@ void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 void ring_socket_close(struct ring *ring, int fd)
 {
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] != fd); /* the file is still in the table */
+		GMB_ASSERT(
+			ring->files[i] != fd); /* the file must have been removed from the table */
 	}
 	sim_net_close(fd);
 }

@@ -44,8 +44,8 @@ static void item_fini(struct change_item *item)
 
 void change_put(struct change *change)
 {
-	/* Acquire and release, so that the thread that frees the change sees the writes of all
-	 * others. */
+	/* acq_rel: the thread that drops the last reference, and frees the change, must see the
+	 * writes of all other threads. */
 	if (change == NULL ||
 		atomic_fetch_sub_explicit(&change->references, 1, memory_order_acq_rel) > 1) {
 		return;
@@ -106,9 +106,9 @@ static const char *change_value_of(
 			       : log_escape(out, CHANGE_LABEL_BYTES, text, strlen(text));
 }
 
-/* Appends "key=new (was old)" to a line, unless both texts are equal. The meaning can differ with
- * equal texts, because another key has changed it, as mode does for write-mode. Long texts are cut,
- * so the two values shown may look equal. */
+/* Appends "key=new (was old)" to the line, unless the key has the same text in both exports. (The
+ * line then stays empty if only another key has changed the meaning, as mode does for write-mode.)
+ * Long texts are cut, so the two values shown may look equal. */
 static void say_key(char line[LINE_BYTES], const char *key, const struct server_export *before,
 	const struct server_export *after)
 {
@@ -203,7 +203,8 @@ static int change_add_export(struct change *change, const struct server_export *
 static int remove_snapshots(
 	struct change *change, const struct served_export *parent, struct error *error);
 
-/* Relaxed, because the text need not be exact: a client that connects now is also disconnected. */
+/* Returns a clause for messages, or "" if the export has no clients. Relaxed, because the text need
+ * not be exact: a client that connects now is also disconnected. */
 static const char *its_clients(const struct served_export *served)
 {
 	return atomic_load_explicit(&served->export->connections, memory_order_relaxed) > 0
@@ -290,8 +291,8 @@ static void rules_words(char *out, size_t bytes, const char *text, uint32_t coun
 	}
 }
 
-/* Writes the difference to change->rules_text, and caches both rule sets for the next
- * comparison. */
+/* Describes the difference of the two rule sets in change->rules_text. Keeps both sets and the
+ * text, because the next export compared often has the same rules. */
 static void compare_rules(struct change *change, struct access *before, struct access *after)
 {
 	struct access_difference difference;
@@ -376,8 +377,8 @@ void change_tell(struct change *change, const struct forecast *forecast)
 
 /* --- keys ------------------------------------------------------------------------------------ */
 
-/* Adds the change of an export's keys and rules. Takes rules, also on failure. If has_rules is set,
- * they replace the export's rules. */
+/* Adds an item that changes an export's keys and rules. Takes ownership of rules, even on failure.
+ * If has_rules is set, they replace the export's rules. */
 static int change_change_export(struct change *change, struct served_export *before,
 	const struct server_export *about, const struct server_settings *settings,
 	struct access *rules, bool has_rules, struct error *error)
@@ -546,7 +547,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 	if (rc < 0) {
 		return rc;
 	}
-	about = served->about; /* its texts stay owned by the entry */
+	about = served->about; /* the texts in `about` still belong to the entry */
 	about.origin = (char *)(uintptr_t)origin;
 	about.syntax = SERVER_SYNTAX_SET;
 	return change_change_export(change, served, &about, settings, NULL, false, error);
@@ -612,7 +613,8 @@ static int configure_export(struct change *change, const struct server_config *c
 	return change_change_export(change, *found, about, &none, rules, true, error);
 }
 
-/* A snapshot has the rules of its parent export. */
+/* Returns the configuration's rules for an export that is not in the configuration. A snapshot has
+ * the rules of its parent export, all others have the rules for exports without their own. */
 static int added_rules(const struct change *change, const struct server_config *config,
 	const struct served_export *served, struct access **rules_out, struct error *error)
 {

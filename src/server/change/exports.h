@@ -38,7 +38,7 @@ struct removed_export {
 
 struct exports {
 	struct served_export **list;
-	/* The exports and paths of the entries in list, as arrays for readers. */
+	/* The exports and paths of the entries in `list`, in the same order. */
 	struct export **exports;
 	const char **paths;
 	uint32_t count;
@@ -48,20 +48,21 @@ struct exports {
 
 struct upgrade_take;
 
-/* Opens all exports of the configuration. If this process takes over from another one, exports that
- * commands added there are left to exports_open_added(). take: that process, or NULL. */
+/* Opens all exports of the configuration. take: the process that this one replaces, or NULL.
+ * Exports that commands added to that process are left to exports_open_added(). */
 GMB_MUST_CHECK int exports_open(const struct server_config *config, const struct upgrade_take *take,
 	struct exports *exports, struct error *error);
-/* Opens the exports that commands added to the process that is taken over. Called inside the
- * sandbox: that process names the files, and must not make this one open files that it could not
- * open itself. */
+/* Opens the exports that commands added to the process that this one replaces. Called inside the
+ * sandbox: the old process names the files, and must not make this one open files that the old one
+ * could not open itself. */
 GMB_MUST_CHECK int exports_open_added(const struct server_config *config,
 	const struct upgrade_take *take, struct exports *exports, struct error *error);
 /* Closes all exports. Called when no engine uses them. */
 void exports_close(struct exports *exports);
 /* Creates an empty table with room for that many entries. -ENOMEM. */
 GMB_MUST_CHECK int exports_create(uint32_t room, struct exports *exports, struct error *error);
-/* Appends the entry and takes it. The caller has ensured that there is room. */
+/* Appends the entry, which the table owns from then on. The caller has ensured that there is
+ * room. */
 void exports_append(struct exports *exports, struct served_export *served);
 /* Writes data that disks hold only in memory. Returns false if some data could not be written.
  * Called when no reactor is left. */
@@ -76,7 +77,7 @@ GMB_MUST_CHECK int removed_export_create(const struct served_export *served,
 void removed_export_free(struct removed_export *removed);
 /* Adds the record, and frees records whose disks are no longer in use. */
 void exports_remember(struct exports *exports, struct removed_export *removed);
-/* Returns the served exports as requested, with their current limits, as an array. */
+/* Returns a JSON array of the served exports: their settings as given, and their current limits. */
 json_t *exports_json(const struct exports *exports);
 
 /* Creates an entry from entry and settings, see server_export_copy(). The disk is not opened. */
@@ -85,7 +86,7 @@ GMB_MUST_CHECK int served_export_create(const struct server_export *entry,
 	struct error *error);
 /* NULL is a no-op. */
 void served_export_free(struct served_export *served);
-/* Opens the disk. Takes the access rules, also on failure. */
+/* Opens the disk. Takes ownership of the access rules, even on failure. */
 GMB_MUST_CHECK int served_export_open(
 	struct served_export *served, struct access *rules, struct error *error);
 /* Checks whether the disk's size has changed; its sessions are notified of the new size. wanted:

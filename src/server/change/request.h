@@ -49,7 +49,7 @@ struct reload_request {
 	json_t *lines;
 };
 
-/* Data that was read and is not in use yet. */
+/* What was read for a request and is not in use yet. */
 struct reload_news {
 	struct credentials_set *credentials;
 	struct server_config *config; /* NULL: unchanged */
@@ -78,7 +78,7 @@ GMB_MUST_CHECK bool reload_post(
 GMB_MUST_CHECK int reload_request_read(const struct reload_options *options,
 	const struct server_config *configured, struct reload_request *request,
 	void (*closed)(void *context), struct reload_news *news, struct error *error);
-/* Frees data that was not used. */
+/* Frees what was read if it is not used. */
 void reload_news_drop(struct reload_news *news);
 /* NULL is a no-op. */
 void reload_config_free(struct server_config *config);

@@ -50,7 +50,7 @@ struct server_access_option {
  * rule. */
 struct server_rates {
 	struct server_access conditions; /* their rights are not used */
-	struct rate_rule *rules;	 /* their origins are strings of the conditions */
+	struct rate_rule *rules;	 /* their origins point into `conditions` */
 };
 
 /* The text given for a key or an option. */
@@ -165,7 +165,7 @@ struct server_config {
 	uint32_t push_place_count;
 	char *config_path; /* argument of --config, or NULL */
 	char *check_path;  /* argument of --check, or NULL */
-	/* options read-only of the export that the operand PATH creates */
+	/* --read-only: for the export that the operand PATH creates */
 	bool path_read_only;
 	uint64_t given;			/* private: a bit for each field that was given */
 	const char *origin;		/* private: origin of the value that is being set */
@@ -240,7 +240,7 @@ const struct field *server_rate_field(uint32_t idx);
 /* Sets one rule key. */
 GMB_MUST_CHECK int server_rule_set(struct server_rule *rule, const struct field *field,
 	const char *value, struct error *error);
-/* Adds a complete rule. Takes the rule, also on failure. origin is copied. */
+/* Adds a complete rule. Takes ownership of the rule, even on failure. origin is copied. */
 GMB_MUST_CHECK int server_access_add(struct server_access *access, struct server_rule *rule,
 	const char *origin, struct error *error);
 GMB_MUST_CHECK int server_rate_add(struct server_rates *rates, struct server_rule *rule,
@@ -354,10 +354,10 @@ GMB_MUST_CHECK int server_config_again(
 
 /* --- the configuration as a whole ------------------------------------------------------------ */
 
-/* Takes *entry, also on failure, and leaves it empty. origin is copied. */
+/* Takes ownership of *entry, even on failure, and leaves it empty. origin is copied. */
 GMB_MUST_CHECK int server_config_add_export(struct server_config *config,
 	struct server_export *entry, const char *origin, struct error *error);
-/* Adds the address in entry->text. Takes *entry, also on failure, and copies origin. */
+/* Adds the address in entry->text. Takes ownership of *entry, even on failure. origin is copied. */
 GMB_MUST_CHECK int server_config_add_listen(struct server_config *config,
 	struct server_listen *entry, const char *origin, struct error *error);
 /* Checks that the text is a mode for a Unix socket. */

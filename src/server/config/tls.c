@@ -57,7 +57,7 @@ bool server_tls_equal(const struct server_tls *a, const struct server_tls *b)
 	return same;
 }
 
-/* Fills in from the common settings what the address itself does not set. */
+/* Copies from the common settings each value that the address does not set itself. */
 static int tls_fill(
 	struct server_listen *entry, const struct server_tls *common, struct error *error)
 {

@@ -153,7 +153,7 @@ static int check_exposure(
 	return 0;
 }
 
-/* Adopts the previous process's sockets that match the address, and closes its others. */
+/* Adopts those sockets of the previous process that match the address, and closes the others. */
 static int scrape_adopt_inherited(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {

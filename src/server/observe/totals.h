@@ -31,7 +31,7 @@ struct totals_export {
 	uint64_t connections;
 	uint64_t read_only; /* 0 or 1 */
 	uint64_t started_permille;
-	uint64_t memory_max;	    /* COUNTER_NONE: no limit, as below */
+	uint64_t memory_max;	    /* COUNTER_NONE: no limit; also for the two rates */
 	uint64_t rate_bytes_max;    /* per second */
 	uint64_t rate_requests_max; /* per second */
 	/* Counters of the layers of its store, from the outermost layer on, in the order of each
@@ -61,7 +61,7 @@ struct totals {
 	bool short_of_memory;
 };
 
-/* Parts of struct totals_export that a table of counters describes. Parts with the same table are
+/* A part of struct totals_export that a counter table describes. Parts with the same table are
  * adjacent. */
 struct totals_part {
 	const struct counter_table *table;

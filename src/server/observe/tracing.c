@@ -388,8 +388,8 @@ static const struct control_command trace_command = {
 	.end = end_trace,
 };
 
-/* The message may be from the previous recording, which had ended for another reason when it
- * arrived. */
+/* The message may belong to the previous recording, if that ended for another reason before the
+ * message arrived. */
 static void deliver_enough(struct ring *ring, struct ring_message *message)
 {
 	struct tracing *tracing = container_of(message, struct tracing, enough);

@@ -128,8 +128,8 @@ int quiesce_begin(
 		struct quiesce_turn turn = { quiesce, i, last };
 		int called = reactor_call(quiesce->reactors[i], begin_disks, &turn);
 
-		/* After an error the call was not and will not be made (reactor_call()), so this
-		 * reactor's disks are finished here. */
+		/* If reactor_call() failed, the function was not and will not be called, so this
+		 * reactor's flushes are marked as failed here. */
 		for (uint32_t k = i; called < 0 && k < quiesce->disk_count;
 			k += quiesce->reactor_count) {
 			disk_quiesced(&quiesce->disks[k].base, called);

@@ -167,8 +167,8 @@ static bool revoke_offer(struct upgrade *upgrade)
 	struct upgrade_message message;
 	struct error error;
 
-	/* From here on the new process cannot send STARTED. One that was sent before counts in
-	 * state PASSED. */
+	/* From here on the new process cannot send STARTED. If it has sent STARTED before, this
+	 * counts in state HANDED_OVER. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
 		if (message.fd >= 0) {
@@ -408,8 +408,8 @@ static void upgrade_leave(struct upgrade *upgrade)
 	if (metrics != NULL) {
 		listener_forget_path(metrics);
 	}
-	/* Before the answer, because a client may then connect to the control socket, and must
-	 * reach the new process. */
+	/* Done before the client is answered: after the answer, clients may connect to the control
+	 * socket, and must reach the new process. */
 	server_control_let_go(upgrade->control);
 	log_info("process %u is now serving: connections passed within %.1f ms: %u, closed: %u",
 		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.handed_over_count,
