@@ -78,7 +78,7 @@ static const char *level_prefix(enum log_level level)
 
 enum {
 	LINE_BYTES = 2048,
-	FIELDS_BYTES = 2048, /* all fields except the message */
+	FIELDS_BYTES = 2048, /* size of all journal fields except the message */
 };
 
 static int journal_fd = -1; /* set before other threads exist */

@@ -590,10 +590,10 @@ struct engine {
 	uint64_t timer_due_ns; /* when the timer in flight expires */
 	uint64_t stop_due_ns;  /* the earliest stop_deadline_ns of a stopping session */
 	uint64_t idle_due_ns;  /* when to check for idle sessions next */
-	/* By listener, so that clients of one listener cannot suppress log lines about clients of
-	 * others. */
+	/* Log limits by listener, so that clients of one listener cannot suppress log lines about
+	 * clients of others. */
 	struct log_limit log_limits[ENGINE_LISTENERS_MAX];
-	/* By listener: for lines about connects and disconnects. */
+	/* Log limits by listener, for lines about connects and disconnects. */
 	struct log_limit connect_limits[ENGINE_LISTENERS_MAX];
 	bool paused; /* see handover.h */
 	bool draining;

@@ -298,7 +298,7 @@ static void store_has_resized(struct store_watch *watch)
 	engine_export_resized(entry->engine, entry->export);
 }
 
-/* Called when the store will no longer call the watch. */
+/* Called when the store has removed the watch, so that the entry can be freed. */
 static void watch_removed(struct store_watch *watch)
 {
 	struct engine_export *entry = container_of(watch, struct engine_export, watch);

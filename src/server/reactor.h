@@ -33,7 +33,7 @@ struct reactor_options {
 	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* as in struct engine_options */
 	/* connections of the server; decremented when one is closed */
 	_Atomic uint32_t *connection_total;
-	struct p2pmem *device; /* borrowed; with device_bytes > 0 */
+	struct p2pmem *device; /* borrowed; used if device_bytes > 0 */
 	uint64_t device_bytes; /* share of this reactor */
 	bool device_waits;     /* see engine_options */
 	/* Called once on the reactor's thread after reactor_drain(), when no session is left. */

@@ -441,8 +441,8 @@ static int start_alone(struct server *server, struct error *error)
 	return rc == 0 ? become_user(server, error) : rc;
 }
 
-/* Changes to the configured user before it reads data of the other process. The usual control
- * socket needs more rights, so it is opened before. */
+/* Changes to the configured user before it reads data of the old process. The usual control socket
+ * needs more rights, so it is opened earlier. */
 static int start_taking(struct server *server, struct server_config *config, struct error *error)
 {
 	int rc = 0;

@@ -212,7 +212,7 @@ static const char *its_clients(const struct served_export *served)
 		       : "";
 }
 
-/* Removes the export and its snapshots. */
+/* Adds to the change that the export and the exports of its snapshots are removed. */
 static int remove_export(struct change *change, struct served_export *before, struct error *error)
 {
 	struct change_item *item = add_item(change, error);

@@ -15,7 +15,7 @@
 #include "server/config/config.h"
 
 struct served_export {
-	struct server_export about; /* settings with which it is served, without access rules */
+	struct server_export about; /* the export's settings, without access rules */
 	struct export *export;	    /* NULL before served_export_open() */
 	_Atomic uint64_t size;	    /* size of its disk when last checked */
 	bool is_added;		    /* added by a command; not in the configuration */
@@ -89,9 +89,10 @@ void served_export_free(struct served_export *served);
 /* Opens the disk. Takes ownership of the access rules, even on failure. */
 GMB_MUST_CHECK int served_export_open(
 	struct served_export *served, struct access *rules, struct error *error);
-/* Checks whether the disk's size has changed; its sessions are notified of the new size. wanted:
- * the required size, or NULL. Returns 1 if it has grown, with line set, or 0. -EINVAL: it does not
- * have the wanted size, or has become smaller. May block. */
+/* Checks whether the size of the disk has changed; the sessions of the export are then notified.
+ * wanted: the required size, or NULL. Returns 1 with a description in `line` if the disk has grown,
+ * otherwise 0. -EINVAL: the disk does not have the wanted size, or has become smaller. May
+ * block. */
 enum { SERVED_EXPORT_LINE_BYTES = 256 };
 GMB_MUST_CHECK int served_export_check_size(struct served_export *served, const uint64_t *wanted,
 	char line[SERVED_EXPORT_LINE_BYTES], struct error *error);

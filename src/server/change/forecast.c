@@ -13,7 +13,8 @@
  * withdrawal of rights. */
 enum { ANSWER_S = 1 };
 
-/* The connections of one export or of one TLS policy, whose address is the key. */
+/* The predicted effect on the connections of one export or of one TLS policy. key: the address of
+ * that object. */
 struct entry {
 	const void *key;
 	struct access *rules;	     /* rules of an export; owned, or NULL */

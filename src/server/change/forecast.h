@@ -51,5 +51,6 @@ struct forecast_counts forecast_of_policy(
 uint32_t forecast_silent(const struct forecast *forecast);
 
 enum { FORECAST_TEXT_BYTES = 160 };
-/* "1 connection loses the right to write, 2 end", or "no connection loses a right". Returns out. */
+/* Formats the counts, such as "1 connection loses the right to write, 2 end" or "no connection
+ * loses a right". Returns out. */
 const char *forecast_text(const struct forecast_counts *counts, char out[FORECAST_TEXT_BYTES]);

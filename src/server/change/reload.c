@@ -149,7 +149,7 @@ static bool may_stay(void *context, const struct session *session)
 	return rc == 0;
 }
 
-/* Called on a reactor's thread when it has checked all its connections. */
+/* Called on a reactor's thread when the reactor has checked all of its connections. */
 static void reviewed(void *context, uint64_t turn, uint32_t ended)
 {
 	struct reviewer *reviewer = context;

@@ -54,7 +54,7 @@ struct reload_news {
 	struct credentials_set *credentials;
 	struct server_config *config; /* NULL: unchanged */
 	struct change *change;	      /* NULL: no change */
-	json_t *lines;		      /* lines for people, or NULL */
+	json_t *lines;		      /* lines of text for the answer, or NULL */
 };
 
 /* NULL: no memory. */

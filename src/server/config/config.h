@@ -77,7 +77,7 @@ struct server_export {
 	char *name; /* UTF-8, "" is the default export */
 	char *path;
 	char *description;	    /* or NULL */
-	char *origin;		    /* where it was described: file and line, or option */
+	char *origin;		    /* where the export was described: file and line, or option */
 	enum server_syntax syntax;  /* syntax in which the export was described */
 	struct store_options store; /* store options, without the path */
 	uint32_t connections_max;   /* 0 = no limit for this export */
@@ -187,9 +187,8 @@ void server_export_fini(struct server_export *entry);
  * one. */
 const struct field *server_export_field(uint32_t idx);
 
-/* Sets one key. value is NULL when none was given. The sentence of an error does not name the key,
- * because the caller adds it with its position. -ENOENT: there is no such key; this sentence names
- * it. */
+/* Sets one key. value is NULL when none was given. An error message does not name the key, because
+ * the caller adds it with its position. -ENOENT: there is no such key; this message names it. */
 GMB_MUST_CHECK int server_export_set(
 	struct server_export *entry, const char *key, const char *value, struct error *error);
 
@@ -204,8 +203,8 @@ GMB_MUST_CHECK int server_export_set_path(
  * copied. Errors name the key. */
 GMB_MUST_CHECK int server_export_copy(const struct server_export *entry,
 	const struct server_settings *settings, struct server_export *out, struct error *error);
-/* Returns whether the field has the same value in both, however it was written. A key that was not
- * given has its default value. */
+/* Returns whether the field has the same value in both exports, however it was written. A key that
+ * was not given has its default value. */
 bool server_export_same(
 	const struct server_export *a, const struct server_export *b, const struct field *field);
 
@@ -216,7 +215,7 @@ void server_settings_fini(struct server_settings *settings);
 /* Writes the values of a key, separated by commas; "" when there are none. Returns out. */
 const char *server_settings_text(
 	const struct server_settings *settings, const char *key, char *out, size_t out_bytes);
-/* Returns whether the values of a key have the same text in both. */
+/* Returns whether the key has the same values in both settings, compared as text. */
 bool server_settings_same_text(
 	const struct server_settings *a, const struct server_settings *b, const char *key);
 
@@ -277,8 +276,8 @@ bool server_rates_same(const struct server_rates *a, const struct server_rates *
 
 /* --- addresses and their TLS (tls.c) -------------------------------------------------------- */
 
-/* Returns the idx-th address key of a file, uri first. The others are also fields of struct
- * server_tls. */
+/* Returns the idx-th key of an address in a configuration file; the first one is "uri". The others
+ * are also fields of struct server_tls. */
 const struct field *server_listen_field(uint32_t idx);
 
 extern const char *const server_tls_modes[];
@@ -315,8 +314,8 @@ void server_listen_fini(struct server_listen *entry);
 void server_tls_fini(struct server_tls *tls);
 /* Returns whether both have the same settings. */
 bool server_tls_equal(const struct server_tls *a, const struct server_tls *b);
-/* Fills in TLS settings that an address does not have from the common ones. Checks that they fit
- * the URIs and each other. */
+/* Copies TLS settings that an address does not have from the common settings. Checks that the
+ * settings fit the URIs and each other. */
 GMB_MUST_CHECK int server_tls_finish(struct server_config *config, struct error *error);
 
 /* --- options of the whole server (options.c) ---------------------------------------------------
@@ -332,13 +331,13 @@ bool server_config_has(const struct server_config *config, const struct field *f
 bool server_config_same(
 	const struct server_config *a, const struct server_config *b, const struct field *field);
 /* Sets an option of the command line and records it for server_config_again(). "path" is the
- * operand, which comes after the options. text is NULL for an option without a value. The sentence
- * of an error names the option. */
+ * operand, which comes after the options. text is NULL for an option without a value. An error
+ * message names the option. */
 GMB_MUST_CHECK int server_config_option(
 	struct server_config *config, const char *key, const char *text, struct error *error);
 /* Sets a field from the file, unless the command line has it; the value of a repeatable field is
- * added to the values of the command line. origin: position in the file. The sentence of an error
- * does not name it. */
+ * added to the values of the command line. origin: position in the file, which an error message
+ * does not contain. */
 GMB_MUST_CHECK int server_config_file_option(struct server_config *config,
 	const struct field *field, const char *text, const char *origin, struct error *error);
 /* Fills in the limits that were not given. */

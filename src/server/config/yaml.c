@@ -326,7 +326,8 @@ const char *config_yaml_origin(const struct config_node *node, char out[CONFIG_O
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* Rejects a key that is unknown, or that an earlier pair (from first on) of the group has. */
+/* Rejects a key that is unknown, or that also occurs in an earlier pair of the group. first: the
+ * group's first pair. */
 static int check_key(const struct config_node *group, field_at *at, const yaml_node_pair_t *first,
 	const yaml_node_t *key, struct error *error)
 {

@@ -32,8 +32,8 @@ GMB_MUST_CHECK int config_yaml_open(const char *path, struct config_yaml **yaml_
 	struct config_node *root_out, struct error *error);
 void config_yaml_close(struct config_yaml *yaml);
 
-/* Reads the value of a node for a field; field is NULL for entries of a list. The sentence of an
- * error does not name the position, which the caller adds. */
+/* Reads the value of a node for a field; field is NULL for entries of a list. An error message does
+ * not contain the position, which the caller adds. */
 typedef int config_read(void *context, const struct config_node *node, const struct field *field,
 	struct error *error);
 

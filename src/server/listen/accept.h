@@ -37,7 +37,7 @@ GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
 void acceptor_destroy(struct acceptor *acceptor);
 
 /* Adopts a connection of another process (engine/handover.h). The limits do not apply, because the
- * connection is an established one. Called before the acceptor is started, while the reactors are
+ * connection already exists. Called before the acceptor is started, while the reactors are
  * paused. */
 void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	const struct session_record *record, int fd);
@@ -46,5 +46,5 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
  * listeners. */
 void acceptor_start(struct acceptor *acceptor);
 /* Stops accepting; stopped() is called later. A connection that was accepted before is still handed
- * over. */
+ * over to its reactor. */
 void acceptor_stop(struct acceptor *acceptor);

@@ -91,8 +91,8 @@ static int adopt_sockets(struct opening *opening, int count, struct error *error
 	return rc;
 }
 
-/* Distinguishes only NBD from the others, because gmb and push both use sockets of type
- * SOCK_SEQPACKET. */
+/* Returns whether the socket's type suits the protocol of the URI. Only NBD has its own type: gmb
+ * and push both use sockets of type SOCK_SEQPACKET. */
 static bool is_of_type(const struct export_uri *uri, const struct listener *listener)
 {
 	return (strcmp(uri->protocol, "nbd") == 0) == (strcmp(listener->uri.protocol, "nbd") == 0);

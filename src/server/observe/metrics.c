@@ -86,7 +86,8 @@ static void write_escaped(const struct writer *w, const char *value, size_t byte
 	}
 }
 
-/* more: an additional label, whose name and value need no escaping; NULL: none. */
+/* Writes the name and the labels of a sample. more: an additional label, whose name and value need
+ * no escaping; NULL: none. */
 static void write_name(const struct writer *w, const char *name, const char *suffix,
 	const struct subject *subject, const char *more)
 {

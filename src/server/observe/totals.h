@@ -26,7 +26,7 @@ struct totals_export {
 	struct totals_direction writes;
 	struct rate_counters rate;
 	struct path_quota memory;
-	/* Values of the export itself. */
+	/* Values that are not sums over reactors. */
 	uint64_t size_bytes;
 	uint64_t connections;
 	uint64_t read_only; /* 0 or 1 */
@@ -65,7 +65,7 @@ struct totals {
  * adjacent. */
 struct totals_part {
 	const struct counter_table *table;
-	size_t offset;	       /* offset of the table's struct */
+	size_t offset;	       /* offset in struct totals_export */
 	const char *member;    /* JSON object of the part; NULL: the export's object */
 	const char *title;     /* title in the text for people, or NULL */
 	const char *direction; /* a label, or NULL */

@@ -12,8 +12,8 @@ enum { QUOTE_BYTES = 120 };
 
 struct tracing {
 	const struct server_view *view;
-	struct control_client *client; /* waits for the records, or NULL */
-	struct ring *ring;	       /* of the main thread */
+	struct control_client *client; /* client that waits for the records, or NULL */
+	struct ring *ring;	       /* ring of the main thread */
 	struct ring_message enough;    /* message to the main thread: enough requests have ended */
 	_Atomic bool enough_is_posted;
 	_Atomic uint32_t

@@ -10,7 +10,8 @@
 #include "server/config/config.h"
 #include "server/upgrade/wire.h"
 
-/* Writes to out and returns the number of bytes. -E2BIG: its keys do not fit into a message. */
+/* Writes to out and returns the number of bytes. -E2BIG: the export's keys do not fit into a
+ * message. */
 GMB_MUST_CHECK int upgrade_added_write(
 	const struct server_export *about, char out[UPGRADE_STRINGS_BYTES_MAX]);
 /* Parses the strings of a message, which are untrusted. The caller frees *about_out with

@@ -35,17 +35,17 @@ struct upgrade_socket {
 	uint64_t inode;
 };
 
-/* Returns the next listening socket, of metrics or else of clients. Returns false after the last
- * one. */
+/* Returns the next listening socket: for metrics if of_metrics is set, otherwise for clients.
+ * Returns false after the last one. */
 GMB_MUST_CHECK bool upgrade_take_socket(
 	struct upgrade_take *take, bool of_metrics, struct upgrade_socket *out);
 /* Returns the control socket if it is the one at path. */
 GMB_MUST_CHECK bool upgrade_take_control(
 	struct upgrade_take *take, const char *path, struct upgrade_socket *out);
 uint32_t upgrade_take_socket_count(const struct upgrade_take *take);
-/* Returns the old process's claim on the disk that it serves under that name, for struct
- * store_options; borrowed. NULL: it serves no such disk. index: position of the export in this
- * process, where the search starts. */
+/* Returns what the old process holds on the disk that it serves under that name (struct
+ * store_claim), for struct store_options; borrowed. NULL: it serves no such disk. index: position
+ * of the export in this process, where the search starts. */
 const struct store_claim *upgrade_take_disk(
 	const struct upgrade_take *take, const char *name, uint32_t index);
 

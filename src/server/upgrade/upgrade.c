@@ -82,7 +82,7 @@ struct upgrade {
 	bool keeps_all;		       /* no connection may end because of the upgrade */
 	struct control_client *client; /* to be answered; NULL if none waits */
 	struct upgrade_tell tell;      /* includes the channel to the new process */
-	uint64_t deadline_ns;	       /* deadline of the state */
+	uint64_t deadline_ns;	       /* deadline of the current state */
 	uint64_t pause_begin_ns;
 	uint64_t pause_longest_ns; /* longest completed pause */
 	uint64_t serve_begin_ns;
@@ -91,7 +91,7 @@ struct upgrade {
 	uint32_t pid;
 	struct quiesce *quiesce;
 	bool flushes_last;	/* PAUSING: only the last flushes of disks are awaited */
-	uint32_t paused_count;	/* number of paused reactors, from the first one on */
+	uint32_t paused_count;	/* the reactors before this index are paused */
 	uint32_t drained_count; /* sessions that could not be handed over */
 	uint32_t ended_count;	/* sessions whose peers stalled */
 };
@@ -119,7 +119,7 @@ static bool upgrade_is_overdue(const struct upgrade *upgrade)
 
 /* --- the acceptor ---------------------------------------------------------------------------- */
 
-/* Returns whether the acceptor accepts connections, or was ordered to. */
+/* Returns whether the acceptor accepts connections, or was ordered to start. */
 static bool accepts(const struct upgrade *upgrade)
 {
 	return upgrade->state <= UPGRADE_FLUSHING || upgrade->state == UPGRADE_SERVING;
