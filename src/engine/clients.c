@@ -28,7 +28,7 @@ static struct engine_client *clients_find(
 	return idle;
 }
 
-/* Adds a client. Returns NULL if the engine has its share of the clients, or if there is no
+/* Adds a client. Returns NULL if the engine already has its share of the clients, or if there is no
  * memory. */
 static struct engine_client *clients_add(struct engine *engine)
 {

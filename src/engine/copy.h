@@ -66,7 +66,7 @@ int session_copy_result(const struct session_copy *copy, uint64_t *done_bytes);
 /* After done: returns the numbers of bytes copied, by enum copy_method. */
 const uint64_t *session_copy_bytes(const struct session_copy *copy);
 /* Called after session->stopping was set. If further pieces would have to start, the copy ends with
- * -ESHUTDOWN. done can be called from inside. */
+ * -ESHUTDOWN. done() can be called before this function returns. */
 void session_copy_drain(struct session_copy *copy);
 /* Called when the session ends: starts no further pieces. Returns true if the copy is idle;
  * otherwise done is called when it is. */

@@ -186,7 +186,8 @@ static void finish_drain(struct engine *engine)
 	drained(engine->drained_context);
 }
 
-/* Adds one to the peer's sessions, and creates the peer if necessary. NULL: there is no memory. */
+/* Adds one to the peer's sessions, and creates the peer if necessary. Returns NULL if there is no
+ * memory. */
 static struct engine_peer *engine_peer_get(
 	struct engine *engine, const struct peer_identity *identity)
 {
@@ -237,7 +238,7 @@ static bool engine_join(struct session *session)
 	}
 	GMB_ASSERT(session->inflight_count == 0);
 	/* Wakes the connections that replace this one. A message to this session might still be in
-	 * flight; if so, it is freed later. */
+	 * flight; the session is then freed later. */
 	takeover_leave(&session->member);
 	if (!takeover_may_go(&session->member)) {
 		return false;
@@ -502,7 +503,8 @@ void engine_timer_arm(struct engine *engine)
 	if (engine->timer.in_flight) {
 		if (when_ns < engine->timer_due_ns) {
 			engine->timer_due_ns = when_ns;
-			/* completes now; engine_timer_done() then arms the earlier deadline */
+			/* the timer completes now; engine_timer_done() then arms the earlier
+			 * deadline */
 			ring_cancel(engine->ring, &engine->timer);
 		}
 		return;
@@ -576,7 +578,8 @@ static struct session *handshake_to_end(const struct engine *engine)
 	return found;
 }
 
-/* record: the session's state from another process; NULL: a new connection. */
+/* Creates a session for a connection. record: the session's state from another process; NULL: a new
+ * connection. */
 static void begin_session(
 	struct engine *engine, const struct endpoint *endpoint, const struct session_record *record)
 {
@@ -675,7 +678,7 @@ void engine_drain(
 		engine_stop_session(list_entry(node, struct session, node), deadline_ns);
 	}
 	if (engine->timer.in_flight) {
-		/* completes now and checks the deadlines */
+		/* the timer completes now and checks the deadlines */
 		ring_cancel(engine->ring, &engine->timer);
 	}
 }

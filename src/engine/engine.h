@@ -150,7 +150,7 @@ void engine_export_limits_changed(struct engine *engine, const struct export *ex
 /* Applies changes by rate_rules_set() and rate_rules_set_memory() to the sessions of all
  * identities. */
 void engine_identity_limits_changed(struct engine *engine);
-/* Returns NULL if no export has that name. */
+/* Returns the entry of the export with that name; NULL: there is none. */
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes);
 /* Returns the export with the lowest serial that is not below serial, or NULL. With it, a list can
  * be built in several steps, between which exports change. */
@@ -178,8 +178,8 @@ struct engine_door {
 
 /* State of a paused session, see session_kind.rest(). */
 enum session_rest {
-	SESSION_RESTS,		/* no request is in flight; one can be received in part */
-	SESSION_IS_BUSY,	/* a request is in the store, or between the store and the peer */
+	SESSION_RESTS,	 /* no request is in flight, but one may have been received in part */
+	SESSION_IS_BUSY, /* a request is in the store, or between the store and the peer */
 	SESSION_WAITS_FOR_PEER, /* the peer has to receive replies first */
 };
 
@@ -333,7 +333,7 @@ struct session {
 	uint32_t rights;	   /* enum engine_rights; can change, see EXPORT_RIGHTS */
 	/* current size of the export; changes are announced by EXPORT_RESIZED */
 	uint64_t export_bytes;
-	/* slots that it occupies: engine_request_begin() and engine_request_end() */
+	/* request slots that the session occupies, see engine_request_begin() */
 	uint32_t inflight_count;
 	/* Time of the last network progress, or when the current transfer started. Set by the
 	 * kind. */
@@ -344,7 +344,7 @@ struct session {
 	/* Private members. */
 	struct engine_peer *of_peer;
 	struct engine_export *chosen;
-	/* chosen->inflight_count, or the count of all sessions without an export */
+	/* points to chosen->inflight_count, or to the count of all sessions without an export */
 	uint32_t *export_inflight_count;
 	struct engine_identity *of_identity; /* NULL: no rule for rates applies to it */
 	struct engine_client *of_client;     /* NULL before session_choose() */

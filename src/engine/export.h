@@ -107,8 +107,9 @@ struct export_options {
 /* Creates an export with one reference, which the caller owns. Fails with -ENOMEM. */
 GMB_MUST_CHECK int export_create(
 	const struct export_options *options, struct export **export_out, struct error *error);
-/* False has no effect if the store cannot be written. Sessions that have chosen the export keep
- * their rights until engine_export_rights() was called on each engine. Any thread. */
+/* Makes the export read-only or writable. It stays read-only if the store cannot be written.
+ * Sessions that have chosen the export keep their rights until engine_export_rights() was called on
+ * each engine. Any thread. */
 void export_set_read_only(struct export *export, bool read_only);
 /* Replaces the rules, which the export owns from then on; NULL: no rules. Sessions keep their
  * rights as in export_set_read_only(). Any thread. */

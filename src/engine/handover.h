@@ -28,7 +28,7 @@
 enum {
 	/* maximum size of the kind's state of a session; secret */
 	ENGINE_HANDOVER_BYTES_MAX = 24 << 10,
-	/* Maximum size of the payload that a session has received of a request, and the maximum
+	/* Maximum size of a request's payload that a session has already received, and maximum
 	 * number of pieces in which it is stored. */
 	ENGINE_HANDOVER_LATER_BYTES_MAX = 4 << 20,
 	ENGINE_HANDOVER_LATER_PIECES = 2,

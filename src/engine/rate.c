@@ -233,7 +233,7 @@ static void engine_rate_arm(struct rate_room *room)
 		ring_timer(room->ring, &room->timer, due_ns - now_ns, engine_rate_timer_done);
 	} else if (due_ns < room->due_ns) {
 		room->due_ns = due_ns;
-		/* completes now; the timer is then set to the earlier time */
+		/* the timer completes now, and is then set to the earlier time */
 		ring_cancel(room->ring, &room->timer);
 	}
 }
