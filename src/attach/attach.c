@@ -525,8 +525,8 @@ static int attach_listen_at(const char *path, struct error *error)
 	int rc = control_address(path, &address, &folder_fd);
 	int fd = rc == 0 ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0) : rc;
 
-	/* This socket was left by a daemon that died. A running daemon would still have its disk,
-	 * so the new disk could not have its name. */
+	/* Removes the socket of a daemon that died. It cannot be the socket of a running daemon:
+	 * that daemon would still have its disk, and the new disk could not have the same name. */
 	if (rc == 0 && (fd < 0 || (unlink(path) != 0 && errno != ENOENT) ||
 			       bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
 			       listen(fd, DETACHES_MAX) != 0)) {

@@ -254,5 +254,6 @@ GMB_MUST_CHECK int usage_check_path(const char *path, struct error *error);
 
 /* Checks a file instead: only processes that have it open, and loop devices on it, are users. */
 GMB_MUST_CHECK int usage_check_file(const char *path, struct error *error);
-/* usage_check_file() for the message after the kernel refused to unmount: always returns -EBUSY. */
+/* Like usage_check_file(), but called after the kernel has refused to unmount the file. Always
+ * returns -EBUSY, with a message that names the user if one is found. */
 GMB_MUST_CHECK int usage_explain_file(const char *path, struct error *error);

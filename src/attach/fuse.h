@@ -57,7 +57,7 @@ enum fuse_step {
 
 struct fuse_slot {
 	struct list_node node;	     /* in free_slots, or in waiting */
-	struct list_node range_node; /* in ranges, while it writes */
+	struct list_node range_node; /* in file->ranges, while the slot writes */
 	struct fuse_file *file;
 	fuse_req_t req;
 	struct gmb_request request;
@@ -71,7 +71,7 @@ struct fuse_slot {
 	uint64_t begin; /* range in whole blocks */
 	uint64_t end;
 	bool exclusive; /* the write has edges, so no other write may access these blocks */
-	int whence;	/* whence of an lseek */
+	int whence;	/* argument of an lseek request */
 	struct gmb_extent extents[FUSE_EXTENTS];
 };
 
@@ -108,7 +108,7 @@ struct fuse_file {
 	struct error close_error;
 };
 
-/* The operations table, for fuse_session_new() with the file as its data. */
+/* Returns the operations table, for fuse_session_new() with the file as its data. */
 const struct fuse_lowlevel_ops *fuse_file_ops(void);
 
 /* Returns whether another request can be accepted. */

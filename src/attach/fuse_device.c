@@ -195,7 +195,7 @@ static bool is_mounted_on(const char *path)
 	return stat(folder, &parent) == 0 && stat(path, &file) == 0 && parent.st_dev != file.st_dev;
 }
 
-/* Checks that the existing file may be covered. */
+/* Checks that the mount may cover the existing file. */
 static int check_mount_point(
 	const struct fuse_file *file, const struct stat *status, struct error *error)
 {

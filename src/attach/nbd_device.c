@@ -43,7 +43,8 @@ enum {
 	/* initial pause between attempts to reconnect; doubled up to the maximum */
 	PAUSE_MS_MIN = 50,
 	PAUSE_MS_MAX = 2000,
-	/* to wait for the kernel's notification after we have detected that a socket is dead */
+	/* time to wait for the kernel's notification after we have detected that a socket is
+	 * dead */
 	WAIT_MS = 500,
 };
 

@@ -164,11 +164,11 @@ struct ublk_queue {
 	struct error error;
 };
 
-/* Starts the thread, which connects. */
+/* Starts the queue's thread, which connects to the server. */
 GMB_MUST_CHECK int ublk_queue_start(struct ublk_queue *queue, struct error *error);
 
-/* Waits until it has connected; the remote's info can then be read. After an error the queue has
- * ended and need not be stopped. */
+/* Waits until the queue has connected; the remote's info can then be read. After an error the queue
+ * has ended and need not be stopped. */
 GMB_MUST_CHECK int ublk_queue_wait_open(struct ublk_queue *queue, struct error *error);
 
 /* Lets the queue serve, and waits until the kernel can send requests. */

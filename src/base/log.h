@@ -19,7 +19,7 @@ void log_set_level(enum log_level level);
 /* Sets the level to "error", "warning", "info" or "debug". Any other text: -EINVAL, and the level
  * stays as it is. */
 GMB_MUST_CHECK int log_set_level_name(const char *name);
-/* Has no effect if a level is set by name, before or after this call. */
+/* Sets the default level. Has no effect if a level is set by name, before or after this call. */
 void log_set_level_default(enum log_level level);
 /* Sets the level from the environment variable GMBLOCK_LOG, if it is set. Only the first call in a
  * process has an effect, so a library can call it on each use. */
@@ -49,7 +49,8 @@ struct log_about {
 	const char *export;
 	const char *client;
 	int error; /* errno */
-	/* One static word. Suppressed lines are counted separately for each word. */
+	/* The reason for the line: one static word. Suppressed lines are counted separately for
+	 * each reason. */
 	const char *reason;
 };
 

@@ -256,7 +256,7 @@ static void *worker(void *unused)
 	return NULL;
 }
 
-/* Called under the lock. */
+/* Starts a worker thread. Called under the lock. */
 static bool start_worker(void)
 {
 	pthread_attr_t attributes;
@@ -282,7 +282,7 @@ static bool start_worker(void)
 	return result == 0;
 }
 
-/* Called under the lock. */
+/* Adds work to the queue. Called under the lock. */
 static void enqueue(struct work *work)
 {
 	if (work->in_doubt) {

@@ -29,7 +29,7 @@ struct cli_command {
 	const char *notes;	    /* text after them; NULL: usage is the whole text */
 	const struct field *fields; /* one per option */
 	size_t field_count;
-	void *arguments; /* the object that they set */
+	void *arguments; /* the object that the fields set */
 	/* Optional: sets a field instead of field_set(). The sentence of an error names the
 	 * option. */
 	int (*set)(
@@ -106,9 +106,9 @@ int cli_completion(const char *shell, const struct cli_subcommand *commands, siz
 
 /* --- the subcommands ------------------------------------------------------------------------- */
 
-/* Each parses its arguments (argv[0] is its name), calls the layers below and prints. Returns the
- * exit status: 0 success, 1 failure, 2 wrong usage. The message has already been printed on
- * standard error. */
+/* The subcommands. Each parses its arguments (argv[0] is its name), calls the layers below and
+ * prints. Returns the exit status: 0 success, 1 failure, 2 wrong usage. The message has already
+ * been printed on standard error. */
 
 /* Prints the lines of a server's answer to a change. none: text to print if there are no lines, or
  * NULL. Returns -ETIMEDOUT with the server's sentence if the change is in effect, but not complete.

@@ -430,7 +430,7 @@ static int target_prepare(struct job *job, struct error *error)
 
 	err = copy_end_prepare(job->target, job->counters.total, resumed, error);
 	if (err < 0) {
-		/* A target with known zeroes was emptied before a later step failed. */
+		/* If known_zero is set, the failed call had already emptied the target. */
 		job->state = job->target->known_zero ? COPY_TARGET_PARTIAL : COPY_TARGET_UNCHANGED;
 		return err;
 	}
@@ -602,7 +602,7 @@ static int job_report(struct job *job, struct copy_report *report)
 						    : CLI_FAILURE;
 }
 
-/* Closes the ends. This can report a write that failed late. */
+/* Closes source and target. This can report a write that failed late. */
 static int job_close(struct job *job, struct error *error)
 {
 	struct error ignored;

@@ -134,7 +134,7 @@ static bool is_right_peer(int fd, const char *path)
 	       peer.uid == owner.st_uid && (pid == 0 || pid == (long)peer.pid);
 }
 
-/* Returns a descriptor, or a negative errno. */
+/* Connects to the socket at path. Returns a descriptor or a negative errno. */
 static int control_client_connect_to(const char *path, bool takes_files, uint64_t deadline_ns)
 {
 	struct sockaddr_un address;

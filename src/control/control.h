@@ -15,8 +15,8 @@
  *
  * Threading: a server, its ring and its clients belong to one thread, which polls
  * control_server_fd(); a connection belongs to one thread. Ownership: a server owns its clients and
- * borrows its listening socket, commands and contexts; JSON values are taken where stated. Errors:
- * a negative errno with a sentence. A client's mistake ends only that client.
+ * borrows its listening socket, commands and contexts; functions take ownership of JSON values
+ * where stated. Errors: a negative errno with a sentence. A client's mistake ends only that client.
  */
 #pragma once
 
@@ -55,13 +55,13 @@ struct control_command {
 	/* Answers now (control_reply(), control_fail()) or later. arguments is borrowed; an object,
 	 * empty if the client gave none. */
 	void (*begin)(void *context, struct control_client *client, const json_t *arguments);
-	/* The client has canceled the command or disconnected before the answer: must answer.
-	 * Required for a command that answers later. */
+	/* Called when the client has canceled the command or disconnected before the answer. Must
+	 * answer the command. Required for a command that answers later. */
 	void (*end)(void *context, struct control_client *client);
 };
 
-/* listen_fd: a listening socket, which the caller closes after control_server_stop(). Permission is
- * checked by the peer's credentials. */
+/* Creates a server. listen_fd: a listening socket, which the caller closes after
+ * control_server_stop(). Permission is checked by the peer's credentials. */
 GMB_MUST_CHECK int control_server_create(
 	int listen_fd, struct control_server **server_out, struct error *error);
 /* Starts accepting clients. */
@@ -75,9 +75,9 @@ void control_server_destroy(struct control_server *server);
 void control_server_add(
 	struct control_server *server, const struct control_command *command, void *context);
 
-/* The server's ring, for ring_post() from any thread until the server is destroyed. */
+/* Returns the server's ring, for ring_post() from any thread until the server is destroyed. */
 struct ring *control_server_ring(const struct control_server *server);
-/* The descriptor to poll for input. */
+/* Returns the descriptor to poll for input. */
 int control_server_fd(const struct control_server *server);
 /* Handles pending events. The work is bounded and does not wait for a client. */
 void control_server_run(struct control_server *server);
@@ -146,8 +146,8 @@ GMB_MUST_CHECK int control_connect_for_files(const char *path, const char *comma
 	struct error *error);
 /* NULL is a no-op. */
 void control_disconnect(struct control_connection *connection);
-/* The descriptor to poll for the answer after a note: readable when the answer arrives, and when
- * the server closes. */
+/* Returns the descriptor to poll for the answer after a note. It is readable when the answer
+ * arrives, and when the server closes. */
 int control_connection_fd(const struct control_connection *connection);
 /* Returns the process that listens at the socket, and its user when it last called listen(). Both
  * come from the kernel, not from the server's own statements. pid 0: the process is in another PID
@@ -159,14 +159,14 @@ struct ucred control_connection_peer(const struct control_connection *connection
  * -EPROTO. timeout_ms: for the whole line, even if it arrives in pieces; -1: no limit. */
 GMB_MUST_CHECK int control_receive(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, struct error *error);
-/* Waits for the result and drops notes. timeout_ms: for all of them. */
+/* Waits for the result and drops notes. timeout_ms: time limit for all lines together. */
 GMB_MUST_CHECK int control_receive_result(struct control_connection *connection, int timeout_ms,
 	json_t **result_out, struct error *error);
 /* Like control_receive(), for a note with count open files, which the caller then owns. Returns 0
  * with an error in *error if there is no such note. */
 GMB_MUST_CHECK int control_receive_files(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, int *fds, uint32_t count, struct error *error);
-/* Requests that the server answers now with the data it has. */
+/* Asks the server to answer now with the data it has. */
 void control_finish(struct control_connection *connection);
 /* Waits until there is something to receive or the connection is closed. Returns false on
  * timeout. */

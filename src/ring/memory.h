@@ -119,7 +119,7 @@ static inline void *mem_address(struct mem_ref memory)
 	return (void *)(uintptr_t)memory.at;
 }
 
-/* Code that loads or stores the bytes itself must use mem_cpu_read() or mem_cpu_write(). */
+/* Return the address of the bytes, for code that loads or stores them itself. */
 static inline const uint8_t *mem_cpu_read(struct mem_ref memory)
 {
 	GMB_ASSERT((memory.rights & MEM_CPU_READ) != 0);

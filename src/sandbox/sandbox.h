@@ -46,7 +46,7 @@ struct sandbox_rule {
 
 enum { SANDBOX_PORTS_MAX = 16 };
 
-/* The remaining rights. All zero: none. */
+/* The rights that a process keeps inside the sandbox. All zero: none. */
 struct sandbox {
 	struct sandbox_rule *rules;
 	uint32_t rule_count;

@@ -66,7 +66,7 @@ struct listener *server_control_listener(struct server_control *control);
 /* Called when another process has taken over the socket, so that this one does not remove its path
  * at the end. NULL is a no-op. */
 void server_control_let_go(struct server_control *control);
-/* The descriptor to poll for input; -1 for NULL. */
+/* Returns the descriptor to poll for input; -1 if control is NULL. */
 int server_control_fd(const struct server_control *control);
 /* Handles pending events. The work is bounded and does not wait for a client. */
 void server_control_run(struct server_control *control);

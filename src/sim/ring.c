@@ -21,11 +21,11 @@ struct ring {
 	uint32_t batch_count;  /* see ring_set_batch(); 1: each completion wakes up the thread */
 	uint64_t batch_wait_ns;
 	uint64_t spin_ns;
-	uint64_t idle_ns;	       /* time at which its thread began to wait */
-	bool limited;		       /* in ring_turn_limited(), which does not wait for a batch */
-	bool in_turn;		       /* in ring_turn(), which checks for work itself */
-	bool woken;		       /* ring_poll_again() was called */
-	int poll_fd;		       /* -1 until requested */
+	uint64_t idle_ns; /* time at which its thread began to wait */
+	bool limited; /* the thread is in ring_turn_limited(), which does not wait for a batch */
+	bool in_turn; /* the thread is in ring_turn(), which checks for work itself */
+	bool woken;   /* ring_poll_again() was called */
+	int poll_fd;  /* -1 until requested */
 	struct ring_message *messages; /* posted, oldest first */
 	struct ring_message **messages_tail;
 	bool messages_due;

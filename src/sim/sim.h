@@ -113,8 +113,9 @@ bool sim_run_until_idle(uint64_t events_max);
 void sim_after(uint64_t delay_ns, void (*fn)(void *arg), void *arg);
 
 /* Acts like poll(2) in a thread that polls this ring_poll_fd(): moves the clock and runs the other
- * rings until it is readable. Returns false if limit_ns have passed, or if no event is left. After
- * ring_poll_fd(), a ring runs only in its own turns, not together with the other rings. */
+ * rings until the descriptor is readable. Returns false if limit_ns have passed, or if no event is
+ * left. After ring_poll_fd(), a ring runs only in its own turns, not together with the other
+ * rings. */
 bool sim_poll(int poll_fd, uint64_t limit_ns);
 
 /* Stops a ring, as if its thread were stopped, or continues it. */
@@ -182,7 +183,8 @@ void sim_socket_cut(int client_fd, bool to_server, uint64_t bytes, enum sim_cut 
  * in either direction. */
 void sim_socket_hold(int fd, bool held);
 /* Simulates the death of the process that has the descriptor: it neither sends nor receives any
- * more. Its peer detects this after the data in flight. The descriptor must still be closed. */
+ * more. Its peer detects this after it has received the data in flight. The descriptor must still
+ * be closed. */
 void sim_socket_kill(int fd);
 /* Passes the descriptor to the code under test, which must close it (it counts in
  * sim_open_count()). */
@@ -216,7 +218,8 @@ struct sim_disk_options {
 	uint32_t active_zones_max; /* 0 = no limit */
 	bool no_discard;	   /* discard and unmap are not supported */
 	bool no_fast_zero;
-	/* of direct writes; the page cache then also keeps stale pages, as FUSE does */
+	/* ignores RWF_DSYNC of direct writes; the page cache then also keeps stale pages, as FUSE
+	 * does */
 	bool ignores_dsync;
 	bool keeps_cache;	      /* no page is evicted from the page cache */
 	uint64_t discard_granularity; /* 0: a page */

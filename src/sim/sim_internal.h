@@ -27,7 +27,7 @@ enum sim_fd_kind { SIM_FD_FREE, SIM_FD_SOCKET, SIM_FD_FILE, SIM_FD_LISTENER, SIM
 struct sim_fd {
 	enum sim_fd_kind kind;
 	bool test_owned;   /* the test has it open: not included in sim_open_count() */
-	uint32_t inflight; /* number of operations in flight on it */
+	uint32_t inflight; /* number of operations in flight on the descriptor */
 	union {
 		struct sim_socket *socket;
 		struct sim_file *file;

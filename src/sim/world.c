@@ -389,7 +389,7 @@ int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), vo
 	while (!posted->over && sim_world.now_ns < end_ns && sim_step()) {
 	}
 	if (!posted->over) {
-		posted->decided = true; /* freed when it is delivered */
+		posted->decided = true; /* the message is freed when it is delivered */
 		return -ETIMEDOUT;
 	}
 	free(posted);

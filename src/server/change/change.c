@@ -44,8 +44,8 @@ static void item_fini(struct change_item *item)
 
 void change_put(struct change *change)
 {
-	/* acq_rel: the thread that drops the last reference, and frees the change, must see the
-	 * writes of all other threads. */
+	/* Acquire-release order: the thread that drops the last reference, and frees the change,
+	 * must see the writes of all other threads. */
 	if (change == NULL ||
 		atomic_fetch_sub_explicit(&change->references, 1, memory_order_acq_rel) > 1) {
 		return;

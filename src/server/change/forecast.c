@@ -90,8 +90,8 @@ static void answer_fini(struct answer *answer)
 
 void forecast_put(struct forecast *forecast)
 {
-	/* acq_rel: the thread that drops the last reference, and frees the forecast, must see the
-	 * writes of all other threads. */
+	/* Acquire-release order: the thread that drops the last reference, and frees the forecast,
+	 * must see the writes of all other threads. */
 	if (forecast == NULL ||
 		atomic_fetch_sub_explicit(&forecast->references, 1, memory_order_acq_rel) > 1) {
 		return;

@@ -78,7 +78,7 @@ struct reload {
 	char complaint[ERROR_TEXT_BYTES];
 };
 
-/* Called with the lock held. */
+/* Changes the state. Called with the lock held. */
 static void change_reload_set_state(struct reload *reload, enum reload_state state)
 {
 	GMB_ASSERT((reload_edges[reload->state] & BIT(state)) != 0);

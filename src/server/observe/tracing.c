@@ -147,9 +147,9 @@ static void count_ended(void *context)
 	struct tracing *tracing = context;
 	uint32_t before = atomic_fetch_add_explicit(&tracing->ended_count, 1, memory_order_acq_rel);
 
-	/* Relaxed, because `wanted` was set before the reactor got its recorder. The exchange is
-	 * acq_rel: if the message of the previous recording is still in flight, its receiver sees
-	 * the new count, so no second message is needed. */
+	/* Relaxed, because `wanted` was set before the reactor got its recorder. The exchange has
+	 * acquire-release order: if the message of the previous recording is still in flight, its
+	 * receiver sees the new count, so no second message is needed. */
 	if (before + 1 == atomic_load_explicit(&tracing->wanted, memory_order_relaxed) &&
 		!atomic_exchange_explicit(&tracing->enough_is_posted, true, memory_order_acq_rel)) {
 		ring_post(tracing->ring, &tracing->enough);
