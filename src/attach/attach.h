@@ -5,8 +5,8 @@
  * commands find the daemon through the state folder (state.h).
  *
  * Threading: the main thread of a process without other threads; attach_run() may fork, and the
- * daemon starts threads. Ownership: arguments are borrowed. Errors: 0 or a negative errno with a
- * sentence; each function lists its codes.
+ * daemon starts threads. Ownership: arguments are borrowed. Errors: 0 or a negative errno with an
+ * error message; each function lists its codes.
  */
 #pragma once
 
@@ -242,7 +242,7 @@ GMB_MUST_CHECK int timings_print(
 
 /*
  * Users of a disk: mounts, swap space, other block devices built on it, and processes that have it
- * open. Partitions count. Any thread. Return -EBUSY with a sentence that names the first user
+ * open. Partitions count. Any thread. Return -EBUSY with an error message that names the first user
  * found. An object that cannot be examined does not count as a user.
  */
 

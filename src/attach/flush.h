@@ -5,7 +5,7 @@
  * it does not keep the daemon from serving the disk.
  *
  * Threading: one thread calls these functions. Ownership: disk_flush_begin() allocates;
- * disk_flush_end() and disk_flush_leave() release. Errors: negative errno with a sentence.
+ * disk_flush_end() and disk_flush_leave() release. Errors: negative errno with an error message.
  */
 #pragma once
 

@@ -237,7 +237,7 @@ static void keep_connection(
 }
 
 /* Checks the properties that all connections of a device must share (P137 in docs/protocol/nbd.md).
- * Returns -ESTALE with a sentence if one of them reached a different export than the first.
+ * Returns -ESTALE with an error message if one of them reached a different export than the first.
  * promised: flags that must still be set. The caller handles a new epoch of an export that is not
  * volatile. */
 static int check_facts(const struct nbd_facts *first, const struct nbd_facts *other,

@@ -6,8 +6,8 @@
  *
  * Threading: one thread at a time for each struct netlink. Ownership: the caller owns the structs
  * and the sockets; the kernel holds its own references to the sockets. Errors: negative errno, as
- * returned by the driver; -ENOSYS if there is no driver, with a sentence if an error argument is
- * taken.
+ * returned by the driver; -ENOSYS if there is no driver, with an error message if an error argument
+ * is taken.
  */
 #pragma once
 

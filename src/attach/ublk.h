@@ -8,7 +8,7 @@
  *   FETCH ─▶ descriptor[tag] ─▶ gmb_submit(buffer[tag]) ─▶ done ─▶ COMMIT_AND_FETCH ─▶ ...
  *
  * Threading: the functions below are for the thread that starts the device. Ownership: queues are
- * members of the disk. Errors: negative errno with a sentence.
+ * members of the disk. Errors: negative errno with an error message.
  */
 #pragma once
 
@@ -69,7 +69,7 @@ _Static_assert(sizeof(struct ublksrv_io_cmd) == 16, "I/O command");
 
 /* Creation, start and removal of ublk devices. Each command is sent over the control's own small
  * io_uring and waited for. One thread at a time. Errors: -ENOSYS the kernel has no ublk driver;
- * otherwise -EPERM or the driver's answer, with a sentence. */
+ * otherwise -EPERM or the driver's answer, with an error message. */
 enum ublk_command {
 	UBLK_ADD,
 	UBLK_SET_PARAMS,

@@ -14,8 +14,8 @@
  * A listening Unix socket can have socket-mode=MODE and socket-group=GROUP.
  *
  * Threading: pure functions. Ownership: export_uri_parse() allocates, export_uri_fini() frees.
- * Errors: -EINVAL with a sentence that names the part that is wrong and why; there is nothing to
- * free then.
+ * Errors: -EINVAL with an error message that names the part that is wrong and why; there is nothing
+ * to free then.
  */
 #pragma once
 

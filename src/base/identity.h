@@ -7,8 +7,8 @@
  *   text of a rule ── identity_value_parse() ──▶ canonical bytes ──▶ rules
  *
  * Threading: an identity is immutable after it is shared; any thread can take and drop references.
- * Ownership: counted references. Errors: -EINVAL with a sentence that says what is wrong with the
- * text.
+ * Ownership: counted references. Errors: -EINVAL with an error message that says what is wrong with
+ * the text.
  */
 #pragma once
 

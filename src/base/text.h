@@ -4,8 +4,8 @@
  * UTF-8.
  *
  * Threading: pure functions. Ownership: none. Errors: units_parse_*() return -EINVAL for text that
- * is not such a quantity and -ERANGE for one that does not fit, with a sentence in *error that
- * quotes the text. The out parameter is set only on success.
+ * is not such a quantity and -ERANGE for one that does not fit, with an error message in *error
+ * that quotes the text. The out parameter is set only on success.
  */
 #pragma once
 

@@ -30,7 +30,7 @@ struct cli_command {
 	const struct field *fields; /* one per option */
 	size_t field_count;
 	void *arguments; /* the object that the fields set */
-	/* Optional: sets a field instead of field_set(). The sentence of an error names the
+	/* Optional: sets a field instead of field_set(). An error message names the
 	 * option. */
 	int (*set)(
 		void *arguments, const struct field *field, const char *text, struct error *error);
@@ -84,10 +84,10 @@ const char *cli_habit(const char *command, const char *word);
 /* Parses a server's URI, to be freed with export_uri_fini(); warns about an unknown parameter. */
 GMB_MUST_CHECK int cli_uri(const char *command, const char *text, struct export_uri *uri);
 
-/* Prints "gmblock COMMAND: sentence" and a hint to the help; returns CLI_USAGE. */
+/* Prints "gmblock COMMAND: MESSAGE" and a hint to the help; returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) GMB_PRINTF(2, 3);
 
-/* Prints "gmblock COMMAND: sentence", in which names can contain any bytes; returns CLI_FAILURE. */
+/* Prints "gmblock COMMAND: MESSAGE", in which names can contain any bytes; returns CLI_FAILURE. */
 int cli_failure(const char *command, const struct error *error);
 
 /* Prints text on standard output; returns CLI_OK, or CLI_FAILURE if writing fails. */
@@ -111,8 +111,8 @@ int cli_completion(const char *shell, const struct cli_subcommand *commands, siz
  * been printed on standard error. */
 
 /* Prints the lines of a server's answer to a change. none: text to print if there are no lines, or
- * NULL. Returns -ETIMEDOUT with the server's sentence if the change is in effect, but not complete.
- * Defined in reload.c. */
+ * NULL. Returns -ETIMEDOUT with the server's error message if the change is in effect, but not
+ * complete. Defined in reload.c. */
 GMB_MUST_CHECK int cli_print_changes(const json_t *result, const char *none, struct error *error);
 
 int cmd_serve(int argc, char **argv);

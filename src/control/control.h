@@ -16,7 +16,8 @@
  * Threading: a server, its ring and its clients belong to one thread, which polls
  * control_server_fd(); a connection belongs to one thread. Ownership: a server owns its clients and
  * borrows its listening socket, commands and contexts; functions take ownership of JSON values
- * where stated. Errors: a negative errno with a sentence. A client's mistake ends only that client.
+ * where stated. Errors: a negative errno with an error message. A client's mistake ends only that
+ * client.
  */
 #pragma once
 
@@ -97,7 +98,7 @@ GMB_MUST_CHECK int control_note_files(
 /* Sends the answer. Takes ownership of result; NULL means out of memory, which is sent as an error.
  * client can be used until the caller's handler returns. */
 void control_reply(struct control_client *client, json_t *result);
-/* Sends an error as the answer; code is a negative errno. The sentence is sent as it is, so names
+/* Sends an error as the answer; code is a negative errno. The message is sent as it is, so names
  * in it must be escaped. */
 void control_fail(struct control_client *client, int code, const char *sentence);
 
@@ -109,8 +110,8 @@ struct control_page {
 	const char *path; /* "/metrics" */
 	const char *type; /* Content-Type */
 	const char *openmetrics_type;
-	/* Returns the content, which stays valid until the next call; or a negative errno and a
-	 * sentence. */
+	/* Returns the content, which stays valid until the next call; or a negative errno and an
+	 * error message. */
 	int (*get)(void *context, bool openmetrics, const char **text_out, size_t *bytes_out,
 		struct error *error);
 };
@@ -155,7 +156,7 @@ int control_connection_fd(const struct control_connection *connection);
 struct ucred control_connection_peer(const struct control_connection *connection);
 
 /* Waits for the next line. Returns 1 for a note or 0 for the result, in *value_out, freed with
- * json_decref(). A negative errno: the server's error and sentence, or -ETIMEDOUT, -ECONNRESET,
+ * json_decref(). A negative errno: the server's error and message, or -ETIMEDOUT, -ECONNRESET,
  * -EPROTO. timeout_ms: for the whole line, even if it arrives in pieces; -1: no limit. */
 GMB_MUST_CHECK int control_receive(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, struct error *error);

@@ -23,7 +23,7 @@
  * docs/design/0016-copies-within-a-server.md.
  *
  * Threading: the engine's. Ownership: the session's kind owns a copy from session_copy_start() to
- * session_copy_end(); the copy holds its source. Errors: a negative errno and a sentence.
+ * session_copy_end(); the copy holds its source. Errors: a negative errno and an error message.
  */
 #pragma once
 

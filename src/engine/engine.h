@@ -21,7 +21,7 @@
  *
  * Threading: the ring's thread. Ownership: the engine owns its memory, its queues and the services
  * of the kinds. A session belongs to its kind, which embeds struct session as its first member; it
- * exists until kind->close(). Errors: a negative errno and a sentence.
+ * exists until kind->close(). Errors: a negative errno and an error message.
  */
 #pragma once
 

@@ -8,7 +8,7 @@
  * Threading: after export_create(), everything is constant except the description, read_only, the
  * rules, the limits, the counters, the takeover group, the late writes and the references.
  * References can be taken and dropped on any thread. Ownership: references are counted; dropping
- * the last one closes the store. Errors: a negative errno and a sentence.
+ * the last one closes the store. Errors: a negative errno and an error message.
  */
 #pragma once
 

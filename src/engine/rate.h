@@ -26,7 +26,7 @@
  *
  * Threading: rate_set() and booking on any thread; a queue, its room and its members on their
  * ring's thread. Ownership: a queue borrows its rate; a member must leave its queues. Errors:
- * -EINVAL with a sentence for text that is not a rate.
+ * -EINVAL with an error message for text that is not a rate.
  */
 #pragma once
 

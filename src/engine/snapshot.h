@@ -12,8 +12,8 @@
  *
  * Threading: the ring's thread. Ownership: the job must keep the struct from engine_snapshot_make()
  * until engine_snapshot_join() returns true; its session uses the export for as long. Errors: a
- * negative errno and a sentence. A snapshot that cannot be deleted is logged; it is removed when
- * the store is next opened.
+ * negative errno and an error message. A snapshot that cannot be deleted is logged; it is removed
+ * when the store is next opened.
  */
 #pragma once
 

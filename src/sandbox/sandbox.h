@@ -124,7 +124,7 @@ GMB_MUST_CHECK int sandbox_enter(
  * creating and connecting sockets. */
 GMB_MUST_CHECK int sandbox_seal(enum sandbox_mode mode, struct error *error);
 
-/* If the sandbox is the reason why a file could not be opened or created, adds that to the sentence
+/* If the sandbox is the reason why a file could not be opened or created, adds that to the message
  * in *error and returns true. writes: the file was opened for writing. remedy: the action to take
  * for an existing file, such as "restart the server". */
 bool sandbox_explain(const char *path, bool writes, const char *remedy, struct error *error);

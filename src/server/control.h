@@ -80,5 +80,5 @@ GMB_MUST_CHECK int server_control_make_folder(void);
 /* Suffix of files in these folders that record how a server was started (record.h). */
 #define SERVER_RECORD_SUFFIX ".start"
 
-/* Returns the sentence for a reactor_call() that failed with code. */
+/* Returns the error message for a reactor_call() that failed with code. */
 const char *server_call_error(int code);

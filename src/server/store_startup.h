@@ -8,8 +8,8 @@
  * When the server takes over from another process, stores with store_needs_quiesce() are started
  * late: only after that process has flushed them and no longer writes to their disks.
  *
- * Threading: the main thread; wake() on any. Ownership: borrows what it is given. Errors: a
- * sentence that names the export.
+ * Threading: the main thread; wake() on any. Ownership: borrows what it is given. Errors: an error
+ * message that names the export.
  */
 #pragma once
 

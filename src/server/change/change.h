@@ -16,7 +16,7 @@
  *
  * Threading: as in the picture; one change at a time. Ownership: counted. The caller and each
  * reactor that has not committed yet hold a reference; the last one frees. Errors: a negative errno
- * and a sentence; the change then has no effect.
+ * and an error message; the change then has no effect.
  */
 #pragma once
 

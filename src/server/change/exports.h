@@ -4,8 +4,8 @@
  *
  * Threading: the main thread changes the table, but not while a change is in progress (change.h),
  * so that the change's thread may read it. served_export_open() on any thread. Ownership: the table
- * owns its entries, each of which has a reference to its export. Errors: a sentence that names the
- * export.
+ * owns its entries, each of which has a reference to its export. Errors: an error message that
+ * names the export.
  */
 #pragma once
 

@@ -4,7 +4,8 @@
  * change that is ready to be committed.
  *
  * Threading: one thread at a time, except for the members under the lock of the reload. Ownership:
- * a request owns its strings; the caller uses or drops news. Errors: a sentence for the requester.
+ * a request owns its strings; the caller uses or drops news. Errors: an error message for the
+ * requester.
  */
 #pragma once
 

@@ -6,8 +6,8 @@
  *   "snapshot" ─▶ reload thread: snapshot_change() ─▶ the store, on its reactor
  *        ─▶ an export is added or removed, as by "export" (change.h)
  *
- * Threading: as stated for each function. Ownership: borrows what it is given. Errors: a sentence
- * that names the export.
+ * Threading: as stated for each function. Ownership: borrows what it is given. Errors: an error
+ * message that names the export.
  */
 #pragma once
 

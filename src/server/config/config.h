@@ -9,8 +9,8 @@
  *   file (YAML) ───┘
  *
  * Threading: the main thread, before the server runs; read-only afterwards. Ownership: the config
- * owns every string; server_config_fini() frees them. Errors: -EINVAL or -ERANGE with a sentence
- * for the user that names the value and its origin.
+ * owns every string; server_config_fini() frees them. Errors: -EINVAL or -ERANGE with an error
+ * message for the user that names the value and its origin.
  */
 #pragma once
 

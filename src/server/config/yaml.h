@@ -7,7 +7,7 @@
  *
  * Threading: one thread. Ownership: config_yaml_open() creates the tree; config_yaml_close() frees
  * it with all texts. A node lies on the stack of the function that called its reader. Errors:
- * -EINVAL, or the error of opening and reading the file; the sentence starts with the file's name.
+ * -EINVAL, or the error of opening and reading the file; the message starts with the file's name.
  */
 #pragma once
 

@@ -13,7 +13,7 @@
  * Threading: the main thread, except for credentials_load() and credentials_are_stale(), which
  * block while they read files, on one thread at a time. Ownership: borrows the listeners and the
  * configuration's push destinations; owns their policies and clients. Errors: a negative errno and
- * a sentence that names the address, the file and the reason.
+ * an error message that names the address, the file and the reason.
  */
 #pragma once
 

@@ -6,7 +6,7 @@
  *
  * Threading: opened and closed by the main thread; the descriptors are used by the acceptor while
  * it runs. Ownership: the listener owns its sockets and the socket file that it created. Errors: a
- * negative errno and a sentence that names the URI and the remedy.
+ * negative errno and an error message that names the URI and the remedy.
  */
 #pragma once
 
@@ -51,8 +51,8 @@ GMB_MUST_CHECK int listeners_open(const struct server_config *config, struct upg
 	const struct session_kind *const *kinds, uint32_t kind_count,
 	struct listener **listeners_out, uint32_t *count_out, struct error *error);
 
-/* Sets the sentence for an address that cannot be listened on. code: the reason, a negative errno;
- * returns it. */
+/* Sets the error message for an address that cannot be listened on. code: the reason, a negative
+ * errno; returns it. */
 int listener_tcp_error(const struct export_uri *uri, int code, struct error *error);
 
 /* Called when the session kind has opened its listener, at listener->uri. */

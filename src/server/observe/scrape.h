@@ -7,7 +7,7 @@
  *
  * Threading: the main thread. The reactors are called at most once in SCRAPE_NS, independent of the
  * number of connections; a slow connection delays only itself. Ownership: a scrape owns its
- * sockets. Errors: a negative errno and a sentence.
+ * sockets. Errors: a negative errno and an error message.
  */
 #pragma once
 

@@ -7,8 +7,8 @@
  *   sockets, claims ─▶ the exports are opened ─▶ READY ─▶ sessions ─▶ STARTED
  *
  * Threading: the main thread; before the sessions there are no other threads. Ownership: the caller
- * closes the sockets that it gets; the rest is borrowed. Errors: a sentence, which is also sent to
- * the old process.
+ * closes the sockets that it gets; the rest is borrowed. Errors: an error message, which is also
+ * sent to the old process.
  */
 #pragma once
 

@@ -782,7 +782,7 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 
 /* --- the command ----------------------------------------------------------------------------- */
 
-/* Sets the sentence if an upgrade is not possible. */
+/* Sets the error message if an upgrade is not possible. */
 static int check_possible(const struct upgrade *upgrade, struct error *error)
 {
 	if (upgrade->state != UPGRADE_IDLE) {

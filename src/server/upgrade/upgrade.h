@@ -36,7 +36,7 @@
  * properly.
  *
  * Threading: the main thread; sessions are sent on their reactor's thread. Ownership: borrows what
- * the options name. Errors: sentences for the client and the log; the server continues unchanged.
+ * the options name. Errors: messages for the client and the log; the server continues unchanged.
  */
 #pragma once
 

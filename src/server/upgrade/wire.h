@@ -5,7 +5,7 @@
  * descriptor.
  *
  * Threading: pure or on the caller's socket. Ownership: a received message refers to its buffer and
- * owns its descriptor; a message to send is borrowed. Errors: -EPROTO with a sentence for an
+ * owns its descriptor; a message to send is borrowed. Errors: -EPROTO with an error message for an
  * invalid packet, -EPROTONOSUPPORT for another version, and the errors of the socket.
  */
 #pragma once
