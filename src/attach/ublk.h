@@ -154,7 +154,7 @@ struct ublk_queue {
 	bool poll_armed;
 	struct ublk_slot slots[UBLK_DEPTH];
 
-	/* Shared by both threads. */
+	/* Shared by the queue's thread and the thread that starts the device. */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	enum ublk_phase phase;

@@ -150,7 +150,8 @@ int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid, size_t 
 	return 0;
 }
 
-/* Types from RFC 4514, section 3, and further ones that certtool and openssl print. */
+/* Attribute types of distinguished names: those of RFC 4514, section 3, and further ones that
+ * certtool and openssl print. */
 static const struct {
 	const char *name, *oid;
 } attribute_types[] = {

@@ -65,12 +65,10 @@ _Static_assert(sizeof(struct copy_room) <= 16 << 10, "the struct must fit into i
 
 struct session_copy {
 	struct session *session;
-	struct engine_export
-		*source; /* source export; its entry stays in use until the copy ends */
+	struct engine_export *source; /* its entry stays in use until the copy ends */
 	struct session_copy_options options;
 	uint64_t at;   /* where the next piece starts */
-	uint64_t held; /* offset of the first range that was not copied; options.length if all was
-			  copied */
+	uint64_t held; /* offset of the first range not copied; options.length: none */
 	int error;
 	bool abandoned;
 	bool is_done;		/* options.done() was called */

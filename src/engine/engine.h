@@ -100,9 +100,9 @@ struct engine_export {
 	/* Private members. */
 	struct engine *engine;
 	struct store_watch watch;
-	/* sessions that use it, plus one while its barrier is being checked */
+	/* sessions that use the export, plus one while its barrier is being checked */
 	uint32_t session_count;
-	uint32_t inflight_count; /* slots that its sessions occupy */
+	uint32_t inflight_count; /* request slots that its sessions occupy */
 	bool prepared; /* engine_export_show() was not called yet: no session can find it */
 	bool removed;
 	struct list_node barred; /* sessions that wait until the store's barrier opens */
@@ -114,7 +114,7 @@ struct engine_export {
 
 enum export_change {
 	EXPORT_REMOVED,
-	EXPORT_RESIZED, /* see store_size(); session->export_bytes has grown or stayed the same */
+	EXPORT_RESIZED, /* store_size() has changed; session->export_bytes never decreases */
 	EXPORT_RIGHTS,	/* session->rights have changed */
 };
 
@@ -568,7 +568,7 @@ struct engine {
 	struct list_node rate_identities;
 	struct list_node clients; /* struct engine_client, those without sessions at the end */
 	uint32_t client_count;
-	/* statistics of clients that are not in the full table */
+	/* statistics of the clients for which the table has no room */
 	struct engine_client other_clients;
 	struct list_node ending;
 	struct engine_review review; /* the latest one */
@@ -577,7 +577,7 @@ struct engine {
 	bool review_posted;
 	bool reviewing; /* review.done() has to be called */
 	uint32_t review_ended;
-	bool limits_released; /* a request has ended since blocked was examined */
+	bool limits_released; /* a request has ended since `blocked` was examined */
 	struct ring_batch_end batch_end;
 	struct wait_policy wait_policy;
 	enum wait_way wait_way; /* how the ring currently waits */

@@ -37,9 +37,9 @@ void export_use_put(struct export_use *use)
 	}
 }
 
-/* Called when an engine, or an export that this one replaces, no longer uses this export. After the
- * last use, exports that replace this one no longer wait for it. They also counted as in use
- * because of this export, so one use of each of them ends. */
+/* Ends one use of an export: by an engine, or by an older export that this one replaces. After the
+ * last use, the exports that replace this one no longer wait for it, and its use of each of them
+ * ends in the same way. */
 static void use_end(struct export_use *use)
 {
 	struct export_wait *next;

@@ -41,14 +41,15 @@ struct export
 	uint32_t name_bytes;	     /* 0 to EXPORT_NAME_BYTES_MAX */
 	_Atomic(char *) description; /* can be NULL; see export_set_description() */
 	struct store *store;
-	/* must be closed after this one, see struct export_options; a reference, or NULL */
+	/* an export that must be closed after this one, see struct export_options; a reference, or
+	 * NULL */
 	struct export *parent;
 	uint32_t overlap;	/* part size of reads and writes, see struct path_export */
 	int device_error;	/* see struct path_export; set before it is added to an engine */
 	_Atomic bool read_only; /* as configured, or because the store cannot be written */
 	struct access_slot *access;	  /* its access rules, or NULL; see engine_rights() */
 	_Atomic uint32_t connections_max; /* 0 = no limit of its own */
-	_Atomic uint32_t connections;	  /* sessions that have chosen it, in all engines */
+	_Atomic uint32_t connections; /* sessions that have chosen this export, in all engines */
 	/* A number that changes if acknowledged writes that were not flushed might have been lost:
 	 * for a disk at each boot, for memory at each start of the server, and when the store
 	 * reports it. 0 = unknown. */

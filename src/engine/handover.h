@@ -71,7 +71,7 @@ struct engine_rest {
 /* Predicted effect of engine_pause() on the sessions, summed over engines with the same kinds. */
 struct engine_fate {
 	uint32_t handed_over;
-	uint32_t handshakes; /* would be drained, unless they choose an export before */
+	uint32_t handshakes; /* would be drained, unless they choose an export first */
 	struct {
 		const struct session_kind *kind; /* NULL: end of the list */
 		uint32_t count;

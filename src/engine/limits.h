@@ -84,7 +84,8 @@ struct engine_limits {
 	uint32_t handshakes_max; /* maximum number of sessions that have not chosen an export */
 	uint64_t handshake_timeout_ns;
 	uint32_t inflight_per_session_max; /* > 0 */
-	/* Maximum of all sessions together; > 0. In addition, each session owns one slot. */
+	/* Maximum number of requests in flight of all sessions together; > 0. In addition, each
+	 * session owns one slot. */
 	uint32_t inflight_max;
 	uint32_t payload_bytes_max; /* maximum length of one read or write */
 	uint64_t memory_bytes_max;  /* payload memory; at least ARENA_SLAB_BYTES */

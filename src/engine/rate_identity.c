@@ -19,7 +19,7 @@ struct rate_rules {
 	pthread_mutex_t lock; /* protects the following members */
 	uint32_t count;
 	struct rate_rule *rules;
-	uint32_t *identity_counts; /* by rule: number of its identities */
+	uint32_t *identity_counts; /* number of identities of each rule */
 	struct list_node identities[BUCKETS];
 	struct list_node idle; /* identities without sessions that may still have bookings */
 };

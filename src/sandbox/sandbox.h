@@ -29,7 +29,7 @@ enum sandbox_mode {
 /* Access below a folder, or to a file. */
 enum sandbox_access {
 	SANDBOX_READ = BIT(0),
-	SANDBOX_WRITE = BIT(1),		/* of existing files; new ones cannot be created */
+	SANDBOX_WRITE = BIT(1),		/* write existing files; new files cannot be created */
 	SANDBOX_DEVICES = BIT(2),	/* ioctl() on devices */
 	SANDBOX_SOCKETS = BIT(3),	/* Unix sockets can be created, and files removed */
 	SANDBOX_SHARED_MEMORY = BIT(4), /* files can be created, resized and removed */

@@ -145,7 +145,8 @@ static void remove_if_stale(const char *path)
 	if (fd < 0) {
 		return;
 	}
-	/* A socket cannot listen at a path that does not fit into an address. */
+	/* A longer path is cut: no socket can listen at a path that does not fit into an
+	 * address. */
 	memcpy(address.sun_path, path, MIN(strlen(path), sizeof(address.sun_path) - 1));
 	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 &&
 		errno == ECONNREFUSED) {

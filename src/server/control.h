@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The control socket of a server (control/control.h) and the commands that it answers: "stats" and
- * "counters" (stats.h), "metrics" (metrics.h), "rate", "trace" (tracing.h), "reload" and "export"
- * (reload.h), "upgrade" (upgrade.h).
+ * "counters" (stats.h), "metrics" (metrics.h), "rate", "trace" (tracing.h), "reload", "export" and
+ * "snapshot" (reload.h), "upgrade" (upgrade.h).
  *
  *   /run/gmblock-serve/PID.sock                 root
  *   $RUNTIME_DIRECTORY/serve/PID.sock           a systemd service with another user
@@ -36,7 +36,7 @@ struct server_view {
 	struct reload *reload;
 	struct upgrade *upgrade;
 	struct rate_rules *rate_rules; /* rates of identities, or NULL */
-	const uint8_t *instance;       /* as in struct engine_options */
+	const uint8_t *instance;       /* identifies this process, see engine_options */
 	uint64_t start_ns;	       /* CLOCK_MONOTONIC */
 };
 
@@ -45,8 +45,8 @@ struct server_view {
  * listener has no socket for "none", and if the usual path cannot be used. */
 GMB_MUST_CHECK int server_control_listen(const char *path, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
-/* Takes ownership of the listener, even on failure. *control_out is NULL if the listener has no
- * socket. */
+/* Creates the control. Takes ownership of the listener, even on failure. *control_out is NULL if
+ * the listener has no socket. */
 GMB_MUST_CHECK int server_control_open(struct listener *listener, const struct server_view *view,
 	struct server_control **control_out, struct error *error);
 /* Starts accepting clients. NULL is a no-op. */

@@ -28,9 +28,9 @@ struct reactor_options {
 	uint32_t kind_count;
 	struct engine_limits limits;
 	struct rate_rules *rate_rules; /* rates of identities; borrowed; or NULL */
-	const struct place *places;    /* as in struct engine_options */
+	const struct place *places;    /* permitted destinations, see engine_options */
 	uint32_t place_count;
-	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* as in struct engine_options */
+	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* identifies this process, see engine_options */
 	/* connections of the server; decremented when one is closed */
 	_Atomic uint32_t *connection_total;
 	struct p2pmem *device; /* borrowed; used if device_bytes > 0 */
@@ -52,7 +52,8 @@ struct ring *reactor_ring(struct reactor *reactor);
 /* Returns the number of connections handed over and not yet closed. */
 uint32_t reactor_session_count(const struct reactor *reactor);
 
-/* Takes ownership of the endpoint. *connection_total already includes it. */
+/* Hands the connection over to the reactor, which owns the endpoint from then on. *connection_total
+ * already includes it. */
 void reactor_dispatch(struct reactor *reactor, const struct endpoint *endpoint);
 
 /* Like reactor_dispatch(), but called on this reactor's thread, for a connection that its session

@@ -859,7 +859,7 @@ static void accept_pump(struct sim_listener *listener)
 		listener->pending_count--;
 		memmove(listener->pending, listener->pending + 1,
 			listener->pending_count * sizeof(listener->pending[0]));
-		/* The code under test must close it from now on. */
+		/* From now on the code under test must close the descriptor. */
 		sim_world.fds[result - SIM_FD_BASE].test_owned = false;
 	}
 	listener->accept = NULL;

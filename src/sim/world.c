@@ -641,8 +641,7 @@ void *sim_memory(const void *at)
 		const struct sim_alias *alias = &sim_world.aliases[i];
 		uintptr_t offset = (uintptr_t)at - (uintptr_t)alias->base;
 
-		if (offset < alias->bytes) { /* false if the address is below base, because offset
-						wraps around */
+		if (offset < alias->bytes) { /* false if below base: offset wraps around */
 			return alias->real + offset;
 		}
 	}

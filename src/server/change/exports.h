@@ -17,7 +17,7 @@
 struct served_export {
 	struct server_export about; /* the export's settings, without access rules */
 	struct export *export;	    /* NULL before served_export_open() */
-	_Atomic uint64_t size;	    /* size of its disk when last checked */
+	_Atomic uint64_t size;	    /* size of the disk when last checked */
 	bool is_added;		    /* added by a command; not in the configuration */
 	/* If this entry serves a snapshot: the export of the disk. The snapshot's name is after the
 	 * last '@' of the entry's name. NULL for other exports. Borrowed; this entry's export holds

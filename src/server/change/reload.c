@@ -71,7 +71,7 @@ struct reload {
 	struct reload_request look; /* request for the periodic check */
 
 	/* The following member is written by the main thread while no request is in progress. */
-	struct server_config *config; /* as last read; NULL: options.config */
+	struct server_config *config; /* configuration that was last read; NULL: options.config */
 
 	/* The following member is used only by the main thread. */
 	/* Last logged error, so that it is not repeated every minute. */

@@ -236,7 +236,7 @@ struct server_rule {
 /* Returns the idx-th key of a rule. The first one, "rights" or "rate", is required. */
 const struct field *server_access_field(uint32_t idx);
 const struct field *server_rate_field(uint32_t idx);
-/* Sets one rule key. */
+/* Sets one key of a rule. */
 GMB_MUST_CHECK int server_rule_set(struct server_rule *rule, const struct field *field,
 	const char *value, struct error *error);
 /* Adds a complete rule. Takes ownership of the rule, even on failure. origin is copied. */
@@ -267,7 +267,7 @@ GMB_MUST_CHECK int server_access_common(
 	const struct server_config *config, struct access **access_out, struct error *error);
 void server_access_drop(struct access **sets, uint32_t count);
 
-/* Builds the rules. *rules_out is NULL when there are none. */
+/* Builds the rate rules. *rules_out is NULL when there are none. */
 GMB_MUST_CHECK int server_rates_build(
 	const struct server_rates *rates, struct rate_rules **rules_out, struct error *error);
 /* Returns whether both have the same rules. Rates and memory limits are not compared, because they
@@ -353,7 +353,8 @@ GMB_MUST_CHECK int server_config_again(
 
 /* --- the configuration as a whole ------------------------------------------------------------ */
 
-/* Takes ownership of *entry, even on failure, and leaves it empty. origin is copied. */
+/* Adds an export. Takes ownership of *entry, even on failure, and leaves it empty. origin is
+ * copied. */
 GMB_MUST_CHECK int server_config_add_export(struct server_config *config,
 	struct server_export *entry, const char *origin, struct error *error);
 /* Adds the address in entry->text. Takes ownership of *entry, even on failure. origin is copied. */

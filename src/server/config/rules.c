@@ -247,7 +247,7 @@ static int check_rule(const struct access_rule *rule, struct error *error)
 	return 0;
 }
 
-/* Takes ownership of the rule, even on failure. */
+/* Appends a rule. Takes ownership of it, even on failure. */
 static int append_rule(struct server_access *access, struct access_rule *rule, const char *origin,
 	const char *text, struct error *error)
 {

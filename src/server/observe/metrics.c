@@ -25,7 +25,7 @@ _Static_assert(
 /* The object that a sample describes. */
 struct subject {
 	const char *label; /* name of the first label, "export" or "client"; or NULL */
-	const char *value; /* its value, untrusted text */
+	const char *value; /* value of that label, untrusted text */
 	size_t value_bytes;
 	const char *second; /* name of a second label, or NULL */
 	const char *second_value;

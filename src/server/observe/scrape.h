@@ -23,8 +23,8 @@ GMB_MUST_CHECK int scrape_uri_parse(const char *text, struct export_uri *uri, st
  * sockets. take: process that may already have the sockets, or NULL. */
 GMB_MUST_CHECK int scrape_listen(const char *text, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
-/* Takes ownership of the listener, even on failure. *scrape_out is NULL if the listener has no
- * socket. */
+/* Creates a scrape. Takes ownership of the listener, even on failure. *scrape_out is NULL if the
+ * listener has no socket. */
 GMB_MUST_CHECK int scrape_open(struct listener *listener, const struct server_view *view,
 	struct scrape **scrape_out, struct error *error);
 /* The following functions correspond to server_control_begin() and so on. */

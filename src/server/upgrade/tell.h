@@ -14,7 +14,7 @@
 #include "server/upgrade/wire.h"
 
 struct upgrade_tell {
-	int channel;	     /* to the new process, or -1 */
+	int channel;	     /* socket to the new process, or -1 */
 	bool needs_room;     /* the last call stopped because the channel was full */
 	uint32_t told_count; /* messages sent by upgrade_tell_all() */
 	/* index of the next message in the current call of upgrade_tell_all() */

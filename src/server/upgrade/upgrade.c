@@ -77,10 +77,11 @@ struct upgrade {
 	struct scrape *scrape;		/* or NULL */
 	enum upgrade_state state;
 	bool stopping; /* the server is stopping */
-	/* it failed while the acceptor was stopping, so accepting must be restarted later */
+	/* the upgrade failed while the acceptor was stopping, so accepting must be restarted
+	 * later */
 	bool accepts_later;
 	bool keeps_all;		       /* no connection may end because of the upgrade */
-	struct control_client *client; /* to be answered; NULL if none waits */
+	struct control_client *client; /* client to be answered; NULL: none */
 	struct upgrade_tell tell;      /* includes the channel to the new process */
 	uint64_t deadline_ns;	       /* deadline of the current state */
 	uint64_t pause_begin_ns;
