@@ -403,8 +403,7 @@ static void find_networks(const struct access *access, struct found *found, cons
 
 	memcpy(network, address, ACCESS_ADDRESS_BYTES);
 	for (uint32_t i = 0; i < access->prefix_count; i++) {
-		uint32_t bits =
-			access->prefixes[i]; /* longest first: each round clears more bits */
+		uint32_t bits = access->prefixes[i]; /* prefixes get shorter in each round */
 		uint32_t whole = bits / 8;
 
 		if (is_mapped && bits < ACCESS_MAPPED_BITS) {

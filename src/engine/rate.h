@@ -86,10 +86,9 @@ static inline bool rate_limits_are_off(const struct rate_limits *limits)
 struct rate {
 	_Atomic uint64_t per_second[RATE_UNIT_COUNT];
 	_Atomic uint64_t burst_ns;
-	_Atomic uint32_t serial;      /* number of rate_set() calls */
-	_Atomic uint32_t queue_count; /* number of engines that have a queue */
-	_Atomic uint64_t
-		booked_ns[RATE_UNIT_COUNT]; /* time at which the bookings of each unit end */
+	_Atomic uint32_t serial;		     /* number of rate_set() calls */
+	_Atomic uint32_t queue_count;		     /* number of engines that have a queue */
+	_Atomic uint64_t booked_ns[RATE_UNIT_COUNT]; /* when the bookings of each unit end */
 };
 
 /* Sets the limits from now_ns on, and removes all bookings; no burst is available at first. Queues

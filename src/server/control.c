@@ -26,8 +26,7 @@
 enum {
 	PATH_BYTES = 256,
 	EXPORT_SHOWN_BYTES = 120,
-	NEW_SECONDS =
-		10, /* a socket counts as new for this time, much longer than from bind to listen */
+	NEW_SECONDS = 10, /* a socket counts as new for this time; longer than bind to listen */
 };
 
 struct server_control {

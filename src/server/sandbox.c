@@ -168,8 +168,7 @@ static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, 
 	sandbox->binds_low_port |= uri->port > 0 && uri->port < LOW_PORTS;
 	if (uri->provider == NULL || strcmp(uri->provider, "tcp") == 0) {
 		if (strcmp(uri->protocol, "push") == 0) {
-			/* Port 0 permits all ports, because trusted clients may push to any
-			 * port. */
+			/* Permits all ports (0), because trusted clients may push to any port. */
 			sandbox_allow_port(sandbox, 0);
 		}
 		return 0;

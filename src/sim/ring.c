@@ -91,8 +91,7 @@ void ring_destroy(struct ring *ring)
 	GMB_ASSERT(list_is_empty(&ring->sources.list));
 	GMB_ASSERT(ring->messages == NULL);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] ==
-			   -1); /* every file must have been removed from the table */
+		GMB_ASSERT(ring->files[i] == -1); /* the file must have been removed */
 	}
 	GMB_ASSERT(list_is_empty(&ring->polls));
 	if (ring->poll_fd >= 0) {
@@ -740,8 +739,7 @@ void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 void ring_socket_close(struct ring *ring, int fd)
 {
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(
-			ring->files[i] != fd); /* the file must have been removed from the table */
+		GMB_ASSERT(ring->files[i] != fd); /* the file must have been removed */
 	}
 	sim_net_close(fd);
 }

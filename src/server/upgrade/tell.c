@@ -88,8 +88,7 @@ static int send_served_export(struct upgrade_tell *tell, const struct served_exp
 {
 	int rc;
 
-	if (served->parent !=
-		NULL) { /* the new process finds the snapshot on its disk, but not its keys */
+	if (served->parent != NULL) { /* the new process finds it on its disk, without its keys */
 		return served->about.settings.count > 0 ? send_added(tell, served, UPGRADE_SNAPSHOT)
 							: 0;
 	}
