@@ -140,8 +140,8 @@ void fuse_zero_start(struct fuse_slot *slot, uint32_t flags);
 /*
  * libfuse is loaded when a file is attached and not at program start, because its relocations take
  * nearly as many instructions as the rest of the start, and only `gmblock attach --fuse` needs it.
- * libfuse 3.17 and later are linked: there fuse_session_new() is a macro, and the library has
- * another name.
+ * libfuse 3.17 and later are linked as usual: there fuse_session_new() is a macro, and the library
+ * has another name.
  */
 
 /* From 3.17 on a macro with arguments hides this function, and fuse_session_new without arguments

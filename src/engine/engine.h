@@ -679,9 +679,9 @@ static inline void session_mark_dirty(struct session *session)
 	}
 }
 
-/* Returns whether there is a slot for a request of the session. Each session owns one slot. It can
- * use at most as many shared slots as remain free, and its export ENGINE_EXPORT_FACTOR times as
- * many, so that some always remain for the next session. */
+/* Returns whether there is a slot for a request of the session. Each session owns one slot. A
+ * session can use at most as many shared slots as remain free, and its export ENGINE_EXPORT_FACTOR
+ * times as many, so that some always remain for the next session. */
 static inline bool engine_has_place(const struct session *session)
 {
 	const struct engine *engine = session->engine;
@@ -728,8 +728,8 @@ uint64_t engine_request_bytes(const struct session *session, enum store_op op, u
 	uint64_t offset, uint64_t length);
 
 /* Returns whether the rates of the session's identity and export admit a request of this many
- * bytes. If not, it waits without a slot and without memory, and kind->resume() is called when it
- * can try again. All calls before engine_request_begin() must be for the same request. */
+ * bytes. If not, the request waits without a slot and without memory, and kind->resume() is called
+ * when it can try again. All calls before engine_request_begin() must be for the same request. */
 GMB_MUST_CHECK static inline bool engine_request_may_move(struct session *session, uint64_t bytes)
 {
 	return likely(!rate_is_limited(&session->rate)) || session->stopping ||

@@ -25,8 +25,8 @@ struct engine;
 struct export_wait;
 
 /* Counts how many engines still use an export. Can exist longer than the export. An export that
- * replaces others counts as in use while they are, so a later export that replaces it waits for
- * all. */
+ * replaces others counts as in use while those are in use. So an export that replaces it later
+ * waits for all of them. */
 struct export_use {
 	_Atomic uint32_t references;
 	_Atomic uint32_t engines;   /* engines that use the export, plus waits_for */

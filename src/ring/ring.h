@@ -251,7 +251,7 @@ struct ring_source {
 	int (*poll)(struct ring_source *source);
 	/* Returns true if no event is pending and the next one makes fd readable, until poll() or
 	 * arm() is called. Returns false if poll() has events to handle. Called before each wait,
-	 * even if it is still armed. It must not add or remove sources. */
+	 * even if the source is still armed. It must not add or remove sources. */
 	bool (*arm)(struct ring_source *source);
 	int fd;
 

@@ -331,8 +331,8 @@ static void allow_sockets(struct filter *filter, bool loads_code)
 
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_STREAM, 0);
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_SEQPACKET, 0);
-	/* For upgrades. One end of such a pair cannot be connected to another socket, unlike a
-	 * datagram socket. */
+	/* For upgrades. One end of such a socket pair cannot be connected to another socket, unlike
+	 * a datagram socket. */
 	allow_socket(filter, SCMP_SYS(socketpair), AF_UNIX, SOCK_SEQPACKET, 0);
 	for (size_t i = 0; i < ARRAY_COUNT(families); i++) {
 		allow_socket(filter, SCMP_SYS(socket), families[i], SOCK_STREAM, 0);

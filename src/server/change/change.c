@@ -682,7 +682,7 @@ static int configure_exports(struct change *change, const struct server_config *
 	return rc;
 }
 
-/* Compares the rates and memory limits of identities. They can change while clients are connected
+/* Compares the rates and memory limits of identities. These can change while clients are connected
  * if the rules are otherwise the same. */
 static void compare_rates(struct change *change, const struct server_config *config)
 {

@@ -40,8 +40,8 @@ struct change {
 	struct exports next;
 	uint32_t closing_count;
 	json_t *lines;
-	/* The rules that were last compared, and the result. It is cached because many exports have
-	 * the same rules. */
+	/* The rules that were last compared, and the result, which is cached because many exports
+	 * have the same rules. */
 	struct access *rules_before; /* both owned, or NULL */
 	struct access *rules_after;
 	char rules_text[CHANGE_RULES_BYTES]; /* "": they are equal */

@@ -336,7 +336,7 @@ static int unix_address(const struct export_uri *uri, union address *address,
 
 /* Returns the process that listens at the other end of a connected socket, if that process has
  * ended. The kernel keeps a killed server's sockets until the operations of its rings have
- * completed. Returns 0 if it lives, or if that is unknown. */
+ * completed. Returns 0 if the process is alive, or if that is unknown. */
 static pid_t ended_listener(int fd)
 {
 	struct ucred peer;

@@ -21,9 +21,9 @@ struct upgrade_take;
  * write to the configuration file that was read. */
 GMB_MUST_CHECK int upgrade_take_find(
 	const struct server_config *config, struct upgrade_take **take_out, struct error *error);
-/* Receives the sockets, and for each disk the claim (struct store_claim: what the old process holds
- * on it). This process already runs as the user that it will serve as, which must also be the user
- * of the old process. Exports that commands added there are appended to the configuration. */
+/* Receives the sockets, and for each disk a claim: what the old process holds on it (struct
+ * store_claim). This process already runs as the user that it will serve as, and the old one must
+ * run as the same user. Exports that commands added there are appended to the configuration. */
 GMB_MUST_CHECK int upgrade_take_begin(
 	struct upgrade_take *take, struct server_config *config, struct error *error);
 struct upgrade_socket {
