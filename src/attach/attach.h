@@ -35,7 +35,7 @@ struct attach_options {
 	bool cover;
 	int32_t number; /* device number; -1: any free one */
 	bool read_only;
-	/* nbd with TLS: whether the kernel encrypts, or a relay in the daemon */
+	/* nbd with TLS: whether the kernel or a relay in the daemon encrypts */
 	enum tls_records tls_records;
 	bool foreground;      /* no daemon: attach_run() returns when the device is gone */
 	uint32_t connections; /* 0: chosen to suit the server; at most 16 */

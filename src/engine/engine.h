@@ -164,10 +164,10 @@ const struct engine_export *engine_export_entry(
 	const struct engine *engine, const struct export *export, uint32_t *hint_inout);
 
 /*
- * Where a kind passes connections that it has accepted itself. take() counts the connection, checks
- * the limits, and passes the connection to the engine; it returns false if it rejects the
- * connection. address: the peer's numeric address, "HOST:PORT", with brackets around IPv6. Called
- * on the engine's thread.
+ * Interface through which a kind passes on connections that it has accepted itself. take() counts
+ * the connection, checks the limits, and passes the connection to the engine; it returns false if
+ * it rejects the connection. address: the peer's numeric address, "HOST:PORT", with brackets around
+ * IPv6. Called on the engine's thread.
  */
 struct engine_door {
 	bool (*take)(void *context, const struct session_kind *kind, const char *address);
@@ -463,7 +463,7 @@ enum copy_method {
 struct engine_counters {
 	uint64_t sessions_accepted;
 	uint64_t sessions_refused;
-	/* ended because the peer broke the protocol, or by a socket error */
+	/* sessions that ended because the peer broke the protocol, or by a socket error */
 	uint64_t sessions_failed;
 	uint64_t sessions_idle; /* ended by the idle timeout */
 	/* the part of sessions_accepted that another process has handed over */
