@@ -114,9 +114,9 @@ struct device_ops {
 	 * it. Any thread. */
 	int (*check)(const char *path, struct error *error);
 
-	/* Flushes written data to the server and removes the disk. -EBUSY: it is in use, force is
-	 * not set, and nothing has changed. After any other result the disk is gone; an error says
-	 * what was lost. */
+	/* Flushes written data to the server and removes the disk. -EBUSY: the disk is in use and
+	 * force is not set; nothing has changed. After any other result the disk is gone; an error
+	 * says what was lost. */
 	int (*stop)(struct device *device, bool force, struct error *error);
 
 	/* Called before stop() with force, or while another thread is in stop() without force.

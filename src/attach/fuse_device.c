@@ -158,8 +158,8 @@ static void *file_thread(void *argument)
 	struct fuse_file *file = argument;
 	int rc = remote_open(&file->remote, file->options, &file->device, &file->start_error);
 
-	/* The daemon's thread waits for the result of this one, so it does not use the timings
-	 * now. */
+	/* The daemon's thread waits for the result of this thread, and does not use the timings
+	 * meanwhile. */
 	timings_mark(file->options->timings, TIMINGS_CONNECT);
 	if (rc == 0) {
 		rc = check_size(file, &file->start_error);

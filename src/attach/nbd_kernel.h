@@ -20,7 +20,7 @@
 struct netlink {
 	int fd;
 	uint16_t family;
-	uint32_t group; /* for notifications */
+	uint32_t group; /* multicast group of the notifications */
 	uint32_t sequence;
 };
 

@@ -16,8 +16,8 @@
 #include "base/log.h"
 
 enum {
-	DISKS_MAX = 64, /* a disk and its partitions */
-	NAMES_MAX = 16, /* paths of a mounted file */
+	DISKS_MAX = 64, /* maximum: a disk and its partitions */
+	NAMES_MAX = 16, /* maximum number of paths of a mounted file */
 };
 
 /* A disk and its partitions, as device numbers. */

@@ -28,7 +28,7 @@ struct value {
 	uint32_t bytes;
 	uint8_t *data;
 	uint32_t use_count;
-	uint32_t first_rule; /* list of the rules indexed by this value; NO_RULE: none */
+	uint32_t first_rule; /* first rule in the list of this value; NO_RULE: none */
 	uint32_t last_rule;
 };
 
@@ -295,8 +295,8 @@ int access_create(const struct access_rule *rules, uint32_t count, struct access
 		return rc;
 	}
 	for (uint32_t i = 0; i < count; i++) {
-		/* after all rules have been added, because only then is it known how rare each
-		 * value is */
+		/* A rule is indexed by its rarest value, which is known only after all rules have
+		 * been added. */
 		index_rule(access, i);
 	}
 	find_prefixes(access);

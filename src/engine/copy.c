@@ -36,7 +36,7 @@ static const uint32_t piece_edges[PIECE_STATE_COUNT] = {
 
 /* The work of a piece; offsets are relative to the beginning of the copy. */
 struct step {
-	enum store_op op; /* STORE_READ means reading and writing */
+	enum store_op op; /* STORE_READ: reads from the source and writes to the target */
 	enum store_copy_way way;
 	uint64_t begin;
 	uint64_t bytes;
@@ -195,7 +195,7 @@ static void engine_copy_request_begin(const struct session_copy *copy, struct pa
 	request->export = export;
 }
 
-/* Releases the fragment's memory after it was written, and continues the piece. */
+/* Releases the memory of a fragment that was written, and continues the piece. */
 static void written(struct piece *piece)
 {
 	engine_copy_set_state(piece, PIECE_READING);

@@ -329,7 +329,7 @@ struct session {
 	bool was_ready;		  /* a log line has reported that the client uses the export */
 	struct export *export;	  /* NULL before session_choose() */
 	struct path_export *path_export;
-	struct path_client client; /* its part of the shared payload memory */
+	struct path_client client; /* the session's part of the shared payload memory */
 	uint32_t rights;	   /* enum engine_rights; can change, see EXPORT_RIGHTS */
 	/* current size of the export; changes are announced by EXPORT_RESIZED */
 	uint64_t export_bytes;
@@ -346,7 +346,7 @@ struct session {
 	struct engine_export *chosen;
 	/* points to chosen->inflight_count, or to the count of all sessions without an export */
 	uint32_t *export_inflight_count;
-	struct engine_identity *of_identity; /* NULL: no rule for rates applies to it */
+	struct engine_identity *of_identity; /* NULL: no rate rule matches the session */
 	struct engine_client *of_client;     /* NULL before session_choose() */
 	struct export *takeover_export;	     /* the export whose takeover group contains member */
 	uint64_t deadline_ns; /* when the handshake or the wait in state LINGERING ends */
@@ -441,8 +441,8 @@ void session_linger(struct session *session);
  * until it ends. */
 void session_takeover_join(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
-/* Ends the connection with this token, see takeover.h. Returns true if there is one; kind->resume()
- * is called when it has ended. */
+/* Ends the connection with this token, see takeover.h. Returns true if there is such a connection;
+ * kind->resume() is called when it has ended. */
 GMB_MUST_CHECK bool session_takeover_replace(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
 

@@ -37,9 +37,9 @@ void export_use_put(struct export_use *use)
 	}
 }
 
-/* Ends one use of an export: by an engine, or by an older export that this one replaces. After the
- * last use, the exports that replace this one no longer wait for it, and its use of each of them
- * ends in the same way. */
+/* Ends one use of an export: by an engine, or by an older export that this one replaces. After its
+ * last use, the exports that replace it no longer wait for it, and its own uses of those exports
+ * end. */
 static void use_end(struct export_use *use)
 {
 	struct export_wait *next;

@@ -121,9 +121,9 @@ struct ring_counters {
 GMB_MUST_CHECK int ring_create(
 	const struct ring_options *options, struct ring **ring_out, struct error *error);
 
-/* Checks that the kernel restricts the ring, by an operation without effect that is not permitted:
- * a server does not start with a ring that could do more. No operation is in flight. The
- * simulation checks nothing. -EPERM: the ring is not restricted. */
+/* Checks that the kernel restricts the ring: submits a forbidden operation that has no effect, and
+ * expects an error. A server does not start if its ring is not restricted. No operation is in
+ * flight. The simulation checks nothing. -EPERM: the ring is not restricted. */
 GMB_MUST_CHECK int ring_check_restricted(struct ring *ring, struct error *error);
 
 /* Frees the ring. Nothing is in flight. NULL is a no-op. */

@@ -39,8 +39,8 @@ struct sandbox_rule {
 	char *path; /* resolved by realpath() */
 	uint32_t access;
 	/* The option that names the file, if only the file itself is allowed because its folder is
-	 * broad (sandbox_is_broad()); otherwise NULL. For a warning: a file that replaces it later
-	 * cannot be read. Borrowed. */
+	 * broad (sandbox_is_broad()); otherwise NULL. Used in a warning that a file that replaces
+	 * it later cannot be read. Borrowed. */
 	const char *alone_of;
 };
 
@@ -78,7 +78,7 @@ enum { SANDBOX_NAME_BYTES = 256 };
 
 struct sandbox_user {
 	char name[SANDBOX_NAME_BYTES];	/* "" if only the number is known */
-	char group[SANDBOX_NAME_BYTES]; /* likewise */
+	char group[SANDBOX_NAME_BYTES]; /* "" if only the number is known */
 	uid_t uid;
 	gid_t gid;
 	bool is_own_group; /* gid is the group that the user has by default */

@@ -44,7 +44,8 @@
 #define PR_SET_VMA 0x53564d41
 #endif
 
-/* The result of a call that an old kernel does not have. Libraries can handle that. */
+/* Result of calls without a rule: the same error as on a kernel that does not have the call,
+ * because libraries can handle it. */
 #define UNKNOWN SCMP_ACT_ERRNO(ENOSYS)
 
 /* Calls that the server, the C library, GnuTLS and libfabric use while serving, allowed with any

@@ -27,7 +27,7 @@ struct runner_options {
 	const char *uri;
 	const char *socket_path;    /* or NULL */
 	const sigset_t *child_mask; /* signal mask before the server changed it */
-	const char *file_limit;	    /* as ulimit -n takes it; NULL: the server has not raised it */
+	const char *file_limit;	    /* argument for ulimit -n; NULL: the limit was not raised */
 };
 
 struct runner {

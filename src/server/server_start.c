@@ -133,7 +133,7 @@ static int start_accepting(struct server *server, struct error *error)
 	};
 	int rc = acceptor_create(&options, &server->acceptor, error);
 
-	if (rc == 0) { /* now it listens, but has not accepted a connection */
+	if (rc == 0) { /* the server listens now, but has not accepted a connection */
 		rc = server_sandbox_seal(server->config, error);
 	}
 	if (rc == 0 && server->take != NULL) {

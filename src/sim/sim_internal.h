@@ -182,7 +182,7 @@ struct sim_page {
 	struct list_node node; /* in disk.pages */
 	uint64_t index;
 	bool hole;     /* the page reads as zeroes and is reported as a hole */
-	uint8_t dirty; /* a bit per 512 bytes: a crash can lose these */
+	uint8_t dirty; /* one bit per 512 bytes that a crash can lose */
 	/* by sector: ticket of the first completed write; 0: none */
 	uint64_t since[SIM_SECTORS_PER_PAGE];
 	uint8_t current[SIM_PAGE_BYTES]; /* contents as the device returns them */

@@ -412,7 +412,8 @@ void sim_op_free(struct sim_op *sop)
 
 void sim_op_check(const struct sim_op *sop)
 {
-	/* Under AddressSanitizer, these reads also detect that the owner was freed. */
+	/* Under AddressSanitizer, these reads also detect that the owner has freed the
+	 * operation. */
 	GMB_ASSERT(sop->op->in_flight);
 	GMB_ASSERT(sop->op->done == sop->done);
 	GMB_ASSERT(sop->op->code == sop->code);

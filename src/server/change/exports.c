@@ -160,7 +160,7 @@ void served_export_blame(const struct server_export *entry, struct error *error)
 }
 
 /* If the sandbox is the reason that the disk, or one of its other files, cannot be opened, appends
- * this to the error text. Returns whether it is. */
+ * this to the error text and returns true. */
 static bool exports_explain(const struct server_export *entry, struct error *error)
 {
 	static const char remedy[] = "name its folder with --export-folder when the server starts";

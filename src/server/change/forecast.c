@@ -37,7 +37,7 @@ struct proof {
 struct answer {
 	struct reactor_task task;
 	struct forecast *forecast;
-	bool is_done; /* under the lock */
+	bool is_done; /* protected by the lock */
 	bool failed;
 	bool counts_in;			/* the answer came in time, so its results count */
 	struct forecast_counts *counts; /* one per export */
@@ -54,7 +54,7 @@ struct forecast {
 
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	bool is_over; /* under the lock: answers are no longer awaited */
+	bool is_over; /* protected by the lock: answers are no longer awaited */
 	struct answer answers[];
 };
 

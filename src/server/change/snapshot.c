@@ -76,7 +76,7 @@ struct ask {
 	struct engine *engine;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	bool is_done; /* under the lock */
+	bool is_done; /* protected by the lock */
 };
 
 static void change_snapshot_asked(struct store_snapshot_request *request)

@@ -185,7 +185,7 @@ static uint32_t cpus_allowed(void)
 	return (uint32_t)MAX(CPU_COUNT(&set), 1);
 }
 
-/* Formats a size for a sentence, such as "1K" or "1 byte". */
+/* Formats a size for an error message, such as "1K" or "1 byte". */
 static const char *memory_text(char out[UNITS_TEXT_BYTES], uint64_t bytes)
 {
 	units_format_bytes(out, bytes);

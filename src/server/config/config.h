@@ -94,7 +94,7 @@ struct server_export {
 /* Memory of a PCI device, for exports with mode=device. */
 struct server_arena {
 	bool given;
-	bool waits; /* spill=wait */
+	bool waits; /* spill=wait was given */
 	char bdf[P2PMEM_BDF_BYTES];
 	uint64_t bytes; /* 0 = all of the free memory */
 };

@@ -4,11 +4,11 @@
  * fewest connections. A session kind with its own listeners has them on the first reactor, and
  * their connections stay there. Enforces the server's connection limits, in total and per peer.
  *
- * Threading: create, adopt and destroy on the main thread; start and stop on any (they post);
- * everything else runs on the first reactor's thread. Ownership: borrows the reactors. Borrows the
- * listeners during acceptor_create(), which fills in ports; their descriptors must stay open until
- * stopped() was called. Errors: a failed accept is logged, with a rate limit; without free
- * descriptors or memory, that socket pauses for a moment.
+ * Threading: create, adopt and destroy on the main thread; start and stop on any thread (they post
+ * a message); everything else runs on the first reactor's thread. Ownership: borrows the reactors.
+ * Borrows the listeners during acceptor_create(), which fills in ports; their descriptors must stay
+ * open until stopped() was called. Errors: a failed accept is logged, with a rate limit; if
+ * descriptors or memory are used up, that socket pauses for a moment.
  */
 #pragma once
 

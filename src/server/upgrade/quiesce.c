@@ -74,7 +74,7 @@ static void disk_quiesced(struct engine_quiesce *base, int result)
 /* Argument of a call to one reactor. Disks are distributed over the reactors in turn. */
 struct quiesce_turn {
 	struct quiesce *quiesce;
-	uint32_t index; /* of the reactor */
+	uint32_t index; /* index of the reactor */
 	bool last;
 };
 

@@ -17,7 +17,7 @@
 #include "server/upgrade/added.h"
 
 enum {
-	ANSWER_MS = 60000, /* longer than any time limit of the old process */
+	ANSWER_MS = 60000, /* limit for an answer; longer than any limit of the old process */
 	/* time for the old process to report this one's process ID to the service manager */
 	GOODBYE_MS = 2000,
 	NAME_SHOWN_BYTES = 120,

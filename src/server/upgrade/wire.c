@@ -29,7 +29,7 @@ struct wire_listener {
 } __attribute__((packed));
 
 struct wire_export {
-	struct be32 hold; /* 0 no descriptor, 1 the claim, 2 the contents */
+	struct be32 hold; /* the descriptor: 0 none, 1 the claim, 2 the contents */
 	struct be32 session_count;
 	struct be64 identity[2];
 	struct be64 epoch;

@@ -18,9 +18,9 @@ enum {
 	UPGRADE_PACKET_BYTES_MAX = 32 << 10,
 	UPGRADE_NAME_BYTES_MAX = EXPORT_NAME_BYTES_MAX,
 	UPGRADE_KIND_BYTES_MAX = 16,
-	UPGRADE_STRINGS_BYTES_MAX = 16 << 10, /* of the strings in ADDED and SNAPSHOT */
+	UPGRADE_STRINGS_BYTES_MAX = 16 << 10, /* size of the strings in ADDED and SNAPSHOT */
 	UPGRADE_SETTINGS_MAX = 256,
-	UPGRADE_RECEIVED_BYTES_MAX = 24 << 10, /* in one RECEIVED */
+	UPGRADE_RECEIVED_BYTES_MAX = 24 << 10, /* payload in one RECEIVED message */
 };
 
 enum upgrade_type {
@@ -51,28 +51,29 @@ enum upgrade_listener_flag {
 
 struct upgrade_message {
 	enum upgrade_type type;
-	int fd; /* or -1 */
+	int fd; /* descriptor sent with the message, or -1 */
 
-	uint32_t pid; /* HELLO */
+	uint32_t pid; /* in HELLO: the new process's ID */
 
-	/* LISTENER */
+	/* Members of LISTENER messages. */
 	uint32_t flags;
-	uint64_t device; /* of the socket file */
+	uint64_t device; /* device number of the socket file */
 	uint64_t inode;
 
-	/* for EXPORT; the export's name is in record.export */
+	/* Members of EXPORT messages; the export's name is in record.export. */
 	enum store_hold hold;
 	uint32_t session_count; /* current number of sessions of the export */
 	uint64_t identity[2];	/* as in struct store_claim */
 	uint64_t epoch;
 
-	struct session_record record; /* for SESSION; its member fd is not used */
+	struct session_record record; /* for SESSION messages; its member fd is not used */
 
-	/* for RECEIVED; 0: starts the data of a session, and discards earlier data */
+	/* Members of RECEIVED messages. Offset 0 starts the data of a session, and discards earlier
+	 * data. */
 	uint32_t offset;
 	struct session_piece received;
 
-	/* SESSIONS_END */
+	/* Members of SESSIONS_END messages. */
 	uint32_t handed_over_count;
 	uint32_t ended_count;
 
@@ -82,7 +83,7 @@ struct upgrade_message {
 	const char *strings;
 	uint32_t strings_bytes;
 
-	/* FAILED */
+	/* Members of FAILED messages. */
 	const char *text; /* without a terminator */
 	uint32_t text_bytes;
 };
