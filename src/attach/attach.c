@@ -46,12 +46,14 @@ struct detach {
 };
 
 /*
+ * Phases of a detach:
+ *
  * WORKING ──▶ FLUSHING ──▶ STOPPING ──▶ the end
  *    ▲           │            │
  *    └───────────┴────────────┘ in use, or no client waits
  *
- * Operations that can take long are part of the flush, which changes nothing. If the limit expires,
- * the disk is still complete.
+ * Operations that can take long are part of FLUSHING, which does not change the disk. If the time
+ * limit expires in this phase, the disk stays attached.
  */
 enum phase { PHASE_WORKING, PHASE_FLUSHING, PHASE_STOPPING };
 
@@ -168,7 +170,8 @@ static void attach_flush_start(struct daemon *daemon)
 	daemon->noted = false;
 	daemon->wait_since_ns = clock_now_ns();
 	daemon->phase = PHASE_FLUSHING;
-	/* A flush in progress suffices. stop() flushes data that was written after it started. */
+	/* A flush in progress suffices, because stop() flushes data that was written after that
+	 * flush started. */
 	if (daemon->device->read_only ||
 		(daemon->flush == NULL &&
 			disk_flush_begin(daemon->device->path, daemon->device->ops->check,
@@ -285,7 +288,7 @@ static void flush_finish(struct daemon *daemon)
 		daemon->lost = error;
 	}
 	if (daemon->phase != PHASE_FLUSHING) {
-		return; /* its detach was abandoned */
+		return; /* the detach for which it was started was abandoned */
 	}
 	if (rc == -EBUSY) {
 		daemon->stop_error = error;
@@ -439,7 +442,7 @@ static void begin_status(void *context, struct control_client *client, const jso
 	control_reply(client, json_pack("{s:s, s:o}", "state", text, "last_reason", reason));
 }
 
-/* limit_ns: 0 for the default. */
+/* Adds a detach request. client: NULL for a signal. limit_ns: 0 for the default time limit. */
 static void add_detach(
 	struct daemon *daemon, struct control_client *client, bool force, uint64_t limit_ns)
 {
@@ -487,7 +490,7 @@ static void begin_detach(void *context, struct control_client *client, const jso
 }
 
 /* Called when a client's program ends while it waits. If no other client waits and the disk is
- * complete, it stays. */
+ * complete, the disk stays attached. */
 static void end_detach(void *context, struct control_client *client)
 {
 	struct daemon *daemon = context;
@@ -522,8 +525,8 @@ static int attach_listen_at(const char *path, struct error *error)
 	int rc = control_address(path, &address, &folder_fd);
 	int fd = rc == 0 ? socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0) : rc;
 
-	/* This socket was left by a daemon that died. A running daemon would still have its disk,
-	 * so the new disk could not have its name. */
+	/* Removes the socket of a daemon that died. It cannot be the socket of a running daemon:
+	 * that daemon would still have its disk, and the new disk could not have the same name. */
 	if (rc == 0 && (fd < 0 || (unlink(path) != 0 && errno != ENOENT) ||
 			       bind(fd, (struct sockaddr *)&address, sizeof(address)) != 0 ||
 			       listen(fd, DETACHES_MAX) != 0)) {
@@ -632,8 +635,8 @@ static int daemon_start(struct daemon *daemon, struct error *error)
 		}
 	}
 	if (rc == 0 && refused != NULL) {
-		/* For a FUSE file this is less serious, because the system does not swap to it or
-		 * keep its root on it. */
+		/* For a FUSE file the missing protection is less serious, because the system does
+		 * not swap to it or keep its root on it. */
 		log_line(daemon->options->kind == ATTACH_FUSE ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING,
 			"cannot use %s: %s may stall when memory is low", refused,
 			daemon->device->path);
@@ -769,7 +772,8 @@ static void daemon_end(struct daemon *daemon)
 	if (daemon->stopped_fd >= 0) {
 		close(daemon->stopped_fd);
 	}
-	/* last, because clients wait for their connections to close */
+	/* after everything else, because a client takes the end of its connection for the end of
+	 * the daemon */
 	control_server_destroy(daemon->control);
 	if (daemon->listen_fd >= 0) {
 		close(daemon->listen_fd);

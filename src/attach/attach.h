@@ -5,8 +5,8 @@
  * commands find the daemon through the state folder (state.h).
  *
  * Threading: the main thread of a process without other threads; attach_run() may fork, and the
- * daemon starts threads. Ownership: arguments are borrowed. Errors: 0 or a negative errno with a
- * sentence; each function lists its codes.
+ * daemon starts threads. Ownership: arguments are borrowed. Errors: 0 or a negative errno with an
+ * error message; each function lists its codes.
  */
 #pragma once
 
@@ -35,7 +35,7 @@ struct attach_options {
 	bool cover;
 	int32_t number; /* device number; -1: any free one */
 	bool read_only;
-	/* nbd with TLS: whether the kernel encrypts, or a relay in the daemon */
+	/* nbd with TLS: whether the kernel or a relay in the daemon encrypts */
 	enum tls_records tls_records;
 	bool foreground;      /* no daemon: attach_run() returns when the device is gone */
 	uint32_t connections; /* 0: chosen to suit the server; at most 16 */
@@ -87,7 +87,7 @@ enum { HEALTH_TEXT_BYTES = 256 };
 struct health {
 	pthread_mutex_t lock;
 	bool connected;
-	/* reason why it is, or last was, not connected; "": it always was */
+	/* reason why the server is, or last was, not connected; "": it was always connected */
 	char text[HEALTH_TEXT_BYTES];
 };
 
@@ -97,7 +97,7 @@ void health_set(struct health *health, bool connected, const char *text);
 /* Formats "connected", or "not connected: " and the reason. Returns out. */
 const char *health_describe(struct health *health, char *out, size_t out_bytes);
 bool health_is_connected(struct health *health);
-/* Copies the reason why it is, or last was, not connected. Returns false if it was always
+/* Copies the reason why the server is, or last was, not connected. Returns false if it was always
  * connected. */
 bool health_last_reason(struct health *health, char out[HEALTH_TEXT_BYTES]);
 
@@ -114,9 +114,9 @@ struct device_ops {
 	 * it. Any thread. */
 	int (*check)(const char *path, struct error *error);
 
-	/* Flushes written data to the server and removes the disk. -EBUSY: it is in use, force is
-	 * not set, and nothing has changed. After any other result the disk is gone; an error says
-	 * what was lost. */
+	/* Flushes written data to the server and removes the disk. -EBUSY: the disk is in use and
+	 * force is not set; nothing has changed. After any other result the disk is gone; an error
+	 * says what was lost. */
 	int (*stop)(struct device *device, bool force, struct error *error);
 
 	/* Called before stop() with force, or while another thread is in stop() without force.
@@ -242,7 +242,7 @@ GMB_MUST_CHECK int timings_print(
 
 /*
  * Users of a disk: mounts, swap space, other block devices built on it, and processes that have it
- * open. Partitions count. Any thread. Return -EBUSY with a sentence that names the first user
+ * open. Partitions count. Any thread. Return -EBUSY with an error message that names the first user
  * found. An object that cannot be examined does not count as a user.
  */
 
@@ -254,5 +254,6 @@ GMB_MUST_CHECK int usage_check_path(const char *path, struct error *error);
 
 /* Checks a file instead: only processes that have it open, and loop devices on it, are users. */
 GMB_MUST_CHECK int usage_check_file(const char *path, struct error *error);
-/* usage_check_file() for the message after the kernel refused to unmount: always returns -EBUSY. */
+/* Like usage_check_file(), but called after the kernel has refused to unmount the file. Always
+ * returns -EBUSY, with a message that names the user if one is found. */
 GMB_MUST_CHECK int usage_explain_file(const char *path, struct error *error);

@@ -5,7 +5,7 @@
  * it does not keep the daemon from serving the disk.
  *
  * Threading: one thread calls these functions. Ownership: disk_flush_begin() allocates;
- * disk_flush_end() and disk_flush_leave() release. Errors: negative errno with a sentence.
+ * disk_flush_end() and disk_flush_leave() release. Errors: negative errno with an error message.
  */
 #pragma once
 
@@ -18,11 +18,11 @@ GMB_MUST_CHECK int disk_flush_begin(const char *path,
 	int (*check)(const char *path, struct error *error), struct disk_flush **flush_out,
 	struct error *error);
 
-/* Readable when the flush has ended. */
+/* Returns a descriptor that is readable when the flush has ended. */
 int disk_flush_fd(const struct disk_flush *flush);
 
 /* Waits for the end of the flush, and releases it. -EBUSY: the disk is in use and was not flushed.
- * After any other error written data may be lost; the sentence assumes that the disk is then
+ * After any other error written data may be lost; the error message assumes that the disk is then
  * detached. */
 GMB_MUST_CHECK int disk_flush_end(struct disk_flush *flush, struct error *error);
 

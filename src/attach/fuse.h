@@ -46,7 +46,8 @@ struct fuse_inlet {
 	struct fuse_buf buffer;
 };
 
-/* Progress of a slot with edges. */
+/* Step of a write. A write that does not consist of whole blocks first reads its edges, the blocks
+ * that it changes only in part. */
 enum fuse_step {
 	FUSE_STEP_PLAIN,
 	FUSE_STEP_HEAD, /* reads the first block */
@@ -56,7 +57,7 @@ enum fuse_step {
 
 struct fuse_slot {
 	struct list_node node;	     /* in free_slots, or in waiting */
-	struct list_node range_node; /* in ranges, while it writes */
+	struct list_node range_node; /* in file->ranges, while the slot writes */
 	struct fuse_file *file;
 	fuse_req_t req;
 	struct gmb_request request;
@@ -70,7 +71,7 @@ struct fuse_slot {
 	uint64_t begin; /* range in whole blocks */
 	uint64_t end;
 	bool exclusive; /* the write has edges, so no other write may access these blocks */
-	int whence;	/* whence of an lseek */
+	int whence;	/* argument of an lseek request */
 	struct gmb_extent extents[FUSE_EXTENTS];
 };
 
@@ -107,7 +108,7 @@ struct fuse_file {
 	struct error close_error;
 };
 
-/* The operations table, for fuse_session_new() with the file as its data. */
+/* Returns the operations table, for fuse_session_new() with the file as its data. */
 const struct fuse_lowlevel_ops *fuse_file_ops(void);
 
 /* Returns whether another request can be accepted. */
@@ -139,8 +140,8 @@ void fuse_zero_start(struct fuse_slot *slot, uint32_t flags);
 /*
  * libfuse is loaded when a file is attached and not at program start, because its relocations take
  * nearly as many instructions as the rest of the start, and only `gmblock attach --fuse` needs it.
- * libfuse 3.17 and later are linked: there fuse_session_new() is a macro, and the library has
- * another name.
+ * libfuse 3.17 and later are linked as usual: there fuse_session_new() is a macro, and the library
+ * has another name.
  */
 
 /* From 3.17 on a macro with arguments hides this function, and fuse_session_new without arguments

@@ -54,7 +54,8 @@ static int fuse_device_take_request(struct fuse_file *file)
 	if (count > 0) {
 		fuse.session_process_buf(file->session, &file->inlet->buffer);
 	}
-	/* A write keeps the inlet until it is answered. */
+	/* If the request was a write, file->inlet is NULL now: the write keeps the inlet until it
+	 * is answered. */
 	if (file->inlet != NULL) {
 		list_push_front(&file->free_inlets, &file->inlet->node);
 		file->inlet = NULL;
@@ -157,8 +158,8 @@ static void *file_thread(void *argument)
 	struct fuse_file *file = argument;
 	int rc = remote_open(&file->remote, file->options, &file->device, &file->start_error);
 
-	/* The daemon's thread waits for the result of this one, so it does not use the timings
-	 * now. */
+	/* The daemon's thread waits for the result of this thread, and does not use the timings
+	 * meanwhile. */
 	timings_mark(file->options->timings, TIMINGS_CONNECT);
 	if (rc == 0) {
 		rc = check_size(file, &file->start_error);
@@ -194,7 +195,7 @@ static bool is_mounted_on(const char *path)
 	return stat(folder, &parent) == 0 && stat(path, &file) == 0 && parent.st_dev != file.st_dev;
 }
 
-/* Checks that the existing file may be covered. */
+/* Checks that the mount may cover the existing file. */
 static int check_mount_point(
 	const struct fuse_file *file, const struct stat *status, struct error *error)
 {
@@ -343,7 +344,7 @@ int fuse_device_start(
 
 /* --- stopping ------------------------------------------------------------------------------ */
 
-/* Unmounts. Returns 0, -EBUSY with a sentence, or another errno. */
+/* Unmounts. Returns 0, -EBUSY with an error message, or another errno. */
 static int unmount(const char *path, bool force, struct error *error)
 {
 	int rc = umount2(path, UMOUNT_NOFOLLOW | (force ? MNT_DETACH : 0)) == 0 ? 0 : -errno;
@@ -509,7 +510,7 @@ static bool must_wait(struct fuse_slot *slot, const struct list_node *waiting_en
 
 static void submit_step(struct fuse_slot *slot);
 
-/* Starts the writes that waited only for this one. */
+/* Removes a finished write from the list, and starts the writes that waited only for it. */
 static void release_range(struct fuse_slot *slot)
 {
 	struct fuse_file *file = slot->file;

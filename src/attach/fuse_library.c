@@ -16,7 +16,7 @@ static int fuse_library_find(void *library, const char *name, void *call, struct
 	if (found == NULL) {
 		return error_set(error, -ENOSYS, "libfuse has no %s: %s", name, dlerror());
 	}
-	memcpy(call, &found, sizeof(found)); /* a function's address, for which C has no cast */
+	memcpy(call, &found, sizeof(found)); /* C cannot cast void * to a function */
 	return 0;
 }
 

@@ -24,7 +24,7 @@ enum { SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8, STATUS_TIMEOUT_MS = 5000 };
 enum { DESCRIBED_BYTES = 2 * ERROR_TEXT_BYTES + 32 };
 
 struct status {
-	char state[ERROR_TEXT_BYTES]; /* "connected", or what keeps it from being connected */
+	char state[ERROR_TEXT_BYTES]; /* "connected", or the reason why the disk is not connected */
 	/* reason of the last disconnection; "": it was always connected */
 	char last_reason[ERROR_TEXT_BYTES];
 };

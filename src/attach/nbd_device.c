@@ -43,7 +43,8 @@ enum {
 	/* initial pause between attempts to reconnect; doubled up to the maximum */
 	PAUSE_MS_MIN = 50,
 	PAUSE_MS_MAX = 2000,
-	/* to wait for the kernel's notification after we have detected that a socket is dead */
+	/* time to wait for the kernel's notification after we have detected that a socket is
+	 * dead */
 	WAIT_MS = 500,
 };
 
@@ -180,9 +181,9 @@ static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, 
 	return rc;
 }
 
-/* Dials one connection with simple replies, because the driver understands no others (rule P136).
- * The server ends our dead connections first. Blocks until deadline_ns at most, or until cancel_fd
- * is readable. */
+/* Dials one connection with simple replies, because the driver understands no others (P136 in
+ * docs/protocol/nbd.md). The server ends our dead connections first. Blocks until deadline_ns at
+ * most, or until cancel_fd is readable. */
 static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
 	struct connection *connection, struct nbd_facts *facts, struct error *error)
 {
@@ -235,9 +236,10 @@ static void keep_connection(
 	disk->relays[idx] = connection->relay;
 }
 
-/* Checks the properties that all connections of a device must share (rule P137). Returns -ESTALE
- * with a sentence if one of them reached a different export than the first. promised: flags that
- * must still be set. The caller handles a new epoch of an export that is not volatile. */
+/* Checks the properties that all connections of a device must share (P137 in docs/protocol/nbd.md).
+ * Returns -ESTALE with an error message if one of them reached a different export than the first.
+ * promised: flags that must still be set. The caller handles a new epoch of an export that is not
+ * volatile. */
 static int check_facts(const struct nbd_facts *first, const struct nbd_facts *other,
 	uint16_t promised, struct error *error)
 {
@@ -461,8 +463,8 @@ static void *nbd_device_watch(void *argument)
 	struct error error;
 	bool go_on = true;
 
-	/* Only gmblock's server reports size changes. It is recognized by its extension. Another
-	 * server might not accept a further connection. */
+	/* Only gmblock's server reports size changes. It is recognized by its extension of the
+	 * protocol. Another server might not accept a further connection. */
 	if (disk->facts.can_take_over &&
 		remote_watch(&disk->size, disk->options, &disk->device, &error) != 0) {
 		log_info("%s: the disk will not grow with the export: %s", disk->device.path,
@@ -775,8 +777,8 @@ static int disconnect(struct netlink *netlink, int32_t index, bool force, struct
 	return 0;
 }
 
-/* timeout_ms: -1 for no limit. A forced detach limits the wait for a server that may be going
- * away. */
+/* Flushes the device. timeout_ms: -1 for no limit. A forced detach sets a limit, because the server
+ * may be going away. */
 static int flush_device(const char *path, int timeout_ms, struct error *error)
 {
 	struct disk_flush *flush;
@@ -801,7 +803,7 @@ static int flush_device(const char *path, int timeout_ms, struct error *error)
 		path);
 }
 
-/* A disk in use stays unchanged. */
+/* Flushes and disconnects the device. Without force, a device in use is not changed. */
 static int nbd_device_stop(struct device *device, bool force, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
@@ -821,7 +823,8 @@ static int nbd_device_stop(struct device *device, bool force, struct error *erro
 	} else if (!device->read_only && health_is_connected(&device->health)) {
 		lost = flush_device(device->path, FORCED_MS_MAX, error);
 	}
-	/* Ends the watcher first, because it would take the disconnection for a loss. */
+	/* Ends the watcher first, because it would mistake the disconnection for a lost
+	 * connection. */
 	eventfd_write(disk->stop_fd, 1);
 	pthread_join(disk->thread, NULL);
 	disk->watching = false;
@@ -840,7 +843,7 @@ static void nbd_device_hurry(struct device *device)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
 	struct error error = { 0 };
-	struct netlink netlink; /* another one than the disk's, which stop() may be using */
+	struct netlink netlink; /* not the disk's own, which stop() may be using */
 	int rc;
 
 	/* Stored before the disconnection, which ends the flush in stop(). stop() then only waits
@@ -876,7 +879,7 @@ static uint64_t size_of_disk(const struct nbd_disk *disk)
 static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
-	struct netlink netlink; /* another one than the disk's, which belong to the watcher */
+	struct netlink netlink; /* not the disk's own, which the watcher uses */
 	int rc = nbd_kernel_open(&netlink, error);
 
 	if (rc != 0) {

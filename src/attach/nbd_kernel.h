@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Commands to the kernel's nbd driver (rule P135) over generic netlink. Only the parts that the
- * driver needs are implemented: one family, messages with attributes, an acknowledgement for each,
- * and the family's notifications.
+ * Commands to the kernel's nbd driver (P135 in docs/protocol/nbd.md) over generic netlink. Only the
+ * parts that the driver needs are implemented: one family, messages with attributes, an
+ * acknowledgement for each, and the family's notifications.
  *
- * Threading: one thread at a time for each struct netlink. Ownership: the structs belong to the
- * caller. Sockets stay the caller's, and the kernel also holds them. Errors: negative errno, as
- * returned by the driver; -ENOSYS no driver, with a sentence if an error argument is taken.
+ * Threading: one thread at a time for each struct netlink. Ownership: the caller owns the structs
+ * and the sockets; the kernel holds its own references to the sockets. Errors: negative errno, as
+ * returned by the driver; -ENOSYS if there is no driver, with an error message if an error argument
+ * is taken.
  */
 #pragma once
 
@@ -19,7 +20,7 @@
 struct netlink {
 	int fd;
 	uint16_t family;
-	uint32_t group; /* for notifications */
+	uint32_t group; /* multicast group of the notifications */
 	uint32_t sequence;
 };
 
@@ -80,7 +81,8 @@ struct nbd_kernel_device {
 /* Connects to the driver, loading its module if it is missing. */
 GMB_MUST_CHECK int nbd_kernel_open(struct netlink *netlink, struct error *error);
 
-/* Returns the export flags that the running kernel understands (rule P136). */
+/* Returns those of the export flags that the running kernel understands (P136 in
+ * docs/protocol/nbd.md). */
 uint16_t nbd_kernel_flags(uint16_t flags);
 
 /* Creates a disk on these sockets and sets index. */

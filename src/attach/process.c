@@ -102,7 +102,7 @@ static void leave_terminal(void)
 	if (log_fd >= 0) {
 		close(log_fd);
 	}
-	unsetenv("JOURNAL_STREAM"); /* because in the kernel's log a line must name its program */
+	unsetenv("JOURNAL_STREAM"); /* lines in the kernel's log must name the program */
 }
 
 void process_report_send(int report_fd, int code, const char *text, const struct timings *timings)

@@ -5,8 +5,8 @@
  * system.
  *
  * Threading: the main thread, before other threads exist. Ownership: plain data. Errors: negative
- * errno with a sentence; a failure that only makes the process less robust is logged and is not an
- * error.
+ * errno with an error message; a failure that only makes the process less robust is logged and is
+ * not an error.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 /* The daemon's single report to its parent. */
 struct process_report {
 	int32_t code; /* 0: it is running; otherwise a negative errno, with the reason in text */
-	char text[ATTACH_PATH_BYTES]; /* the path of the disk, or the sentence */
+	char text[ATTACH_PATH_BYTES]; /* the path of the disk, or the error message */
 	struct timings timings;	      /* code 0: the timings, if requested */
 };
 

@@ -5,7 +5,7 @@
  * export's size is reported to the device.
  *
  * Threading: opened, used and closed by one thread. Ownership: the caller's struct, which
- * remote_close() clears. Errors: as gmb_open(), with its sentence.
+ * remote_close() clears. Errors: as gmb_open(), with its error message.
  */
 #pragma once
 

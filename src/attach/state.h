@@ -15,7 +15,7 @@
  * numbers are reused.
  *
  * Threading: any thread, no shared state. Ownership: as noted at each function. Errors: negative
- * errno with a sentence that names the file.
+ * errno with an error message that names the file.
  */
 #pragma once
 

@@ -8,7 +8,7 @@
  *   FETCH ─▶ descriptor[tag] ─▶ gmb_submit(buffer[tag]) ─▶ done ─▶ COMMIT_AND_FETCH ─▶ ...
  *
  * Threading: the functions below are for the thread that starts the device. Ownership: queues are
- * members of the disk. Errors: negative errno with a sentence.
+ * members of the disk. Errors: negative errno with an error message.
  */
 #pragma once
 
@@ -69,7 +69,7 @@ _Static_assert(sizeof(struct ublksrv_io_cmd) == 16, "I/O command");
 
 /* Creation, start and removal of ublk devices. Each command is sent over the control's own small
  * io_uring and waited for. One thread at a time. Errors: -ENOSYS the kernel has no ublk driver;
- * otherwise -EPERM or the driver's answer, with a sentence. */
+ * otherwise -EPERM or the driver's answer, with an error message. */
 enum ublk_command {
 	UBLK_ADD,
 	UBLK_SET_PARAMS,
@@ -150,11 +150,11 @@ struct ublk_queue {
 	const struct ublksrv_io_desc *descriptors;
 	size_t descriptors_bytes;
 	char *buffers;
-	uint32_t fetching; /* number of tags that the kernel has, or will deliver a request for */
+	uint32_t fetching; /* number of tags that the device still uses; 0: it has stopped */
 	bool poll_armed;
 	struct ublk_slot slots[UBLK_DEPTH];
 
-	/* Shared by both threads. */
+	/* Shared by the queue's thread and the thread that starts the device. */
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
 	enum ublk_phase phase;
@@ -164,11 +164,11 @@ struct ublk_queue {
 	struct error error;
 };
 
-/* Starts the thread, which connects. */
+/* Starts the queue's thread, which connects to the server. */
 GMB_MUST_CHECK int ublk_queue_start(struct ublk_queue *queue, struct error *error);
 
-/* Waits until it has connected; the remote's info can then be read. After an error the queue has
- * ended and need not be stopped. */
+/* Waits until the queue has connected; the remote's info can then be read. After an error the queue
+ * has ended and need not be stopped. */
 GMB_MUST_CHECK int ublk_queue_wait_open(struct ublk_queue *queue, struct error *error);
 
 /* Lets the queue serve, and waits until the kernel can send requests. */

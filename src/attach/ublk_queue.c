@@ -42,7 +42,7 @@ static enum ublk_phase wait_phase(struct ublk_queue *queue, enum ublk_phase left
 	return phase;
 }
 
-/* Pairs with the store in ublk_queue_abandon(). The flag guards no other data. */
+/* Returns whether ublk_queue_abandon() was called. The flag guards no other data. */
 static bool is_abandoned(struct ublk_queue *queue)
 {
 	return atomic_load_explicit(&queue->abandon, memory_order_acquire);
@@ -205,7 +205,7 @@ static void ublk_queue_take_completions(struct ublk_queue *queue, bool abandon)
 			ublk_queue_take_request(queue, (uint32_t)cqe->user_data, abandon);
 		} else {
 			/* UBLK_IO_RES_ABORT means that the device stops. After any other error,
-			 * too, no request can be fetched for the tag. */
+			 * too, the tag can fetch no further request. */
 			if (cqe->res != UBLK_IO_RES_ABORT) {
 				log_error("ublk rejects tag %u of queue %u: %s",
 					(unsigned)cqe->user_data, queue->number,
@@ -224,7 +224,7 @@ static void ublk_queue_serve(struct ublk_queue *queue)
 	while (queue->fetching > 0) {
 		int rc;
 
-		/* Library first, because its completions add commits that the submit below
+		/* Runs the library first: its completions add commits, which the submit below
 		 * sends. */
 		gmb_queue_wait(queue->remote.queue, 0);
 		if (!abandoned && is_abandoned(queue)) {
@@ -261,7 +261,7 @@ static int ublk_queue_map_memory(struct ublk_queue *queue, struct error *error)
 
 static int ublk_queue_make_ring(struct ublk_queue *queue, struct error *error)
 {
-	/* The first flags need Linux 6.1, the second always work. */
+	/* The first flags need Linux 6.1; the second work on all kernels. */
 	static const unsigned flags[] = {
 		IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
 		0,

@@ -16,8 +16,8 @@
 #include "base/log.h"
 
 enum {
-	DISKS_MAX = 64, /* a disk and its partitions */
-	NAMES_MAX = 16, /* paths of a mounted file */
+	DISKS_MAX = 64, /* maximum: a disk and its partitions */
+	NAMES_MAX = 16, /* maximum number of paths of a mounted file */
 };
 
 /* A disk and its partitions, as device numbers. */
@@ -320,7 +320,7 @@ static bool next_mount(FILE *file, dev_t *number, char where[PATH_MAX])
 	unsigned int minor_number = 0;
 	bool any = getline(&line, &line_bytes, file) > 0;
 
-	/* 4095: PATH_MAX - 1 */
+	/* `where` has PATH_MAX (4096) bytes */
 	if (!any || sscanf(line, "%*d %*d %u:%u %*s %4095s", &major_number, &minor_number, where) !=
 			    3) {
 		where[0] = '\0';

@@ -32,7 +32,7 @@ static inline uint32_t be32_get(struct be32 v)
 	return be32toh(v.raw);
 }
 
-/* The value of four bytes of a message, at any alignment. */
+/* Returns the big-endian value of four bytes at any alignment. */
 static inline uint32_t be32_load(const uint8_t *bytes)
 {
 	struct be32 wire;
@@ -80,7 +80,8 @@ static inline bool is_power_of_two(uint64_t v)
 	return v != 0 && (v & (v - 1)) == 0;
 }
 
-/* The alignment must be a power of two; align_up must not overflow (callers check sizes first). */
+/* alignment must be a power of two. The result of align_up() must fit into 64 bits; callers check
+ * sizes first. */
 static inline uint64_t align_down(uint64_t v, uint64_t alignment)
 {
 	return v & ~(alignment - 1);

@@ -36,7 +36,7 @@
 		a_ > b_ ? a_ : b_;                                                                 \
 	})
 
-/* Logs the broken condition and aborts. Bytes from a peer must never lead here. */
+/* Logs the broken condition and aborts. Data from a peer must never cause this. */
 GMB_NORETURN GMB_COLD void gmb_assert_fail(
 	const char *condition, const char *file, int line, const char *function);
 

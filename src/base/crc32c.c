@@ -189,7 +189,7 @@ static uint64_t multiply(uint32_t a, uint32_t b)
 {
 	GMB_UNUSED(a);
 	GMB_UNUSED(b);
-	return 0; /* never called: crc32c_best_way() does not select it, nor fold() */
+	return 0; /* never called: the other functions do not select this implementation */
 }
 
 enum { FOLD_BYTES = 1 };

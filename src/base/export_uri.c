@@ -106,7 +106,8 @@ static void export_uri_take(char **field, char **text)
 
 enum { VALUES_MAX = 3 };
 
-/* values: the permitted values, or NULLs if any value except the empty one is permitted. */
+/* Checks the value of a parameter. values: the permitted values, or NULLs if any value except the
+ * empty one is permitted. */
 static int check_value(const struct uri_parameter *parameter, const char *const values[VALUES_MAX],
 	struct error *error)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Export URIs, for listening and for connecting. NBD URIs follow doc/uri.md of the NBD project
- * (rows P132-P134); gmb and push URIs have the same form:
+ * (P132 to P134 in docs/protocol/nbd.md); gmb and push URIs have the same form:
  *
  *   nbd://[USER@]HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
  *   nbds://..., nbds+unix://...              the same over TLS, with parameters:
@@ -14,8 +14,8 @@
  * A listening Unix socket can have socket-mode=MODE and socket-group=GROUP.
  *
  * Threading: pure functions. Ownership: export_uri_parse() allocates, export_uri_fini() frees.
- * Errors: -EINVAL with a sentence that names the part that is wrong and why; there is nothing to
- * free then.
+ * Errors: -EINVAL with an error message that names the part that is wrong and why; there is nothing
+ * to free then.
  */
 #pragma once
 

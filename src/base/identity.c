@@ -53,7 +53,7 @@ struct identity *identity_create(const struct identity_facts *facts)
 
 void identity_get(struct identity *identity)
 {
-	/* Relaxed: the caller already holds a reference. */
+	/* Relaxed order is enough, because the caller's own reference keeps the identity alive. */
 	atomic_fetch_add_explicit(&identity->references, 1, memory_order_relaxed);
 }
 
@@ -150,7 +150,8 @@ int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid, size_t 
 	return 0;
 }
 
-/* Types from RFC 4514, section 3, and further ones that certtool and openssl print. */
+/* Attribute types of distinguished names: those of RFC 4514, section 3, and further ones that
+ * certtool and openssl print. */
 static const struct {
 	const char *name, *oid;
 } attribute_types[] = {

@@ -7,8 +7,8 @@
  *   text of a rule ── identity_value_parse() ──▶ canonical bytes ──▶ rules
  *
  * Threading: an identity is immutable after it is shared; any thread can take and drop references.
- * Ownership: counted references. Errors: -EINVAL with a sentence that says what is wrong with the
- * text.
+ * Ownership: counted references. Errors: -EINVAL with an error message that says what is wrong with
+ * the text.
  */
 #pragma once
 
@@ -31,9 +31,9 @@ enum identity_kind {
 	IDENTITY_CERT_DN,    /* subject: RDNs in order, each a type (OID) and a UTF-8 value */
 	IDENTITY_CERT_CN,    /* CN of the subject, only if it has exactly one */
 	IDENTITY_CERT_DNS,   /* subject alternative names: lower-cased A-labels, no wildcard */
-	IDENTITY_CERT_EMAIL, /* unchanged */
-	IDENTITY_CERT_URI,   /* unchanged */
-	IDENTITY_CERT_IP,    /* 16 bytes, IPv4 mapped */
+	IDENTITY_CERT_EMAIL, /* e-mail address, unchanged */
+	IDENTITY_CERT_URI,   /* URI, unchanged */
+	IDENTITY_CERT_IP,    /* IP address: 16 bytes, IPv4 mapped */
 	IDENTITY_CERT_FINGERPRINT, /* SHA-256 of the certificate */
 	/* SHA-256 of the certificate's public key (SubjectPublicKeyInfo) */
 	IDENTITY_KEY_FINGERPRINT,
@@ -46,7 +46,7 @@ struct identity_value {
 	const uint8_t *data;
 };
 
-/* The values are part of the same allocation. */
+/* An identity, allocated together with its values. */
 struct identity {
 	_Atomic uint32_t references;
 	/* False if the connection is encrypted but the peer is not authenticated. The identity then

@@ -78,7 +78,7 @@ static const char *level_prefix(enum log_level level)
 
 enum {
 	LINE_BYTES = 2048,
-	FIELDS_BYTES = 2048, /* all fields except the message */
+	FIELDS_BYTES = 2048, /* size of all journal fields except the message */
 };
 
 static int journal_fd = -1; /* set before other threads exist */
@@ -205,7 +205,7 @@ static void count_reason(struct log_limit *limit, const char *reason)
 	}
 }
 
-/* "(12 similar lines were left out: 7 no_rule, 5 rule)" */
+/* Writes a line such as "(12 similar lines were left out: 7 no_rule, 5 rule)". */
 static void tell_suppressed(struct log_limit *limit, enum log_level level)
 {
 	char words[LINE_BYTES / 2] = "";
@@ -277,7 +277,7 @@ void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level 
 	}
 }
 
-/* also: further printable characters to escape. */
+/* Implements log_escape(). also: further printable characters to escape. */
 static const char *escape(
 	char *out, size_t out_bytes, const void *peer_bytes, size_t len, const char *also)
 {

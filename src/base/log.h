@@ -19,15 +19,15 @@ void log_set_level(enum log_level level);
 /* Sets the level to "error", "warning", "info" or "debug". Any other text: -EINVAL, and the level
  * stays as it is. */
 GMB_MUST_CHECK int log_set_level_name(const char *name);
-/* Has no effect if a level is set by name, before or after this call. */
+/* Sets the default level. Has no effect if a level is set by name, before or after this call. */
 void log_set_level_default(enum log_level level);
 /* Sets the level from the environment variable GMBLOCK_LOG, if it is set. Only the first call in a
  * process has an effect, so a library can call it on each use. */
 void log_init(void);
 bool log_enabled(enum log_level level);
 
-/* Receives lines instead of standard error and the journal, without prefix and line feed. A NULL
- * sink restores the default. Set it before other threads log. */
+/* A function that receives lines instead of standard error and the journal, without prefix and line
+ * feed. A NULL sink restores the default. Set it before other threads log. */
 typedef void log_sink(void *context, enum log_level level, const char *text);
 void log_set_sink(log_sink *sink, void *context);
 
@@ -49,7 +49,8 @@ struct log_about {
 	const char *export;
 	const char *client;
 	int error; /* errno */
-	/* One static word. Suppressed lines are counted separately for each word. */
+	/* The reason for the line: one static word. Suppressed lines are counted separately for
+	 * each reason. */
 	const char *reason;
 };
 

@@ -71,7 +71,7 @@ const char *message_parse(
 	const struct message_layout *layout, const void *bytes, size_t len, void *object);
 bool message_is_zero(const void *bytes, size_t len);
 
-/* First message of both protocols. */
+/* First message of gmb and push connections. */
 struct message_hello {
 	uint64_t magic;
 	uint16_t version_min;
@@ -79,7 +79,7 @@ struct message_hello {
 	uint32_t zero;
 };
 
-/* Returns false if the message is not a hello with own's magic. Otherwise *version_out is the
- * highest version that both sides support, or 0 if there is none. */
+/* Returns false if the message is not a hello with the same magic number as `own`. Otherwise
+ * *version_out is the highest version that both sides support, or 0 if there is none. */
 GMB_MUST_CHECK bool message_hello_parse(
 	const void *bytes, size_t len, const struct message_hello *own, uint16_t *version_out);

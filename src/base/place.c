@@ -215,7 +215,7 @@ static int check_credentials(const struct place *place, struct error *error)
 				 problem);
 }
 
-/* text: starts at the first comma. */
+/* Parses the credentials of a destination. text: starts at the first comma. */
 static int parse_credentials(struct place *place, const char *text, struct error *error)
 {
 	int rc = 0;

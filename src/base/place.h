@@ -16,7 +16,7 @@
  * network contains no IPv4 address.
  *
  * Threading: pure functions. Ownership: place_parse() allocates, place_fini() frees. Errors:
- * -EINVAL or -ENOMEM with a sentence that quotes the text; there is nothing to free then.
+ * -EINVAL or -ENOMEM with an error message that quotes the text; there is nothing to free then.
  */
 #pragma once
 
@@ -60,7 +60,7 @@ struct place {
 	uint16_t port; /* 0: any */
 };
 
-/* A network without a port gets the protocol's default port. */
+/* Parses a destination. A network without a port gets the protocol's default port. */
 GMB_MUST_CHECK int place_parse(const char *text, struct place *place, struct error *error);
 void place_fini(struct place *place);
 /* Returns whether both are the same destination with the same credentials, however they were

@@ -27,7 +27,7 @@ void rights_refuse(int fd);
 /* Returns whether descriptors can arrive: fd is a Unix socket that has not refused them from the
  * beginning of its connection. */
 bool rights_may_come(int fd);
-/* rights_may_come() for a socket that will be received from. Urgent bytes (MSG_OOB) are then
+/* Like rights_may_come(), for a socket that will be received from. Urgent bytes (MSG_OOB) are then
  * received in line, because the kernel would otherwise skip such a byte and close the descriptors
  * that came with it. */
 bool rights_guard(int fd);

@@ -36,7 +36,7 @@ static size_t field_bytes(const struct field *field)
 		[FIELD_COUNT] = sizeof(uint32_t),
 		[FIELD_BYTES] = sizeof(uint64_t),
 		[FIELD_TIME] = sizeof(uint64_t),
-		[FIELD_WORD] = sizeof(uint32_t), /* enums without negative values */
+		[FIELD_WORD] = sizeof(uint32_t), /* size of an enum without negative values */
 		[FIELD_TEXT] = sizeof(char *),
 		[FIELD_ARGUMENT] = sizeof(char *),
 	};

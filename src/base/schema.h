@@ -13,8 +13,8 @@
  *
  * Threading: tables are constant; the owner of an object defines which thread may set it.
  * Ownership: tables and their texts are static; an object owns its copies of texts (FIELD_TEXT),
- * which field_clear() frees. Errors: -EINVAL, -ERANGE or -ENOMEM with a sentence that does not name
- * the key, because the caller reports where the value came from.
+ * which field_clear() frees. Errors: -EINVAL, -ERANGE or -ENOMEM with an error message that does
+ * not name the key, because the caller reports where the value came from.
  */
 #pragma once
 

@@ -4,8 +4,8 @@
  * UTF-8.
  *
  * Threading: pure functions. Ownership: none. Errors: units_parse_*() return -EINVAL for text that
- * is not such a quantity and -ERANGE for one that does not fit, with a sentence in *error that
- * quotes the text. The out parameter is set only on success.
+ * is not such a quantity and -ERANGE for one that does not fit, with an error message in *error
+ * that quotes the text. The out parameter is set only on success.
  */
 #pragma once
 
@@ -74,8 +74,6 @@ const char *near_text(const struct near *near, const char *prefix, char out[NEAR
 /* Returns the distance between two words as defined above; UINT32_MAX if one is longer than 63
  * bytes. */
 uint32_t near_distance(const char *a, const char *b);
-
-/* untrusted text, for a terminal */
 
 /*
  * Printing of untrusted text, one function for each output format; for text that people read, use

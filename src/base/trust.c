@@ -73,7 +73,7 @@ static void leave_folder(struct walk *walk)
 	}
 }
 
-/* Follows the symbolic link done: puts its target in front of rest. */
+/* Follows the symbolic link walk->done: puts its target in front of walk->rest. */
 static int trust_follow(struct walk *walk, struct error *error)
 {
 	char target[PATH_MAX];
@@ -97,7 +97,7 @@ static int trust_follow(struct walk *walk, struct error *error)
 	return 0;
 }
 
-/* Checks the entry name of the folder done. */
+/* Checks the entry `name` of the folder walk->done. */
 static int trust_enter(struct walk *walk, const char *name, struct error *error)
 {
 	size_t used = strlen(walk->done);
@@ -127,7 +127,7 @@ static int trust_step(struct walk *walk, struct error *error)
 	memcpy(name, at, len);
 	name[len] = '\0';
 	memmove(walk->rest, at + len, strlen(at + len) + 1);
-	/* ".." can be resolved in the text of the path, because done contains no links. */
+	/* ".." can be resolved in the text of the path, because walk->done contains no links. */
 	if (strcmp(name, "..") == 0) {
 		leave_folder(walk);
 	}

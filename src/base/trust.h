@@ -3,9 +3,9 @@
  * Checks that only root and the user of this process can change a file. A privileged process must
  * check this before it trusts the contents of a file.
  *
- * Threading: pure functions of the file system. Ownership: none. Errors: -EPERM with a sentence
- * that names the file or folder that other users can change; the errno of a path that does not
- * exist.
+ * Threading: pure functions of the file system. Ownership: none. Errors: -EPERM with an error
+ * message that names the file or folder that other users can change; the errno of a path that does
+ * not exist.
  */
 #pragma once
 

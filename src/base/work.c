@@ -24,12 +24,12 @@ enum {
 	LOOKS_MAX = 64,
 };
 
-/* A user whose processes can block the completion of work in doubt. The record exists while the
- * user has work or descriptors. */
+/* A user whose processes can block work that might never end (in_doubt). The record exists while
+ * the user has such work or descriptors. */
 struct owner {
 	struct list_node node;
 	uid_t uid;
-	struct list_node doubtful; /* work in doubt that is not yet running */
+	struct list_node doubtful; /* work in doubt (see work.h) that is not yet running */
 	uint32_t running;
 	uint32_t fd_count; /* the user's descriptors that are not yet closed */
 };
@@ -44,7 +44,7 @@ static struct {
 	uint32_t running;
 	uint32_t idle;	   /* idle workers that have not been signalled */
 	uint32_t woken;	   /* workers that were signalled and have not woken yet */
-	uint32_t in_doubt; /* workers that run work in doubt */
+	uint32_t in_doubt; /* workers that run work that might never end */
 	uint32_t fd_count; /* sum of all owners' fd_count */
 	uint32_t end_count;
 	bool fork_watched;
@@ -106,8 +106,8 @@ static void owner_look(struct owner *owner)
 	}
 }
 
-/* Returns the next work in doubt that may run now, and moves its owner to the end of the
- * round-robin order. */
+/* Returns the next work in doubt (which might never end) that may run now, and moves its owner to
+ * the end of the round-robin order. */
 static struct work *take_doubtful(void)
 {
 	list_for_each(node, &workers.owners)
@@ -182,7 +182,7 @@ static void run_one(struct work *work)
 {
 	struct work_results *results = work->results;
 
-	work->run(work); /* frees itself, because it has no results to collect */
+	work->run(work); /* the work frees itself, because no thread collects its results */
 	if (results == NULL) {
 		return;
 	}
@@ -196,7 +196,8 @@ static void run_one(struct work *work)
 	pthread_mutex_unlock(&results->lock);
 }
 
-/* Returns the next work; *owner_out is set if it is in doubt. NULL: no work may run now. */
+/* Returns the next work; NULL: no work may run now. Sets *owner_out if the work might never end
+ * (in_doubt). */
 static struct work *work_take(struct owner **owner_out)
 {
 	struct list_node *node = list_pop_front(&workers.waiting);
@@ -255,7 +256,7 @@ static void *worker(void *unused)
 	return NULL;
 }
 
-/* Called under the lock. */
+/* Starts a worker thread. Called under the lock. */
 static bool start_worker(void)
 {
 	pthread_attr_t attributes;
@@ -281,7 +282,7 @@ static bool start_worker(void)
 	return result == 0;
 }
 
-/* Called under the lock. */
+/* Adds work to the queue. Called under the lock. */
 static void enqueue(struct work *work)
 {
 	if (work->in_doubt) {
@@ -510,8 +511,8 @@ bool dispose_ends_have_room(void)
 	return has_room;
 }
 
-/* Returns whether all descriptors are memory files. Closing these never blocks, so it is not work
- * in doubt. */
+/* Returns whether all descriptors are memory files. Closing these never blocks, so the worker
+ * limits for work in doubt do not apply. */
 static bool is_memory(const struct disposal *disposal)
 {
 	uint32_t count = 0;

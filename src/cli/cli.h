@@ -29,8 +29,8 @@ struct cli_command {
 	const char *notes;	    /* text after them; NULL: usage is the whole text */
 	const struct field *fields; /* one per option */
 	size_t field_count;
-	void *arguments; /* the object that they set */
-	/* Optional: sets a field instead of field_set(). The sentence of an error names the
+	void *arguments; /* the object that the fields set */
+	/* Optional: sets a field instead of field_set(). An error message names the
 	 * option. */
 	int (*set)(
 		void *arguments, const struct field *field, const char *text, struct error *error);
@@ -67,8 +67,8 @@ GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char *
 typedef void cli_see(const struct cli_command *command, void *context);
 void cli_watch(cli_see *see, void *context);
 
-/* Takes the only operand. noun is its name in messages ("URI"); NULL: no operand is permitted. More
- * operands are wrong usage. */
+/* Sets *operand to the only operand. noun is its name in messages ("URI"); NULL: no operand is
+ * permitted. More operands are wrong usage. */
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
 
@@ -84,10 +84,10 @@ const char *cli_habit(const char *command, const char *word);
 /* Parses a server's URI, to be freed with export_uri_fini(); warns about an unknown parameter. */
 GMB_MUST_CHECK int cli_uri(const char *command, const char *text, struct export_uri *uri);
 
-/* Prints "gmblock COMMAND: sentence" and a hint to the help; returns CLI_USAGE. */
+/* Prints "gmblock COMMAND: MESSAGE" and a hint to the help; returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) GMB_PRINTF(2, 3);
 
-/* Prints "gmblock COMMAND: sentence", in which names can contain any bytes; returns CLI_FAILURE. */
+/* Prints "gmblock COMMAND: MESSAGE", in which names can contain any bytes; returns CLI_FAILURE. */
 int cli_failure(const char *command, const struct error *error);
 
 /* Prints text on standard output; returns CLI_OK, or CLI_FAILURE if writing fails. */
@@ -106,13 +106,13 @@ int cli_completion(const char *shell, const struct cli_subcommand *commands, siz
 
 /* --- the subcommands ------------------------------------------------------------------------- */
 
-/* Each parses its arguments (argv[0] is its name), calls the layers below and prints. Returns the
- * exit status: 0 success, 1 failure, 2 wrong usage. The message has already been printed on
- * standard error. */
+/* The subcommands. Each parses its arguments (argv[0] is its name), calls the layers below and
+ * prints. Returns the exit status: 0 success, 1 failure, 2 wrong usage. The message has already
+ * been printed on standard error. */
 
 /* Prints the lines of a server's answer to a change. none: text to print if there are no lines, or
- * NULL. Returns -ETIMEDOUT with the server's sentence if the change is in effect, but not complete.
- * Defined in reload.c. */
+ * NULL. Returns -ETIMEDOUT with the server's error message if the change is in effect, but not
+ * complete. Defined in reload.c. */
 GMB_MUST_CHECK int cli_print_changes(const json_t *result, const char *none, struct error *error);
 
 int cmd_serve(int argc, char **argv);

@@ -23,8 +23,8 @@ struct writer {
 
 /* --- properties of an option ----------------------------------------------------------------- */
 
-/* A form such as "yes|no" is a choice of words. A form that names files or folders is completed
- * with files. Others cannot be completed. */
+/* Returns how values of the field are completed. A form such as "yes|no" is a choice of words. A
+ * form that names files or folders is completed with files. Other values cannot be completed. */
 static enum kind completion_kind_of(const struct field *field)
 {
 	char form[FIELD_FORM_BYTES];

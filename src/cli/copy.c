@@ -210,7 +210,7 @@ static int refuse_no_file(const char *text)
 	if (!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) {
 		return CLI_GO_ON;
 	}
-	/* only the sentence of the error is needed */
+	/* parsed only for the text of the error */
 	if (export_uri_parse(text, &uri, &error) == 0) {
 		export_uri_fini(&uri);
 		return CLI_GO_ON;
@@ -430,7 +430,7 @@ static int target_prepare(struct job *job, struct error *error)
 
 	err = copy_end_prepare(job->target, job->counters.total, resumed, error);
 	if (err < 0) {
-		/* A target with known zeroes was emptied before a later step failed. */
+		/* If known_zero is set, the failed call had already emptied the target. */
 		job->state = job->target->known_zero ? COPY_TARGET_PARTIAL : COPY_TARGET_UNCHANGED;
 		return err;
 	}
@@ -602,7 +602,7 @@ static int job_report(struct job *job, struct copy_report *report)
 						    : CLI_FAILURE;
 }
 
-/* Closes the ends. This can report a write that failed late. */
+/* Closes source and target. This can report a write that failed late. */
 static int job_close(struct job *job, struct error *error)
 {
 	struct error ignored;

@@ -167,7 +167,7 @@ static int cli_export_print_list(json_t *result, bool json, struct error *error)
 	return print_end(error);
 }
 
-/* Sends the command. Takes wire. */
+/* Sends the command, and prints the answer. Takes ownership of wire, the command's arguments. */
 static int cli_export_ask(const struct export_arguments *arguments, bool lists, json_t *wire)
 {
 	int timeout_ms = ANSWER_MS + (int)(arguments->deadline_ns / 1000000);

@@ -65,7 +65,7 @@ static int cli_rate_change_export(
 	return rc;
 }
 
-/* Prints the limit as the server has applied it. */
+/* Changes the limit of a rule, and prints it as the server has applied it. */
 static int cli_rate_change_rule(
 	const struct rate_arguments *arguments, const char *path, struct error *error)
 {

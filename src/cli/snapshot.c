@@ -72,8 +72,8 @@ static int cli_snapshot_print_list(const json_t *result, bool json, struct error
 	return print_end(error);
 }
 
-/* Sends the command and prints the answer. Takes wire. listed: the export whose snapshots were
- * requested, or NULL. */
+/* Sends the command and prints the answer. Takes ownership of wire, the command's arguments.
+ * listed: the export whose snapshots were requested, or NULL. */
 static int cli_snapshot_ask(
 	const char *server, json_t *wire, bool lists, const char *listed, bool json)
 {

@@ -20,7 +20,7 @@ struct stats_arguments {
 	bool prometheus;
 	bool describe;
 	uint64_t watch_ns;  /* 0 = once */
-	bool watch_is_bare; /* given without a time */
+	bool watch_is_bare; /* --watch was given without a time */
 };
 
 static const char usage_text[] =

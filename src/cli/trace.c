@@ -18,7 +18,7 @@ struct trace_arguments {
 	uint64_t timeout_ns; /* 0: none */
 	uint32_t count;	     /* 0: not given */
 	const char *svg_path;
-	bool request; /* must be given, because other builds also trace disks */
+	bool request; /* --request; required, because other builds also trace disks */
 	bool json;
 };
 

@@ -95,7 +95,8 @@ static int own_program(char program[PATH_MAX], struct error *error)
 	return 0;
 }
 
-/* Returns 1 if the process runs another file than this one, 0 if not, or a negative errno. */
+/* Returns 1 if the process runs another program file than this process, 0 if not, or a negative
+ * errno. */
 static int runs_another(pid_t pid, struct error *error)
 {
 	char path[64];

@@ -134,7 +134,7 @@ static bool is_right_peer(int fd, const char *path)
 	       peer.uid == owner.st_uid && (pid == 0 || pid == (long)peer.pid);
 }
 
-/* Returns a descriptor, or a negative errno. */
+/* Connects to the socket at path. Returns a descriptor or a negative errno. */
 static int control_client_connect_to(const char *path, bool takes_files, uint64_t deadline_ns)
 {
 	struct sockaddr_un address;
@@ -215,7 +215,7 @@ static void control_client_send_text(int fd, const char *text, uint64_t deadline
 	}
 }
 
-/* Sends the command. Takes arguments. */
+/* Sends the command. Takes ownership of arguments. */
 static int control_client_send_command(int fd, const char *command, json_t *arguments,
 	const char *path, uint64_t deadline_ns, struct error *error)
 {
@@ -253,8 +253,8 @@ static void dispose_files(
 	}
 }
 
-/* Stores expected files, which arrive once, before their line or with it. Closes unexpected files
- * and returns false. */
+/* Stores the received files if they are expected and the first ones; they arrive before their line
+ * or with it. Otherwise closes them and returns false. */
 static bool keep_files(struct control_connection *connection, const int *fds, uint32_t count)
 {
 	if (count == 0) {
@@ -359,7 +359,7 @@ static int receive_object(struct control_connection *connection, uint64_t deadli
 	char *end = NULL;
 	ssize_t got = 1;
 
-	/* Removes the previous line. */
+	/* Removes the previous line from the buffer. */
 	connection->input_bytes -= connection->line_bytes;
 	if (connection->input_bytes > 0) {
 		memmove(connection->input, connection->input + connection->line_bytes,

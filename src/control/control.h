@@ -15,8 +15,9 @@
  *
  * Threading: a server, its ring and its clients belong to one thread, which polls
  * control_server_fd(); a connection belongs to one thread. Ownership: a server owns its clients and
- * borrows its listening socket, commands and contexts; JSON values are taken where stated. Errors:
- * a negative errno with a sentence. A client's mistake ends only that client.
+ * borrows its listening socket, commands and contexts; functions take ownership of JSON values
+ * where stated. Errors: a negative errno with an error message. A client's mistake ends only that
+ * client.
  */
 #pragma once
 
@@ -55,13 +56,13 @@ struct control_command {
 	/* Answers now (control_reply(), control_fail()) or later. arguments is borrowed; an object,
 	 * empty if the client gave none. */
 	void (*begin)(void *context, struct control_client *client, const json_t *arguments);
-	/* The client has canceled the command or disconnected before the answer: must answer.
-	 * Required for a command that answers later. */
+	/* Called when the client has canceled the command or disconnected before the answer. Must
+	 * answer the command. Required for a command that answers later. */
 	void (*end)(void *context, struct control_client *client);
 };
 
-/* listen_fd: a listening socket, which the caller closes after control_server_stop(). Permission is
- * checked by the peer's credentials. */
+/* Creates a server. listen_fd: a listening socket, which the caller closes after
+ * control_server_stop(). Permission is checked by the peer's credentials. */
 GMB_MUST_CHECK int control_server_create(
 	int listen_fd, struct control_server **server_out, struct error *error);
 /* Starts accepting clients. */
@@ -75,9 +76,9 @@ void control_server_destroy(struct control_server *server);
 void control_server_add(
 	struct control_server *server, const struct control_command *command, void *context);
 
-/* The server's ring, for ring_post() from any thread until the server is destroyed. */
+/* Returns the server's ring, for ring_post() from any thread until the server is destroyed. */
 struct ring *control_server_ring(const struct control_server *server);
-/* The descriptor to poll for input. */
+/* Returns the descriptor to poll for input. */
 int control_server_fd(const struct control_server *server);
 /* Handles pending events. The work is bounded and does not wait for a client. */
 void control_server_run(struct control_server *server);
@@ -87,17 +88,17 @@ void control_server_refuse(struct control_server *server);
  * handler. */
 void control_server_stop(struct control_server *server);
 
-/* Sends a report of progress; the command still needs an answer. Takes note. The note is dropped
- * when memory is short or the client does not read. */
+/* Sends a report of progress; the command still needs an answer. Takes ownership of note, which is
+ * dropped when memory is short or the client does not read. */
 void control_note(struct control_client *client, json_t *note);
 /* Sends a note with open files, of which the client gets duplicates; the caller keeps its own.
  * -EAGAIN: the client has not read earlier output; another errno: the client has gone. */
 GMB_MUST_CHECK int control_note_files(
 	struct control_client *client, json_t *note, const int *fds, uint32_t count);
-/* Sends the answer. Takes result; NULL means out of memory, which is sent as an error. client can
- * be used until the caller's handler returns. */
+/* Sends the answer. Takes ownership of result; NULL means out of memory, which is sent as an error.
+ * client can be used until the caller's handler returns. */
 void control_reply(struct control_client *client, json_t *result);
-/* Sends an error as the answer; code is a negative errno. The sentence is sent as it is, so names
+/* Sends an error as the answer; code is a negative errno. The message is sent as it is, so names
  * in it must be escaped. */
 void control_fail(struct control_client *client, int code, const char *sentence);
 
@@ -109,15 +110,16 @@ struct control_page {
 	const char *path; /* "/metrics" */
 	const char *type; /* Content-Type */
 	const char *openmetrics_type;
-	/* Returns the content, which stays valid until the next call; or a negative errno and a
-	 * sentence. */
+	/* Returns the content, which stays valid until the next call; or a negative errno and an
+	 * error message. */
 	int (*get)(void *context, bool openmetrics, const char **text_out, size_t *bytes_out,
 		struct error *error);
 };
 
 /* Creates a server that serves the page on several listening sockets and has no commands; otherwise
- * like control_server_create(). When all slots are taken, or a connection takes too long, it is
- * closed in favor of newer ones. page and context outlive the server. */
+ * like control_server_create(). A connection that takes too long is closed. When all slots are
+ * taken, the connection with the earliest deadline is closed for a new one. page and context
+ * outlive the server. */
 GMB_MUST_CHECK int control_page_serve(const struct control_page *page, void *context,
 	const int *listen_fds, uint32_t count, struct control_server **server_out,
 	struct error *error);
@@ -131,7 +133,7 @@ enum { CONTROL_TIMEOUT_MS = 10000 };
 /*
  * Connects to the socket at path, which may be longer than a socket address holds. Sends the
  * command after the server's hello, so that a server that does not answer in time never receives
- * it. Takes arguments (NULL: none). timeout_ms: for connecting and the hello. -ENOENT,
+ * it. Takes ownership of arguments (NULL: none). timeout_ms: for connecting and the hello. -ENOENT,
  * -ECONNREFUSED: no server listens there; -ETIMEDOUT; -EPROTO: the peer is not a control server;
  * -EPROTONOSUPPORT: another version of the protocol.
  */
@@ -145,8 +147,8 @@ GMB_MUST_CHECK int control_connect_for_files(const char *path, const char *comma
 	struct error *error);
 /* NULL is a no-op. */
 void control_disconnect(struct control_connection *connection);
-/* The descriptor to poll for the answer after a note: readable when the answer arrives, and when
- * the server closes. */
+/* Returns the descriptor to poll for the answer after a note. It is readable when the answer
+ * arrives, and when the server closes. */
 int control_connection_fd(const struct control_connection *connection);
 /* Returns the process that listens at the socket, and its user when it last called listen(). Both
  * come from the kernel, not from the server's own statements. pid 0: the process is in another PID
@@ -154,18 +156,18 @@ int control_connection_fd(const struct control_connection *connection);
 struct ucred control_connection_peer(const struct control_connection *connection);
 
 /* Waits for the next line. Returns 1 for a note or 0 for the result, in *value_out, freed with
- * json_decref(). A negative errno: the server's error and sentence, or -ETIMEDOUT, -ECONNRESET,
+ * json_decref(). A negative errno: the server's error and message, or -ETIMEDOUT, -ECONNRESET,
  * -EPROTO. timeout_ms: for the whole line, even if it arrives in pieces; -1: no limit. */
 GMB_MUST_CHECK int control_receive(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, struct error *error);
-/* Waits for the result and drops notes. timeout_ms: for all of them. */
+/* Waits for the result and drops notes. timeout_ms: time limit for all lines together. */
 GMB_MUST_CHECK int control_receive_result(struct control_connection *connection, int timeout_ms,
 	json_t **result_out, struct error *error);
 /* Like control_receive(), for a note with count open files, which the caller then owns. Returns 0
  * with an error in *error if there is no such note. */
 GMB_MUST_CHECK int control_receive_files(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, int *fds, uint32_t count, struct error *error);
-/* Requests that the server answers now with the data it has. */
+/* Asks the server to answer now with the data it has. */
 void control_finish(struct control_connection *connection);
 /* Waits until there is something to receive or the connection is closed. Returns false on
  * timeout. */

@@ -177,7 +177,8 @@ static void control_server_push(struct control_client *client)
 	}
 }
 
-/* Sends and submits immediately, because the caller may be outside a turn of the ring. */
+/* Sends output without waiting for the end of the ring's turn, because the caller may run outside
+ * of one. */
 static void push_now(struct control_client *client)
 {
 	control_server_push(client);
@@ -203,7 +204,7 @@ char *control_client_extend(struct control_client *client, size_t bytes)
 	return output + left;
 }
 
-/* Adds one line; takes value. Returns false if out of memory. */
+/* Adds one line. Takes ownership of value. Returns false if out of memory. */
 static bool control_server_add_line(struct control_client *client, json_t *value)
 {
 	size_t bytes = value != NULL ? json_dumpb(value, NULL, 0, JSON_COMPACT) : 0;
@@ -479,7 +480,7 @@ static void control_server_finish_answer(struct control_client *client)
 	client_set_state(client, CLIENT_HELD);
 	client->deadline_ns = UINT64_MAX;
 	if (server->protocol->is_public) {
-		/* Marks the end of the answer; see control_protocol.is_public. */
+		/* The shutdown marks the end of the answer; see control_protocol.is_public. */
 		ring_socket_shutdown_send(server->ring, control_server_file_of(client));
 		set_deadline(client, LINGER_NS);
 	}

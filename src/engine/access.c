@@ -28,7 +28,7 @@ struct value {
 	uint32_t bytes;
 	uint8_t *data;
 	uint32_t use_count;
-	uint32_t first_rule; /* list of the rules indexed by this value; NO_RULE: none */
+	uint32_t first_rule; /* first rule in the list of this value; NO_RULE: none */
 	uint32_t last_rule;
 };
 
@@ -295,8 +295,8 @@ int access_create(const struct access_rule *rules, uint32_t count, struct access
 		return rc;
 	}
 	for (uint32_t i = 0; i < count; i++) {
-		/* after all rules have been added, because only then is it known how rare each
-		 * value is */
+		/* A rule is indexed by its rarest value, which is known only after all rules have
+		 * been added. */
 		index_rule(access, i);
 	}
 	find_prefixes(access);
@@ -306,14 +306,14 @@ int access_create(const struct access_rule *rules, uint32_t count, struct access
 
 void access_get(struct access *access)
 {
-	/* Relaxed order: the caller has a reference. */
+	/* Relaxed order is enough, because the caller's own reference keeps the set alive. */
 	atomic_fetch_add_explicit(&access->references, 1, memory_order_relaxed);
 }
 
 void access_put(struct access *access)
 {
-	/* Acquire-release order: the thread that drops the last reference sees that all others have
-	 * finished. */
+	/* Acquire-release order: the thread that drops the last reference, and frees the set, must
+	 * see that all other threads have finished. */
 	if (access != NULL &&
 		atomic_fetch_sub_explicit(&access->references, 1, memory_order_acq_rel) == 1) {
 		access_free(access);
@@ -403,7 +403,7 @@ static void find_networks(const struct access *access, struct found *found, cons
 
 	memcpy(network, address, ACCESS_ADDRESS_BYTES);
 	for (uint32_t i = 0; i < access->prefix_count; i++) {
-		uint32_t bits = access->prefixes[i]; /* each round clears more bits */
+		uint32_t bits = access->prefixes[i]; /* prefixes get shorter in each round */
 		uint32_t whole = bits / 8;
 
 		if (is_mapped && bits < ACCESS_MAPPED_BITS) {

@@ -27,8 +27,8 @@ enum engine_rights { ENGINE_RIGHT_READ = 1, ENGINE_RIGHT_WRITE = 2 };
 enum {
 	/* uint32_t in host byte order: user of a Unix socket's peer */
 	ACCESS_UID = IDENTITY_KIND_COUNT, /* user of a Unix socket's peer: uint32_t in host order */
-	ACCESS_NETWORK, /* ACCESS_ADDRESS_BYTES, then a byte with the prefix length */
-	ACCESS_TLS,	/* a byte: 1 encrypted, 0 not encrypted */
+	ACCESS_NETWORK, /* address (ACCESS_ADDRESS_BYTES), then one byte: prefix length */
+	ACCESS_TLS,	/* one byte: 1 encrypted, 0 not encrypted */
 	ACCESS_KIND_COUNT,
 
 	ACCESS_ADDRESS_BYTES = 16, /* an IPv6 address; IPv4 addresses are mapped (::ffff:0:0/96) */
@@ -70,7 +70,7 @@ void access_get(struct access *access);
 /* Drops a reference. NULL is a no-op. */
 void access_put(struct access *access);
 
-/* Difference between two lists, without the rules at their beginning and end that are the same. The
+/* Difference between two rule lists, leaving out equal rules at the beginning and at the end. The
  * texts are those of the first differing rules and belong to the sets. NULL: there is no such rule,
  * or it has no text. */
 struct access_difference {

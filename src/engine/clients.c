@@ -28,7 +28,7 @@ static struct engine_client *clients_find(
 	return idle;
 }
 
-/* Adds a client. Returns NULL if the engine has its share of the clients, or if there is no
+/* Adds a client. Returns NULL if the engine already has its share of the clients, or if there is no
  * memory. */
 static struct engine_client *clients_add(struct engine *engine)
 {
@@ -71,7 +71,7 @@ static void name_client(struct engine_client *client, const struct peer *peer)
 	}
 	if (peer->has_address && peer->identity.bytes[0] == AF_INET) {
 		(void)inet_ntop(AF_INET, peer->address + 12, host, sizeof(host));
-	} else if (peer->has_address) { /* the part of the address that identifies the client */
+	} else if (peer->has_address) { /* IPv6: a client is identified by its network */
 		memcpy(network, peer->identity.bytes + 1, sizeof(network));
 		is_network = memcmp(network, peer->address, sizeof(network)) != 0;
 		(void)inet_ntop(AF_INET6, network, host, sizeof(host));

@@ -36,7 +36,7 @@ static const uint32_t piece_edges[PIECE_STATE_COUNT] = {
 
 /* The work of a piece; offsets are relative to the beginning of the copy. */
 struct step {
-	enum store_op op; /* STORE_READ means reading and writing */
+	enum store_op op; /* STORE_READ: reads from the source and writes to the target */
 	enum store_copy_way way;
 	uint64_t begin;
 	uint64_t bytes;
@@ -65,10 +65,10 @@ _Static_assert(sizeof(struct copy_room) <= 16 << 10, "the struct must fit into i
 
 struct session_copy {
 	struct session *session;
-	struct engine_export *source; /* its entry is in use until the end of the copy */
+	struct engine_export *source; /* its entry stays in use until the copy ends */
 	struct session_copy_options options;
 	uint64_t at;   /* where the next piece starts */
-	uint64_t held; /* start of the first range that was not copied; length: none */
+	uint64_t held; /* offset of the first range not copied; options.length: none */
 	int error;
 	bool abandoned;
 	bool is_done;		/* options.done() was called */
@@ -195,7 +195,7 @@ static void engine_copy_request_begin(const struct session_copy *copy, struct pa
 	request->export = export;
 }
 
-/* Releases the fragment's memory after it was written, and continues the piece. */
+/* Releases the memory of a fragment that was written, and continues the piece. */
 static void written(struct piece *piece)
 {
 	engine_copy_set_state(piece, PIECE_READING);
@@ -240,9 +240,9 @@ static void write_fragment(struct piece *piece)
 	struct session_copy *copy = piece->copy;
 	struct path_request *change = &piece->change;
 	struct path_export *target = copy->session->path_export;
-	/* Without the CPU's rights, blocks that are not aligned in memory are not staged but
-	 * written through the page cache. Staging would have to wait for memory while this piece
-	 * holds some. */
+	/* Leaves out the CPU's rights to this memory, unless the store needs them. The target then
+	 * writes blocks that are not aligned in memory through the page cache. With those rights it
+	 * would stage them, and wait for memory while this piece holds some. */
 	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
 
 	piece->method = mem_may(piece->fragment.memory, MEM_CPU_READ) ? COPY_RAM : COPY_DEVICE;
@@ -311,7 +311,7 @@ static void engine_copy_map_progress(struct path_request *map)
 	}
 	copy->mapping = false;
 	if (map->error != 0) {
-		/* if the disk has failed, the read of the range reports the error */
+		/* the map is optional: if the disk has failed, the read of the range reports it */
 		copy->no_map = true;
 	} else if (!map->abandoned) {
 		copy->extent_count = map->extent_count;
@@ -338,8 +338,8 @@ static void engine_copy_map_ask(struct session_copy *copy)
 	path_start(copy->session->engine->path, map);
 }
 
-/* Stores the kind and length of the data at copy->at. Returns false if the map must be read first,
- * which was started. */
+/* Stores the kind and length of the data at copy->at. Returns false if the map must be read first;
+ * that read has then been started. */
 static bool map_look(struct session_copy *copy, bool *zeroes, uint64_t *bytes)
 {
 	uint64_t end = copy->map_begin;

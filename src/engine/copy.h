@@ -23,7 +23,7 @@
  * docs/design/0016-copies-within-a-server.md.
  *
  * Threading: the engine's. Ownership: the session's kind owns a copy from session_copy_start() to
- * session_copy_end(); the copy holds its source. Errors: a negative errno and a sentence.
+ * session_copy_end(); the copy holds its source. Errors: a negative errno and an error message.
  */
 #pragma once
 
@@ -66,7 +66,7 @@ int session_copy_result(const struct session_copy *copy, uint64_t *done_bytes);
 /* After done: returns the numbers of bytes copied, by enum copy_method. */
 const uint64_t *session_copy_bytes(const struct session_copy *copy);
 /* Called after session->stopping was set. If further pieces would have to start, the copy ends with
- * -ESHUTDOWN. done can be called from inside. */
+ * -ESHUTDOWN. done() can be called before this function returns. */
 void session_copy_drain(struct session_copy *copy);
 /* Called when the session ends: starts no further pieces. Returns true if the copy is idle;
  * otherwise done is called when it is. */

@@ -122,7 +122,8 @@ const struct counter_table engine_counter_table = { "server", "", "", engine_cou
 
 /* --- end of a batch: work that callbacks have deferred --------------------------------------- */
 
-/* Allows the next part of a turn to start ENGINE_TURN_REQUESTS requests. */
+/* Lets the next part of this turn (one round of the event loop) start up to ENGINE_TURN_REQUESTS
+ * requests. */
 static void engine_turn_part(struct engine *engine)
 {
 	engine->turn_requests_max = engine->counters.requests + ENGINE_TURN_REQUESTS;
@@ -138,7 +139,8 @@ static void resume_blocked(struct engine *engine)
 	while (!engine_turn_is_full(engine) && (turn = turns_next(&engine->blocked)) != NULL) {
 		struct session *session = container_of(turn, struct session, blocked_turn);
 
-		/* A session always owns one slot, so getting that one does not count as a turn. */
+		/* Each session owns one request slot. Starting a request in that slot does not use
+		 * up the session's turn in the queue. */
 		uint32_t before = MAX(session->inflight_count, 1U);
 		bool waits = true;
 
@@ -184,7 +186,8 @@ static void finish_drain(struct engine *engine)
 	drained(engine->drained_context);
 }
 
-/* Adds one to the peer's sessions, and creates the peer if necessary. NULL: there is no memory. */
+/* Adds one to the peer's sessions, and creates the peer if necessary. Returns NULL if there is no
+ * memory. */
 static struct engine_peer *engine_peer_get(
 	struct engine *engine, const struct peer_identity *identity)
 {
@@ -235,7 +238,7 @@ static bool engine_join(struct session *session)
 	}
 	GMB_ASSERT(session->inflight_count == 0);
 	/* Wakes the connections that replace this one. A message to this session might still be in
-	 * flight; if so, it is freed later. */
+	 * flight; the session is then freed later. */
 	takeover_leave(&session->member);
 	if (!takeover_may_go(&session->member)) {
 		return false;
@@ -267,7 +270,8 @@ static bool engine_join(struct session *session)
 	return true;
 }
 
-/* Returns true if a session was freed. */
+/* Closes and frees the ending sessions that have no operation in flight. Returns true if a session
+ * was freed. */
 static bool join_ending(struct engine *engine)
 {
 	bool joined = false;
@@ -298,7 +302,7 @@ static void choose_wait(struct engine *engine)
 
 static void engine_again_done(struct ring_op *op, int result)
 {
-	GMB_UNUSED(op); /* the end of the batch does the work */
+	GMB_UNUSED(op); /* the work is done at the end of the batch */
 	GMB_UNUSED(result);
 }
 
@@ -445,8 +449,8 @@ static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *d
 	session_terminate(session, NULL);
 }
 
-/* A session that becomes idle after this check cannot reach its timeout before the next one, which
- * is at most one timeout later. */
+/* Ends idle sessions, and schedules the next check. A session that becomes idle after this check
+ * cannot reach its timeout before the next one, which is at most one timeout later. */
 static void expire_idle(struct engine *engine, uint64_t now_ns)
 {
 	uint64_t timeout_ns = engine->limits.idle_timeout_ns;
@@ -494,12 +498,13 @@ void engine_timer_arm(struct engine *engine)
 		}
 	}
 	if (when_ns == UINT64_MAX) {
-		return; /* without a timer, an idle server sleeps */
+		return; /* no deadline: an idle server sleeps without a timer */
 	}
 	if (engine->timer.in_flight) {
 		if (when_ns < engine->timer_due_ns) {
 			engine->timer_due_ns = when_ns;
-			/* completes now; engine_timer_done() then arms the earlier deadline */
+			/* the timer completes now; engine_timer_done() then arms the earlier
+			 * deadline */
 			ring_cancel(engine->ring, &engine->timer);
 		}
 		return;
@@ -573,7 +578,8 @@ static struct session *handshake_to_end(const struct engine *engine)
 	return found;
 }
 
-/* record: the session's state from another process; NULL: a new connection. */
+/* Creates a session for a connection. record: the session's state from another process; NULL: a new
+ * connection. */
 static void begin_session(
 	struct engine *engine, const struct endpoint *endpoint, const struct session_record *record)
 {
@@ -643,7 +649,8 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns)
 					    ? MIN(session->stop_deadline_ns, now_ns + deadline_ns)
 					    : now_ns + deadline_ns;
 	engine->stop_due_ns = MIN(engine->stop_due_ns, session->stop_deadline_ns);
-	/* Only if all sessions stop, so that the list remains sorted by deadline. */
+	/* Shorten the handshake's deadline only if all sessions stop, so that the list remains
+	 * sorted by deadline. */
 	if (engine->draining && session->state == SESSION_NEGOTIATING) {
 		session->deadline_ns =
 			MIN(session->deadline_ns, now_ns + ENGINE_HANDSHAKE_STOPPING_NS);
@@ -671,7 +678,7 @@ void engine_drain(
 		engine_stop_session(list_entry(node, struct session, node), deadline_ns);
 	}
 	if (engine->timer.in_flight) {
-		/* completes now and checks the deadlines */
+		/* the timer completes now and checks the deadlines */
 		ring_cancel(engine->ring, &engine->timer);
 	}
 }

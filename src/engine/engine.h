@@ -21,7 +21,7 @@
  *
  * Threading: the ring's thread. Ownership: the engine owns its memory, its queues and the services
  * of the kinds. A session belongs to its kind, which embeds struct session as its first member; it
- * exists until kind->close(). Errors: a negative errno and a sentence.
+ * exists until kind->close(). Errors: a negative errno and an error message.
  */
 #pragma once
 
@@ -100,9 +100,9 @@ struct engine_export {
 	/* Private members. */
 	struct engine *engine;
 	struct store_watch watch;
-	/* sessions that use it, plus one while its barrier is being checked */
+	/* sessions that use the export, plus one while its barrier is being checked */
 	uint32_t session_count;
-	uint32_t inflight_count; /* slots that its sessions occupy */
+	uint32_t inflight_count; /* request slots that its sessions occupy */
 	bool prepared; /* engine_export_show() was not called yet: no session can find it */
 	bool removed;
 	struct list_node barred; /* sessions that wait until the store's barrier opens */
@@ -114,7 +114,7 @@ struct engine_export {
 
 enum export_change {
 	EXPORT_REMOVED,
-	EXPORT_RESIZED, /* see store_size(); session->export_bytes has grown or stayed the same */
+	EXPORT_RESIZED, /* store_size() has changed; session->export_bytes never decreases */
 	EXPORT_RIGHTS,	/* session->rights have changed */
 };
 
@@ -150,7 +150,7 @@ void engine_export_limits_changed(struct engine *engine, const struct export *ex
 /* Applies changes by rate_rules_set() and rate_rules_set_memory() to the sessions of all
  * identities. */
 void engine_identity_limits_changed(struct engine *engine);
-/* Returns NULL if no export has that name. */
+/* Returns the entry of the export with that name; NULL: there is none. */
 struct engine_export *engine_export_find(struct engine *engine, const void *name, uint32_t bytes);
 /* Returns the export with the lowest serial that is not below serial, or NULL. With it, a list can
  * be built in several steps, between which exports change. */
@@ -164,10 +164,10 @@ const struct engine_export *engine_export_entry(
 	const struct engine *engine, const struct export *export, uint32_t *hint_inout);
 
 /*
- * Where a kind passes connections that it has accepted itself. take() counts the connection, checks
- * the limits, and passes the connection to the engine; it returns false if it rejects the
- * connection. address: the peer's numeric address, "HOST:PORT", with brackets around IPv6. Called
- * on the engine's thread.
+ * Interface through which a kind passes on connections that it has accepted itself. take() counts
+ * the connection, checks the limits, and passes the connection to the engine; it returns false if
+ * it rejects the connection. address: the peer's numeric address, "HOST:PORT", with brackets around
+ * IPv6. Called on the engine's thread.
  */
 struct engine_door {
 	bool (*take)(void *context, const struct session_kind *kind, const char *address);
@@ -178,8 +178,8 @@ struct engine_door {
 
 /* State of a paused session, see session_kind.rest(). */
 enum session_rest {
-	SESSION_RESTS,		/* no request is in flight; one can be received in part */
-	SESSION_IS_BUSY,	/* a request is in the store, or between the store and the peer */
+	SESSION_RESTS,	 /* no request is in flight, but one may have been received in part */
+	SESSION_IS_BUSY, /* a request is in the store, or between the store and the peer */
 	SESSION_WAITS_FOR_PEER, /* the peer has to receive replies first */
 };
 
@@ -189,8 +189,8 @@ struct session_kind {
 	bool keeps_messages;	    /* its Unix sockets are SOCK_SEQPACKET, not SOCK_STREAM */
 	bool maps_memory;	    /* maps memory of peers on Unix sockets, see engine_rights() */
 
-	/* Create and destroy the kind's state in an engine. Both are optional: without them,
-	 * service is the engine. */
+	/* Create and destroy the kind's state in an engine, the `service` of the functions below.
+	 * Both are optional: without them, service is the engine. */
 	int (*create)(struct engine *engine, void **service_out, struct error *error);
 	void (*destroy)(void *service); /* called when the kind has no sessions */
 
@@ -238,8 +238,9 @@ struct session_kind {
 	/* Returns whether a paused session is at rest, and if not, why. */
 	enum session_rest (*rest)(struct session *session);
 	/* Called at rest. Writes the state that the other process needs into bytes
-	 * (ENGINE_HANDOVER_BYTES_MAX bytes). Sets the record's byte_count, the connected socket,
-	 * and received payload in later, which is borrowed until the session is released. */
+	 * (ENGINE_HANDOVER_BYTES_MAX bytes). In the record, sets byte_count, the connected socket,
+	 * and in `later` the payload received so far, which is borrowed until the session is
+	 * released. */
 	void (*hand_over)(struct session *session, uint8_t *bytes, struct session_record *record);
 	/* Like accept(), on a paused engine, for a session with the state in record. -EPROTO: the
 	 * state is invalid. */
@@ -328,11 +329,11 @@ struct session {
 	bool was_ready;		  /* a log line has reported that the client uses the export */
 	struct export *export;	  /* NULL before session_choose() */
 	struct path_export *path_export;
-	struct path_client client; /* its part of the shared payload memory */
+	struct path_client client; /* the session's part of the shared payload memory */
 	uint32_t rights;	   /* enum engine_rights; can change, see EXPORT_RIGHTS */
 	/* current size of the export; changes are announced by EXPORT_RESIZED */
 	uint64_t export_bytes;
-	/* slots that it occupies: engine_request_begin() and engine_request_end() */
+	/* request slots that the session occupies, see engine_request_begin() */
 	uint32_t inflight_count;
 	/* Time of the last network progress, or when the current transfer started. Set by the
 	 * kind. */
@@ -343,9 +344,9 @@ struct session {
 	/* Private members. */
 	struct engine_peer *of_peer;
 	struct engine_export *chosen;
-	/* chosen->inflight_count, or the count of all sessions without an export */
+	/* points to chosen->inflight_count, or to the count of all sessions without an export */
 	uint32_t *export_inflight_count;
-	struct engine_identity *of_identity; /* NULL: no rule for rates applies to it */
+	struct engine_identity *of_identity; /* NULL: no rate rule matches the session */
 	struct engine_client *of_client;     /* NULL before session_choose() */
 	struct export *takeover_export;	     /* the export whose takeover group contains member */
 	uint64_t deadline_ns; /* when the handshake or the wait in state LINGERING ends */
@@ -397,7 +398,8 @@ void session_set_state(struct session *session, enum session_state state);
  */
 #define ENGINE_BARRIER_TEXT "earlier operations on the disk are still in progress"
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
-/* Returns the reason of such an error for the peer: a sentence without its full stop. */
+/* Returns the reason of an error of session_choose(), for the peer: a sentence without its full
+ * stop. */
 const char *session_choose_text(int result);
 /* Returns why a stopping session rejects requests, for the peer: a sentence without its full
  * stop. */
@@ -439,8 +441,8 @@ void session_linger(struct session *session);
  * until it ends. */
 void session_takeover_join(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
-/* Ends the connection with this token, see takeover.h. Returns true if there is one; kind->resume()
- * is called when it has ended. */
+/* Ends the connection with this token, see takeover.h. Returns true if there is such a connection;
+ * kind->resume() is called when it has ended. */
 GMB_MUST_CHECK bool session_takeover_replace(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
 
@@ -461,14 +463,14 @@ enum copy_method {
 struct engine_counters {
 	uint64_t sessions_accepted;
 	uint64_t sessions_refused;
-	/* ended because the peer broke the protocol, or by a socket error */
+	/* sessions that ended because the peer broke the protocol, or by a socket error */
 	uint64_t sessions_failed;
 	uint64_t sessions_idle; /* ended by the idle timeout */
 	/* the part of sessions_accepted that another process has handed over */
 	uint64_t sessions_adopted;
 	uint64_t requests;
 	uint64_t place_waits; /* requests that had to wait for a free slot */
-	/* sum over identities that no longer have sessions; see engine_counters_add() */
+	/* waits for memory by identities that no longer have sessions; see engine_counters_add() */
 	uint64_t identity_memory_waits;
 	uint64_t errors;	/* requests answered with an error; counted by the kind */
 	uint64_t bytes_read;	/* counted by the kind */
@@ -566,7 +568,7 @@ struct engine {
 	struct list_node rate_identities;
 	struct list_node clients; /* struct engine_client, those without sessions at the end */
 	uint32_t client_count;
-	/* statistics of clients that are not in the full table */
+	/* statistics of the clients for which the table has no room */
 	struct engine_client other_clients;
 	struct list_node ending;
 	struct engine_review review; /* the latest one */
@@ -575,7 +577,7 @@ struct engine {
 	bool review_posted;
 	bool reviewing; /* review.done() has to be called */
 	uint32_t review_ended;
-	bool limits_released; /* a request has ended since blocked was examined */
+	bool limits_released; /* a request has ended since `blocked` was examined */
 	struct ring_batch_end batch_end;
 	struct wait_policy wait_policy;
 	enum wait_way wait_way; /* how the ring currently waits */
@@ -588,10 +590,10 @@ struct engine {
 	uint64_t timer_due_ns; /* when the timer in flight expires */
 	uint64_t stop_due_ns;  /* the earliest stop_deadline_ns of a stopping session */
 	uint64_t idle_due_ns;  /* when to check for idle sessions next */
-	/* By listener, so that clients of one listener cannot suppress log lines about clients of
-	 * others. */
+	/* Log limits by listener, so that clients of one listener cannot suppress log lines about
+	 * clients of others. */
 	struct log_limit log_limits[ENGINE_LISTENERS_MAX];
-	/* By listener: for lines about connects and disconnects. */
+	/* Log limits by listener, for lines about connects and disconnects. */
 	struct log_limit connect_limits[ENGINE_LISTENERS_MAX];
 	bool paused; /* see handover.h */
 	bool draining;
@@ -677,9 +679,9 @@ static inline void session_mark_dirty(struct session *session)
 	}
 }
 
-/* Returns whether there is a slot for a request of the session. Each session owns one slot. It can
- * use at most as many shared slots as remain free, and its export ENGINE_EXPORT_FACTOR times as
- * many, so that some always remain for the next session. */
+/* Returns whether there is a slot for a request of the session. Each session owns one slot. A
+ * session can use at most as many shared slots as remain free, and its export ENGINE_EXPORT_FACTOR
+ * times as many, so that some always remain for the next session. */
 static inline bool engine_has_place(const struct session *session)
 {
 	const struct engine *engine = session->engine;
@@ -726,8 +728,8 @@ uint64_t engine_request_bytes(const struct session *session, enum store_op op, u
 	uint64_t offset, uint64_t length);
 
 /* Returns whether the rates of the session's identity and export admit a request of this many
- * bytes. If not, it waits without a slot and without memory, and kind->resume() is called when it
- * can try again. All calls before engine_request_begin() must be for the same request. */
+ * bytes. If not, the request waits without a slot and without memory, and kind->resume() is called
+ * when it can try again. All calls before engine_request_begin() must be for the same request. */
 GMB_MUST_CHECK static inline bool engine_request_may_move(struct session *session, uint64_t bytes)
 {
 	return likely(!rate_is_limited(&session->rate)) || session->stopping ||

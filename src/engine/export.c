@@ -10,7 +10,7 @@
 
 /* --- the export ---------------------------------------------------------------------------- */
 
-/* An export in the list replaced_by of the export that it replaces. */
+/* Entry in an export's list replaced_by: an export that replaces it. */
 struct export_wait {
 	struct export_wait *next;
 	struct export_use *use;
@@ -28,8 +28,8 @@ static struct export_use *use_create(void)
 
 void export_use_put(struct export_use *use)
 {
-	/* Acquire-release order: the thread that drops the last reference sees that all others have
-	 * finished. */
+	/* Acquire-release order: the thread that drops the last reference, and frees the struct,
+	 * must see that all other threads have finished. */
 	if (use != NULL &&
 		atomic_fetch_sub_explicit(&use->references, 1, memory_order_acq_rel) == 1) {
 		GMB_ASSERT(use->replaced_by == NULL); /* otherwise the export would be in use */
@@ -37,9 +37,9 @@ void export_use_put(struct export_use *use)
 	}
 }
 
-/* Called when an engine, or an export that this one replaces, no longer uses this one. After the
- * last use, the exports that replace this one no longer wait for it, and its use of these exports
- * also ends. */
+/* Ends one use of an export: by an engine, or by an older export that this one replaces. After its
+ * last use, the exports that replace it no longer wait for it, and its own uses of those exports
+ * end. */
 static void use_end(struct export_use *use)
 {
 	struct export_wait *next;
@@ -61,7 +61,8 @@ static void use_end(struct export_use *use)
 
 struct export_use *export_use_get(struct export *export)
 {
-	/* Relaxed order: the caller has a reference to the export. */
+	/* Relaxed order is enough, because the caller's reference to the export keeps `use`
+	 * alive. */
 	atomic_fetch_add_explicit(&export->use->references, 1, memory_order_relaxed);
 	return export->use;
 }
@@ -167,8 +168,9 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 	if (wait == NULL) {
 		return error_set(error, -ENOMEM, "no memory for an export");
 	}
-	/* Counts as an engine that uses the old export, which therefore cannot end while the new
-	 * export is added to its list. If it has already ended, the new export need not wait. */
+	/* Counts the new export as a user of the old one, so that the old one's use cannot end
+	 * while the new export is added to its list. If that use has already ended, the new export
+	 * need not wait. */
 	do {
 		if (engines == 0) {
 			free(wait);
@@ -188,18 +190,19 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 
 bool export_waits(const struct export *export)
 {
-	/* Acquire order: the caller sees everything that was done to the disk. */
+	/* Acquire order: if no export is in use any more, the caller sees everything that was done
+	 * to their disks. */
 	return atomic_load_explicit(&export->use->waits_for, memory_order_acquire) > 0;
 }
 
 void export_get(struct export *export)
 {
-	/* Relaxed order: the caller has a reference. */
+	/* Relaxed order is enough, because the caller's own reference keeps the export alive. */
 	atomic_fetch_add_explicit(&export->references, 1, memory_order_relaxed);
 }
 
-/* Returns true if it was the last reference. Acquire-release order: all other uses have ended
- * then. */
+/* Drops a reference, and returns true if it was the last one. Acquire-release order: the thread
+ * that drops the last one sees the effects of all other uses. */
 static bool drop_reference(struct export *export)
 {
 	uint32_t before = atomic_fetch_sub_explicit(&export->references, 1, memory_order_acq_rel);
@@ -295,7 +298,7 @@ static void store_has_resized(struct store_watch *watch)
 	engine_export_resized(entry->engine, entry->export);
 }
 
-/* Called when the store will no longer call the watch. */
+/* Called when the store has removed the watch, so that the entry can be freed. */
 static void watch_removed(struct store_watch *watch)
 {
 	struct engine_export *entry = container_of(watch, struct engine_export, watch);
@@ -305,7 +308,8 @@ static void watch_removed(struct store_watch *watch)
 	free(entry);
 }
 
-/* Relaxed order here and for identities: each engine receives a message after a change. */
+/* Returns this engine's share of the export's memory limit. Relaxed order is enough, because each
+ * engine receives a message after the limit has changed. */
 static uint64_t export_quota_bytes(const struct engine *engine, const struct export *export)
 {
 	return engine_quota_bytes(

@@ -8,7 +8,7 @@
  * Threading: after export_create(), everything is constant except the description, read_only, the
  * rules, the limits, the counters, the takeover group, the late writes and the references.
  * References can be taken and dropped on any thread. Ownership: references are counted; dropping
- * the last one closes the store. Errors: a negative errno and a sentence.
+ * the last one closes the store. Errors: a negative errno and an error message.
  */
 #pragma once
 
@@ -25,11 +25,11 @@ struct engine;
 struct export_wait;
 
 /* Counts how many engines still use an export. Can exist longer than the export. An export that
- * replaces others counts as in use while they are, so a later export that replaces it waits for
- * all. */
+ * replaces others counts as in use while those are in use. So an export that replaces it later
+ * waits for all of them. */
 struct export_use {
 	_Atomic uint32_t references;
-	_Atomic uint32_t engines; /* plus one for each export that it replaces and that is in use */
+	_Atomic uint32_t engines;   /* engines that use the export, plus waits_for */
 	_Atomic uint32_t waits_for; /* number of exports that it replaces and that are in use */
 	/* Exports that replace this one; the list has a reference to each. */
 	struct export_wait *replaced_by;
@@ -41,14 +41,15 @@ struct export
 	uint32_t name_bytes;	     /* 0 to EXPORT_NAME_BYTES_MAX */
 	_Atomic(char *) description; /* can be NULL; see export_set_description() */
 	struct store *store;
-	/* must be closed after this one, see struct export_options; a reference, or NULL */
+	/* an export that must be closed after this one, see struct export_options; a reference, or
+	 * NULL */
 	struct export *parent;
 	uint32_t overlap;	/* part size of reads and writes, see struct path_export */
 	int device_error;	/* see struct path_export; set before it is added to an engine */
 	_Atomic bool read_only; /* as configured, or because the store cannot be written */
 	struct access_slot *access;	  /* its access rules, or NULL; see engine_rights() */
 	_Atomic uint32_t connections_max; /* 0 = no limit of its own */
-	_Atomic uint32_t connections;	  /* sessions that have chosen it, in all engines */
+	_Atomic uint32_t connections; /* sessions that have chosen this export, in all engines */
 	/* A number that changes if acknowledged writes that were not flushed might have been lost:
 	 * for a disk at each boot, for memory at each start of the server, and when the store
 	 * reports it. 0 = unknown. */
@@ -107,8 +108,9 @@ struct export_options {
 /* Creates an export with one reference, which the caller owns. Fails with -ENOMEM. */
 GMB_MUST_CHECK int export_create(
 	const struct export_options *options, struct export **export_out, struct error *error);
-/* False has no effect if the store cannot be written. Sessions that have chosen the export keep
- * their rights until engine_export_rights() was called on each engine. Any thread. */
+/* Makes the export read-only or writable. It stays read-only if the store cannot be written.
+ * Sessions that have chosen the export keep their rights until engine_export_rights() was called on
+ * each engine. Any thread. */
 void export_set_read_only(struct export *export, bool read_only);
 /* Replaces the rules, which the export owns from then on; NULL: no rules. Sessions keep their
  * rights as in export_set_read_only(). Any thread. */

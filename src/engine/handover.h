@@ -28,7 +28,7 @@
 enum {
 	/* maximum size of the kind's state of a session; secret */
 	ENGINE_HANDOVER_BYTES_MAX = 24 << 10,
-	/* Maximum size of the payload that a session has received of a request, and the maximum
+	/* Maximum size of a request's payload that a session has already received, and maximum
 	 * number of pieces in which it is stored. */
 	ENGINE_HANDOVER_LATER_BYTES_MAX = 4 << 20,
 	ENGINE_HANDOVER_LATER_PIECES = 2,
@@ -71,7 +71,7 @@ struct engine_rest {
 /* Predicted effect of engine_pause() on the sessions, summed over engines with the same kinds. */
 struct engine_fate {
 	uint32_t handed_over;
-	uint32_t handshakes; /* would be drained, unless they choose an export before */
+	uint32_t handshakes; /* would be drained, unless they choose an export first */
 	struct {
 		const struct session_kind *kind; /* NULL: end of the list */
 		uint32_t count;
@@ -99,8 +99,8 @@ GMB_MUST_CHECK int engine_hand_over(struct engine *engine,
 /* A flush that makes a store write all its state before a handover (store_needs_quiesce()),
  * submitted by one engine. */
 struct engine_quiesce {
-	/* Set by the caller, which must keep the export and this struct until done() is called. It
-	 * is called on the engine's thread with the result of the flush. */
+	/* Set by the caller, which must keep the export and this struct until done() is called.
+	 * done() is called on the engine's thread with the result of the flush. */
 	struct export *export;
 	void (*done)(struct engine_quiesce *quiesce, int result);
 

@@ -29,8 +29,8 @@ enum {
 	/* The requests of an export can use at most this many times the number of free slots, so
 	 * that a disk that hangs leaves slots for other exports. */
 	ENGINE_EXPORT_FACTOR = 3,
-	/* Maximum number of checks for idle sessions during an idle timeout. A session is ended at
-	 * most this fraction of the timeout too late. */
+	/* Maximum number of checks for idle sessions per idle timeout. So a session is ended at
+	 * most 1/ENGINE_IDLE_LOOKS of the timeout too late. */
 	ENGINE_IDLE_LOOKS = 8,
 	/* Number of clients with their own statistics: the maximum of all engines together, then
 	 * the bounds for the share of each engine. */
@@ -43,8 +43,8 @@ enum {
 #define ENGINE_SECOND_NS	    UINT64_C(1000000000)
 #define ENGINE_HANDSHAKE_TIMEOUT_NS (10 * ENGINE_SECOND_NS)
 #define ENGINE_STALL_TIMEOUT_NS	    (30 * ENGINE_SECOND_NS)
-/* How long a session waits for its peer to close the connection after the server has; less if the
- * session must end. */
+/* How long a session waits for its peer to close the connection, after the server has closed its
+ * own side. The second, shorter time applies to a session that is being stopped. */
 #define ENGINE_LINGER_NS	  (2 * ENGINE_SECOND_NS)
 #define ENGINE_LINGER_STOPPING_NS (ENGINE_SECOND_NS / 5)
 /* How long a handshake can continue when its session must end. */
@@ -84,7 +84,8 @@ struct engine_limits {
 	uint32_t handshakes_max; /* maximum number of sessions that have not chosen an export */
 	uint64_t handshake_timeout_ns;
 	uint32_t inflight_per_session_max; /* > 0 */
-	/* Maximum of all sessions together; > 0. In addition, each session owns one slot. */
+	/* Maximum number of requests in flight of all sessions together; > 0. In addition, each
+	 * session owns one slot. */
 	uint32_t inflight_max;
 	uint32_t payload_bytes_max; /* maximum length of one read or write */
 	uint64_t memory_bytes_max;  /* payload memory; at least ARENA_SLAB_BYTES */

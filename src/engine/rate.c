@@ -9,7 +9,7 @@
 /* Maximum length of a booking, so that times cannot overflow. */
 #define BOOKING_NS_MAX (UINT64_C(86400) * 366 * SECOND_NS)
 
-/* A peer's members in a queue. */
+/* The sessions and copies of one peer in a queue. */
 struct rate_group {
 	struct list_node node;
 	struct turn_group turns;
@@ -31,8 +31,8 @@ const struct counter_table rate_counter_table = { "rate", "export", "export_rate
 
 void rate_set(struct rate *rate, const struct rate_limits *limits, uint64_t now_ns)
 {
-	/* Release order, which pairs with the acquire in book() and renew(): a queue that sees that
-	 * a line was reset also sees the new limits. */
+	/* Release order pairs with the acquire in book() and renew(): a queue that sees that the
+	 * bookings were removed also sees the new limits. */
 	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
 		atomic_store_explicit(
 			&rate->per_second[unit], limits->per_second[unit], memory_order_relaxed);
@@ -67,8 +67,8 @@ static uint64_t amount_in(const struct rate_limits *limits, enum rate_unit unit,
 	return (uint64_t)((double)ns * (double)limits->per_second[unit] / (double)SECOND_NS);
 }
 
-/* Returns how far a line can lag behind the clock. The rest of the burst is the part that engines
- * can hold unused. */
+/* Returns how far the end of all bookings can lag behind the clock. The rest of the burst is the
+ * part that engines can hold unused. */
 static uint64_t lag_max_ns(const struct rate_limits *limits)
 {
 	return limits->burst_ns - limits->burst_ns / RATE_HOLD_PART;
@@ -89,8 +89,8 @@ bool rate_has_rested(const struct rate *rate, uint64_t now_ns)
 	return rested;
 }
 
-/* If rate_set() has reset the lines, discards the queue's bookings, reads the new limits and
- * returns true. */
+/* If rate_set() was called, discards the queue's bookings, reads the new limits and returns
+ * true. */
 static bool renew(struct rate_queue *queue)
 {
 	uint32_t serial = atomic_load_explicit(&queue->rate->serial, memory_order_acquire);
@@ -115,8 +115,8 @@ static uint64_t chunk_ns(const struct rate_queue *queue)
 }
 
 /* Books at least the amount that is needed. If it is available now, books as much as is available,
- * up to a chunk. Otherwise books at least the amount of one RATE_PAUSE_NS, so that engines that
- * wait for the same line get equal amounts. Returns false if rate_set() has reset the line. */
+ * up to a chunk. Otherwise books at least what the rate permits in RATE_PAUSE_NS, so that engines
+ * that wait for the same rate get equal amounts. Returns false if rate_set() was called. */
 static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed, uint64_t now_ns)
 {
 	const struct rate_limits *limits = &queue->limits;
@@ -140,8 +140,7 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 		room_ns = now_ns - MIN(now_ns, start_ns);
 		waits = room_ns < needed_ns;
 		length_ns = MIN(waits ? RATE_PAUSE_NS : room_ns, most_ns);
-		/* Rounded up to whole units, so that a booking does not lose a fraction of a
-		 * request. */
+		/* Rounded up to whole units: a booking must not lose a fraction of a request. */
 		amount = MAX(needed, amount_in(limits, unit, length_ns) + waits);
 		length_ns = cost_ns(limits, unit, amount) + 1;
 	} while (!atomic_compare_exchange_weak_explicit(line, &booked_ns, start_ns + length_ns,
@@ -234,7 +233,7 @@ static void engine_rate_arm(struct rate_room *room)
 		ring_timer(room->ring, &room->timer, due_ns - now_ns, engine_rate_timer_done);
 	} else if (due_ns < room->due_ns) {
 		room->due_ns = due_ns;
-		/* completes now; the timer is then set to the earlier time */
+		/* the timer completes now, and is then set to the earlier time */
 		ring_cancel(room->ring, &room->timer);
 	}
 }
@@ -423,8 +422,8 @@ void rate_give_up(struct rate_member *member)
 	if (waits_in == NULL) {
 		return;
 	}
-	/* The booking was made for this member, which was the next in turn. The next one might need
-	 * much less. */
+	/* This member was the first in the queue, so the booking was made for its request. Return
+	 * the booking, because the next member may need much less. */
 	if (turns_first(&waits_in->waiting) == &member->turn) {
 		engine_rate_give_back(waits_in);
 	}

@@ -26,7 +26,7 @@
  *
  * Threading: rate_set() and booking on any thread; a queue, its room and its members on their
  * ring's thread. Ownership: a queue borrows its rate; a member must leave its queues. Errors:
- * -EINVAL with a sentence for text that is not a rate.
+ * -EINVAL with an error message for text that is not a rate.
  */
 #pragma once
 
@@ -61,7 +61,8 @@ _Static_assert(RATE_BURST_NS_MIN / RATE_HOLD_PART > RATE_PAUSE_NS,
 
 struct rate_limits {
 	uint64_t per_second[RATE_UNIT_COUNT]; /* 0 = no limit */
-	/* the burst: how long the rate takes for the amount that can start after a pause */
+	/* the burst as a duration: what the rate permits in this time can start at once after a
+	 * pause */
 	uint64_t burst_ns;
 };
 
@@ -87,7 +88,7 @@ struct rate {
 	_Atomic uint64_t burst_ns;
 	_Atomic uint32_t serial;		     /* number of rate_set() calls */
 	_Atomic uint32_t queue_count;		     /* number of engines that have a queue */
-	_Atomic uint64_t booked_ns[RATE_UNIT_COUNT]; /* where the bookings on each line end */
+	_Atomic uint64_t booked_ns[RATE_UNIT_COUNT]; /* when the bookings of each unit end */
 };
 
 /* Sets the limits from now_ns on, and removes all bookings; no burst is available at first. Queues

@@ -14,12 +14,12 @@ enum {
 };
 
 struct rate_rules {
-	/* an access set in which the "rights" of a rule are its index, from 1 */
+	/* the conditions of all rules; the "rights" of each are its index in `rules` plus 1 */
 	struct access *conditions;
 	pthread_mutex_t lock; /* protects the following members */
 	uint32_t count;
 	struct rate_rule *rules;
-	uint32_t *identity_counts; /* by rule: number of its identities */
+	uint32_t *identity_counts; /* number of identities of each rule */
 	struct list_node identities[BUCKETS];
 	struct list_node idle; /* identities without sessions that may still have bookings */
 };
@@ -116,7 +116,7 @@ static struct list_node *rate_identity_bucket_of(
 	return &rules->identities[hash % BUCKETS];
 }
 
-/* Called under the lock. Returns NULL if there is none. */
+/* Returns the identity, or NULL if there is none. Called under the lock. */
 static struct rate_identity *rate_identity_find(
 	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
 {

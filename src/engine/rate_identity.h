@@ -26,7 +26,7 @@ struct rate_rules;
 
 struct rate_rule {
 	struct rate_limits limits;
-	uint32_t connections_max; /* sessions that have chosen an export; 0 = no limit */
+	uint32_t connections_max; /* maximum sessions that have chosen an export; 0 = no limit */
 	uint64_t memory_max;	  /* payload memory in bytes, over all engines; 0 = no limit */
 	char *origin;		  /* where the rule is defined, for messages */
 };

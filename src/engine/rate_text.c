@@ -53,7 +53,7 @@ static int rate_text_parse_part(
 	struct rate_limits *limits, const char *part, uint32_t *given, struct error *error)
 {
 	static const struct {
-		const char *key; /* with its '=' */
+		const char *key; /* the key, including its '=' */
 		int (*parse)(struct rate_limits *limits, const char *text, struct error *error);
 	} keys[] = {
 		{ "requests=", parse_requests },

@@ -15,7 +15,7 @@ static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 	[SESSION_READY] = BIT(SESSION_DRAINING) | BIT(SESSION_LINGERING) | BIT(SESSION_TERMINATING),
 	[SESSION_DRAINING] = BIT(SESSION_LINGERING) | BIT(SESSION_TERMINATING),
 	[SESSION_LINGERING] = BIT(SESSION_TERMINATING),
-	[SESSION_TERMINATING] = 0, /* freed at the end of a batch */
+	[SESSION_TERMINATING] = 0, /* final state; the session is freed at the end of a batch */
 };
 
 enum {

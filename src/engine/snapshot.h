@@ -10,10 +10,10 @@
  * rights, rates and slots. Until the store has answered a request to create or delete a snapshot,
  * engine_look() reports the engine as busy, so that no other process takes the store over.
  *
- * Threading: the ring's thread. Ownership: the job must keep the view from engine_snapshot_make()
+ * Threading: the ring's thread. Ownership: the job must keep the struct from engine_snapshot_make()
  * until engine_snapshot_join() returns true; its session uses the export for as long. Errors: a
- * negative errno and a sentence. A snapshot that cannot be deleted is logged; it is removed when
- * the store is next opened.
+ * negative errno and an error message. A snapshot that cannot be deleted is logged; it is removed
+ * when the store is next opened.
  */
 #pragma once
 
@@ -24,7 +24,7 @@ enum engine_snapshot_state {
 	ENGINE_SNAPSHOT_MAKING,	  /* the store is creating the snapshot */
 	ENGINE_SNAPSHOT_MADE,	  /* the snapshot exists */
 	ENGINE_SNAPSHOT_DELETING, /* the store is deleting the snapshot */
-	ENGINE_SNAPSHOT_DELETED,  /* requests of the job are still in flight */
+	ENGINE_SNAPSHOT_DELETED,  /* deleted; requests of the job are still in flight */
 	ENGINE_SNAPSHOT_STATE_COUNT
 };
 
@@ -45,9 +45,9 @@ struct engine_snapshot {
 /* Returns whether a snapshot of the export is useful and possible: the export can change, and its
  * store supports snapshots. */
 bool engine_snapshot_is_useful(const struct engine_export *of);
-/* Creates a snapshot with that name (see struct store_snapshot). view must be all zeroes. made() is
- * called later, once, with 0 or with a negative errno and the predicate of a sentence about the
- * export; not if engine_snapshot_delete() is called before. */
+/* Creates a snapshot with that name (see struct store_snapshot). *snapshot must be all zeroes.
+ * made() is called later, once, with 0 or with a negative errno and the predicate of a sentence
+ * about the export. It is not called if engine_snapshot_delete() is called before. */
 void engine_snapshot_make(struct engine_snapshot *snapshot, struct engine_export *of,
 	const char *name,
 	void (*made)(struct engine_snapshot *snapshot, int result, const char *text));

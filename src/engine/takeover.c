@@ -81,8 +81,8 @@ enum takeover_found takeover_replace(struct takeover *takeover, struct takeover_
 	pthread_mutex_lock(&takeover->lock);
 	old = takeover_find(takeover, member, token, bytes, &found);
 	if (old != NULL) {
-		/* Set even if the member has no token, because takeover_give_up() needs the lock of
-		 * this group. */
+		/* Set even if the member has no token: takeover_give_up() uses it to find the
+		 * group's lock. */
 		member->takeover = takeover;
 		member->waits_for = old;
 		member->next_waiter = old->waiters;

@@ -12,7 +12,7 @@ static const uint32_t trial_percent_max[WAIT_WAY_COUNT] = {
  * result of the trial is void. */
 enum { LOST_PERCENT_MAX = 150 };
 
-/* Batching is tried only if turns have at least this many requests, in tenths. */
+/* Batching is tried only if turns have at least this many tenths of a request on average. */
 enum { BATCHES_TENTHS_MIN = 11 };
 
 /* Minimum duration of a window with WAIT_WINDOW_REQUESTS_MIN requests. */

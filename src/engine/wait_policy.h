@@ -43,13 +43,13 @@ enum {
 	WAIT_WINDOW_REQUESTS = 64,    /* number of requests in a measurement */
 	WAIT_WINDOW_REQUESTS_MIN = 8, /* sufficient number if they took at least 5 ms */
 	WAIT_TRIAL_WINDOWS = 12,      /* windows of a trial, half of them with the method */
-	WAIT_HOLD_WINDOWS = 2048,     /* until a method that is kept is tried again */
+	WAIT_HOLD_WINDOWS = 2048,     /* windows until a method that is kept is tried again */
 	/* For batching: more requests and windows, because its gain is smaller, and fewer trials,
 	 * because a wrong choice costs less. */
 	WAIT_WINDOW_REQUESTS_BATCH = 256,
 	WAIT_TRIAL_WINDOWS_BATCH = 32,
 	WAIT_HOLD_WINDOWS_BATCH = 512,
-	WAIT_BACKOFF_WINDOWS_MIN = 32, /* blocking after the first lost trial */
+	WAIT_BACKOFF_WINDOWS_MIN = 32, /* windows of blocking after the first lost trial */
 	WAIT_BACKOFF_WINDOWS_MAX = 4096,
 };
 

@@ -7,8 +7,8 @@
 #include <sys/resource.h>
 #include <unistd.h>
 
-/* Small, because a process with locked memory keeps the whole stack in RAM. A call needs little
- * stack: name lookups, which need more, run in a thread of glibc. */
+/* Stack of a worker thread. It is small, because a process with locked memory keeps all of it in
+ * RAM. A call needs little stack: name lookups, which need more, run in a thread of glibc. */
 enum { CALL_STACK_BYTES = 256 << 10 };
 
 int ring_mailbox_init(struct ring_mailbox *mailbox)

@@ -22,8 +22,8 @@
 
 enum {
 	RING_CALL_THREADS_MAX = 8,
-	/* Low priority, because calls take long anyway, and more requests wait for the ring's own
-	 * thread than for calls. */
+	/* Low priority of worker threads, because calls take long anyway, and more requests wait
+	 * for the ring's own thread than for calls. */
 	RING_CALL_NICE = 10,
 };
 
@@ -77,7 +77,7 @@ struct ring_mailbox {
 	bool stopping;
 };
 
-/* On failure, the mailbox can still be passed to ring_mailbox_fini(). */
+/* Initializes the mailbox. On failure, it can still be passed to ring_mailbox_fini(). */
 GMB_MUST_CHECK int ring_mailbox_init(struct ring_mailbox *mailbox);
 /* Joins the worker threads. No call may be in progress. */
 void ring_mailbox_fini(struct ring_mailbox *mailbox);

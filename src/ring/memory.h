@@ -25,7 +25,7 @@ enum mem_right {
 	MEM_CPU_WRITE = 1 << 1, /* instructions of this process can store to it */
 	MEM_SOCKET = 1 << 2,	/* socket operations can send from it and receive into it */
 	MEM_FIXED = 1 << 3,	/* its region is in the ring's table of fixed buffers */
-	MEM_NIC = 1 << 4,	/* a network card can transfer it (RDMA) */
+	MEM_NIC = 1 << 4,	/* a network card can access it (RDMA) */
 	/* it has an address for system calls; implied by the three rights before MEM_FIXED */
 	MEM_ADDRESS = 1 << 5,
 	/* Only this process can change the memory, so data does not change while an operation reads
@@ -119,7 +119,7 @@ static inline void *mem_address(struct mem_ref memory)
 	return (void *)(uintptr_t)memory.at;
 }
 
-/* Code that loads or stores the bytes itself must use mem_cpu_read() or mem_cpu_write(). */
+/* Return the address of the bytes, for code that loads or stores them itself. */
 static inline const uint8_t *mem_cpu_read(struct mem_ref memory)
 {
 	GMB_ASSERT((memory.rights & MEM_CPU_READ) != 0);

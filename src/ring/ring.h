@@ -108,7 +108,7 @@ struct ring_options {
 /* Counters since the ring was created; read by the owning thread. */
 struct ring_counters {
 	uint64_t enters; /* io_uring_enter system calls */
-	uint64_t waits;	 /* calls in enters that could block */
+	uint64_t waits;	 /* the calls counted in enters that could block */
 	uint64_t completions;
 	uint64_t submissions;
 	uint64_t messages;
@@ -121,9 +121,9 @@ struct ring_counters {
 GMB_MUST_CHECK int ring_create(
 	const struct ring_options *options, struct ring **ring_out, struct error *error);
 
-/* Checks that the kernel restricts the ring, by an operation without effect that is not permitted:
- * a server does not start with a ring that could do more. No operation is in flight. The
- * simulation checks nothing. -EPERM: the ring is not restricted. */
+/* Checks that the kernel restricts the ring: submits a forbidden operation that has no effect, and
+ * expects an error. A server does not start if its ring is not restricted. No operation is in
+ * flight. The simulation checks nothing. -EPERM: the ring is not restricted. */
 GMB_MUST_CHECK int ring_check_restricted(struct ring *ring, struct error *error);
 
 /* Frees the ring. Nothing is in flight. NULL is a no-op. */
@@ -251,7 +251,7 @@ struct ring_source {
 	int (*poll)(struct ring_source *source);
 	/* Returns true if no event is pending and the next one makes fd readable, until poll() or
 	 * arm() is called. Returns false if poll() has events to handle. Called before each wait,
-	 * even if it is still armed. It must not add or remove sources. */
+	 * even if the source is still armed. It must not add or remove sources. */
 	bool (*arm)(struct ring_source *source);
 	int fd;
 
@@ -299,7 +299,8 @@ struct ring_traffic {
 	uint64_t acked_bytes; /* data sent and acknowledged */
 	uint64_t busy_ns;     /* time during which data was in flight or waiting to be sent */
 };
-/* Returns false if the socket is not TCP. Makes a system call. */
+/* Stores the progress of a TCP connection. Returns false if the socket is not TCP. Makes a system
+ * call. */
 bool ring_socket_traffic(struct ring *ring, struct ring_file file, struct ring_traffic *traffic);
 /* Stores in *bytes_out how many bytes written to a connected socket the peer has not yet
  * acknowledged (TCP) or read (Unix sockets; includes kernel overhead). Returns false if this is
@@ -314,12 +315,12 @@ void ring_socket_close(struct ring *ring, int fd);
 
 /* --- operations ---------------------------------------------------------------------------- */
 
-/* result: a connected socket with close-on-exec, which done() owns. */
+/* Accepts a connection. result: its socket, with close-on-exec, which done() owns. */
 void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
 
-/* result: number of bytes, 0 at end of stream. wait_all: fewer than len only at end of stream or
- * after an error. -EPERM on a Unix socket: the peer sent file descriptors; they are closed, and
- * some data is lost. */
+/* Receives data. result: number of bytes, 0 at end of stream. wait_all: fewer than len only at end
+ * of stream or after an error. -EPERM on a Unix socket: the peer sent file descriptors; they are
+ * closed, and some data is lost. */
 void ring_recv(struct ring *ring, struct ring_op *op, struct ring_file file, void *buf, size_t len,
 	bool wait_all, ring_done_fn *done);
 
@@ -338,10 +339,10 @@ void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, con
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct msghdr *message, ring_done_fn *done);
 
-/* memory must have an address; len <= 1 GiB. */
+/* Reads from a file. memory must have an address; len <= 1 GiB. */
 void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
 	size_t len, uint64_t offset, ring_done_fn *done);
-/* dsync: completes only when the data is durable (RWF_DSYNC). */
+/* Writes to a file. dsync: completes only when the data is durable (RWF_DSYNC). */
 void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
 	size_t len, uint64_t offset, bool dsync, ring_done_fn *done);
 /* Like ring_write(), from several buffers, which must not be fixed buffers. The vector must stay
@@ -357,7 +358,7 @@ void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
  */
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done);
-/* result: as of fdatasync(). */
+/* Makes written data durable. result: as of fdatasync(). */
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done);
 /* Calls fallocate(); mode: FALLOC_FL_ flags. */
 void ring_allocate(struct ring *ring, struct ring_op *op, struct ring_file file, int mode,
@@ -367,7 +368,7 @@ void ring_advise(struct ring *ring, struct ring_op *op, struct ring_file file, u
 	uint64_t length, ring_done_fn *done);
 /* One-shot poll. result: the events that are ready. */
 void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, ring_done_fn *done);
-/* result: 0 after delay_ns, -ECANCELED after ring_cancel(). */
+/* Starts a timer. result: 0 after delay_ns, -ECANCELED after ring_cancel(). */
 void ring_timer(struct ring *ring, struct ring_op *op, uint64_t delay_ns, ring_done_fn *done);
 /* Runs call(op) on a worker thread, for system calls without a ring operation (lseek, ioctl). Its
  * return value is passed to done. call() must access only memory that no other thread uses until

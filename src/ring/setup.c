@@ -21,7 +21,7 @@ static unsigned setup_flags(const struct ring_features *features, bool is_restri
 {
 	unsigned flags = IORING_SETUP_CLAMP | IORING_SETUP_CQSIZE;
 
-	if (is_restricted) { /* disabled until confine() has restricted it */
+	if (is_restricted) { /* disabled until restrict_ring() */
 		flags |= IORING_SETUP_R_DISABLED;
 	}
 	if (features->defer_taskrun) {
@@ -126,8 +126,8 @@ static const uint8_t permitted_registrations[] = {
 	IORING_UNREGISTER_RING_FDS,
 };
 
-/* liburing 2.3 declares functions for the two registrations in confine(), but does not export
- * them. */
+/* Registers with the ring. For restrict_ring(): liburing 2.3 declares functions for its two
+ * registrations, but does not export them. */
 static int register_here(
 	struct io_uring *uring, unsigned operation, const void *argument, uint32_t count)
 {

@@ -174,7 +174,7 @@ int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), vo
 	ring_post(thread->ring, &posted->message);
 	if (!wait_a_moment(&posted->over)) {
 		if (!atomic_exchange_explicit(&posted->decided, true, memory_order_acq_rel)) {
-			return -ETIMEDOUT; /* the ring's thread frees it */
+			return -ETIMEDOUT; /* the ring's thread frees the call */
 		}
 		thread_wait_for(&posted->over);
 	}

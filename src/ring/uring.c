@@ -44,7 +44,7 @@ struct ring {
 	struct io_uring uring;
 	struct ring_features features;
 	struct ring_counters counters;
-	struct ring_op_queue deferred; /* run in the next batch */
+	struct ring_op_queue deferred; /* operations that complete in the next batch */
 	struct list_node batch_ends;
 	struct ring_sources sources;
 	int source_events; /* events handled while spinning, not yet returned by a turn */
@@ -506,7 +506,8 @@ static int uring_turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	struct ring_op *op;
 	int count = 0;
 
-	/* Limited, because deferred work of the kernel has to wait. */
+	/* Skips the system call if there is deferred work, but only a few times in a row, because
+	 * the kernel's own deferred work has to wait meanwhile. */
 	if (ring->deferred.head != NULL && ring->skipped < ENTERS_SKIPPED_MAX) {
 		ring->skipped++;
 	} else {
@@ -737,7 +738,7 @@ static void guard_submit(struct ring *ring, struct ring_op *op)
 	io_uring_sqe_set_data(sqe, op);
 }
 
-/* guard: NULL if there was no memory for one. */
+/* Starts a guarded receive. guard: NULL if there was no memory for one. */
 static void recv_guarded(
 	struct ring *ring, struct ring_op *op, struct ring_guard *guard, ring_done_fn *done)
 {

@@ -6,7 +6,8 @@
 
 #include "sandbox/sandbox.h"
 
-/* Returns the version of the interface; 0: the kernel does not have it, or it is off. */
+/* Returns the version of Landlock's interface; 0: the kernel does not have Landlock, or it is
+ * off. */
 uint32_t landlock_version(void);
 GMB_MUST_CHECK int landlock_enter(const struct sandbox *sandbox);
 

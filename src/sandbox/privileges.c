@@ -140,7 +140,7 @@ static void keep_memory_limit(void)
 	}
 }
 
-/* Dropping the last user ID of root drops the capabilities. */
+/* Changes user and groups. Root's capabilities are dropped together with its last user ID. */
 static int privileges_become(const struct sandbox_user *who)
 {
 	if ((who->name[0] != '\0' ? initgroups(who->name, who->gid) : setgroups(0, NULL)) < 0 ||
@@ -148,8 +148,8 @@ static int privileges_become(const struct sandbox_user *who)
 		setresuid(who->uid, who->uid, who->uid) < 0) {
 		return -errno;
 	}
-	/* Checks that root cannot be regained. This cannot happen, but no later code would detect
-	 * it. */
+	/* Checks that root cannot be regained. That should never happen, but no later code would
+	 * detect it. */
 	return setuid(0) == 0 ? -EPERM : 0;
 }
 
@@ -176,7 +176,7 @@ int sandbox_become(const struct sandbox_user *user, struct error *error)
 	return 0;
 }
 
-/* Capabilities that a server may need that runs as root: to open disks of other users, and to lock
+/* Capabilities that a server running as root may need: to open disks of other users, and to lock
  * memory beyond the limit. */
 static const uint32_t kept_capabilities[] = { CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH, CAP_IPC_LOCK };
 

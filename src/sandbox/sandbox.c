@@ -35,7 +35,7 @@ void sandbox_fini(struct sandbox *sandbox)
 	*sandbox = (struct sandbox){ 0 };
 }
 
-/* Adds a rule. Takes the path. */
+/* Adds a rule. Takes ownership of the path. */
 static int sandbox_add_rule(struct sandbox *sandbox, char *path, uint32_t access,
 	const char *alone_of, struct error *error)
 {
@@ -65,7 +65,7 @@ static int sandbox_resolve(const char *path, char **real_out, struct error *erro
 {
 	*real_out = realpath(path, NULL);
 	if (*real_out == NULL && errno == ENOENT && access(path, F_OK) == 0) {
-		*real_out = strdup(path); /* /dev/fd/3 of a file that was removed */
+		*real_out = strdup(path); /* such as /dev/fd/3, if the file was removed */
 	}
 	return *real_out == NULL && errno == ENOMEM
 		       ? error_set(error, -ENOMEM, "no memory for the rules of the sandbox")
@@ -258,8 +258,8 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 		log_info("sandbox: off");
 		return 0;
 	}
-	/* Both layers require it. It costs nothing, because no program is started later that could
-	 * gain privileges. */
+	/* Landlock and seccomp require no_new_privs. It costs nothing, because no program is
+	 * started later that could gain privileges. */
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
 		return sandbox_judge(mode, "no_new_privs", -errno, error);
 	}

@@ -29,7 +29,7 @@ enum sandbox_mode {
 /* Access below a folder, or to a file. */
 enum sandbox_access {
 	SANDBOX_READ = BIT(0),
-	SANDBOX_WRITE = BIT(1),		/* of existing files; new ones cannot be created */
+	SANDBOX_WRITE = BIT(1),		/* write existing files; new files cannot be created */
 	SANDBOX_DEVICES = BIT(2),	/* ioctl() on devices */
 	SANDBOX_SOCKETS = BIT(3),	/* Unix sockets can be created, and files removed */
 	SANDBOX_SHARED_MEMORY = BIT(4), /* files can be created, resized and removed */
@@ -38,15 +38,15 @@ enum sandbox_access {
 struct sandbox_rule {
 	char *path; /* resolved by realpath() */
 	uint32_t access;
-	/* NULL, unless only a single file is allowed because its folder is broad, so that a file
-	 * that replaces it later cannot be read. Then: the option that names the file, for a
-	 * warning. Borrowed. */
+	/* The option that names the file, if only the file itself is allowed because its folder is
+	 * broad (sandbox_is_broad()); otherwise NULL. Used in a warning that a file that replaces
+	 * it later cannot be read. Borrowed. */
 	const char *alone_of;
 };
 
 enum { SANDBOX_PORTS_MAX = 16 };
 
-/* The remaining rights. All zero: none. */
+/* The rights that a process keeps inside the sandbox. All zero: none. */
 struct sandbox {
 	struct sandbox_rule *rules;
 	uint32_t rule_count;
@@ -78,7 +78,7 @@ enum { SANDBOX_NAME_BYTES = 256 };
 
 struct sandbox_user {
 	char name[SANDBOX_NAME_BYTES];	/* "" if only the number is known */
-	char group[SANDBOX_NAME_BYTES]; /* likewise */
+	char group[SANDBOX_NAME_BYTES]; /* "" if only the number is known */
 	uid_t uid;
 	gid_t gid;
 	bool is_own_group; /* gid is the group that the user has by default */
@@ -88,8 +88,8 @@ struct sandbox_user {
  * or its group is not known. */
 GMB_MUST_CHECK int sandbox_find_user(
 	const char *text, struct sandbox_user *user_out, struct error *error);
-/* Whether the text names the user and group of the last sandbox_become(), by names or numbers as
- * they were then: a sandbox allows no look at the sources of users. */
+/* Returns whether the text names the user and group of the last sandbox_become(). The names and
+ * numbers of that time are compared, because a process in a sandbox cannot look up users. */
 bool sandbox_is_user(const char *text);
 /* Becomes that user, with the user's supplementary groups and without capabilities. -EPERM: only
  * root can, unless nothing changes. */
@@ -114,17 +114,17 @@ GMB_MUST_CHECK int sandbox_allow_beside(struct sandbox *sandbox, const char *pat
 
 void sandbox_fini(struct sandbox *sandbox);
 
-/* Gives up everything that is not allowed, and logs the active layers. Fails only with SANDBOX_ON;
+/* Drops all rights that were not allowed, and logs the active layers. Fails only with SANDBOX_ON;
  * the error names the missing layer. */
 GMB_MUST_CHECK int sandbox_enter(
 	struct sandbox *sandbox, enum sandbox_mode mode, struct error *error);
 
-/* Called after sandbox_enter(), with the same mode. Gives up, in every thread, what only the start
- * of a server needs: creating rings, binding addresses and, unless the server connects, creating
- * and connecting sockets. */
+/* Called after sandbox_enter(), with the same mode. Drops, in every thread, the rights that only
+ * the start of a server needs: creating rings, binding addresses and, unless the server connects,
+ * creating and connecting sockets. */
 GMB_MUST_CHECK int sandbox_seal(enum sandbox_mode mode, struct error *error);
 
-/* If the sandbox is the reason why a file could not be opened or created, adds that to the sentence
+/* If the sandbox is the reason why a file could not be opened or created, adds that to the message
  * in *error and returns true. writes: the file was opened for writing. remedy: the action to take
  * for an existing file, such as "restart the server". */
 bool sandbox_explain(const char *path, bool writes, const char *remedy, struct error *error);

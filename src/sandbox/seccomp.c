@@ -44,7 +44,8 @@
 #define PR_SET_VMA 0x53564d41
 #endif
 
-/* The result of a call that an old kernel does not have. Libraries can handle that. */
+/* Result of calls without a rule: the same error as on a kernel that does not have the call,
+ * because libraries can handle it. */
 #define UNKNOWN SCMP_ACT_ERRNO(ENOSYS)
 
 /* Calls that the server, the C library, GnuTLS and libfabric use while serving, allowed with any
@@ -331,8 +332,8 @@ static void allow_sockets(struct filter *filter, bool loads_code)
 
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_STREAM, 0);
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_SEQPACKET, 0);
-	/* For upgrades. One end of such a pair cannot be connected to another socket, unlike a
-	 * datagram socket. */
+	/* For upgrades. One end of such a socket pair cannot be connected to another socket, unlike
+	 * a datagram socket. */
 	allow_socket(filter, SCMP_SYS(socketpair), AF_UNIX, SOCK_SEQPACKET, 0);
 	for (size_t i = 0; i < ARRAY_COUNT(families); i++) {
 		allow_socket(filter, SCMP_SYS(socket), families[i], SOCK_STREAM, 0);

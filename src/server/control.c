@@ -26,7 +26,7 @@
 enum {
 	PATH_BYTES = 256,
 	EXPORT_SHOWN_BYTES = 120,
-	NEW_SECONDS = 10, /* much longer than the time from bind to listen */
+	NEW_SECONDS = 10, /* a socket counts as new for this time; bind() to listen() is shorter */
 };
 
 struct server_control {
@@ -144,7 +144,8 @@ static void remove_if_stale(const char *path)
 	if (fd < 0) {
 		return;
 	}
-	/* A socket cannot listen at a path that does not fit into an address. */
+	/* A longer path is cut: no socket can listen at a path that does not fit into an
+	 * address. */
 	memcpy(address.sun_path, path, MIN(strlen(path), sizeof(address.sun_path) - 1));
 	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 &&
 		errno == ECONNREFUSED) {
@@ -153,8 +154,9 @@ static void remove_if_stale(const char *path)
 	close(fd);
 }
 
-/* Returns whether the socket is so new that its server may not listen yet, and must stay. The
- * process ID in its name does not help if that server is in another container. */
+/* Returns whether the socket is so new that its server may not listen on it yet. Such a socket must
+ * not be removed. The process ID in its name does not help if that server is in another
+ * container. */
 static bool is_new(const char *path)
 {
 	struct timespec now;

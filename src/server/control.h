@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The control socket of a server (control/control.h) and the commands that it answers: "stats" and
- * "counters" (stats.h), "metrics" (metrics.h), "rate", "trace" (tracing.h), "reload" and "export"
- * (reload.h), "upgrade" (upgrade.h).
+ * "counters" (stats.h), "metrics" (metrics.h), "rate", "trace" (tracing.h), "reload", "export" and
+ * "snapshot" (reload.h), "upgrade" (upgrade.h).
  *
  *   /run/gmblock-serve/PID.sock                 root
  *   $RUNTIME_DIRECTORY/serve/PID.sock           a systemd service with another user
@@ -36,7 +36,7 @@ struct server_view {
 	struct reload *reload;
 	struct upgrade *upgrade;
 	struct rate_rules *rate_rules; /* rates of identities, or NULL */
-	const uint8_t *instance;       /* as in struct engine_options */
+	const uint8_t *instance;       /* identifies this process, see engine_options */
 	uint64_t start_ns;	       /* CLOCK_MONOTONIC */
 };
 
@@ -45,7 +45,8 @@ struct server_view {
  * listener has no socket for "none", and if the usual path cannot be used. */
 GMB_MUST_CHECK int server_control_listen(const char *path, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
-/* Takes the listener, also on failure. *control_out is NULL when it has no socket. */
+/* Creates the control. Takes ownership of the listener, even on failure. *control_out is NULL if
+ * the listener has no socket. */
 GMB_MUST_CHECK int server_control_open(struct listener *listener, const struct server_view *view,
 	struct server_control **control_out, struct error *error);
 /* Starts accepting clients. NULL is a no-op. */
@@ -60,12 +61,12 @@ void server_control_stop(struct server_control *control);
  * reactors are destroyed. NULL is a no-op. */
 void server_control_close(struct server_control *control);
 
-/* Returns the listener; NULL for NULL. */
+/* Returns the control's listener; NULL if control is NULL. */
 struct listener *server_control_listener(struct server_control *control);
-/* Called when another process answers new clients, so the path is not removed at the end. NULL is a
- * no-op. */
+/* Called when another process has taken over the socket, so that this one does not remove its path
+ * at the end. NULL is a no-op. */
 void server_control_let_go(struct server_control *control);
-/* The descriptor to poll for input; -1 for NULL. */
+/* Returns the descriptor to poll for input; -1 if control is NULL. */
 int server_control_fd(const struct server_control *control);
 /* Handles pending events. The work is bounded and does not wait for a client. */
 void server_control_run(struct server_control *control);
@@ -79,5 +80,5 @@ GMB_MUST_CHECK int server_control_make_folder(void);
 /* Suffix of files in these folders that record how a server was started (record.h). */
 #define SERVER_RECORD_SUFFIX ".start"
 
-/* Returns the sentence for a reactor_call() that failed with code. */
+/* Returns the error message for a reactor_call() that failed with code. */
 const char *server_call_error(int code);

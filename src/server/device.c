@@ -100,7 +100,7 @@ static void probe(struct device *device, struct export *export)
 	}
 	fd = file_store_direct_fd(store);
 	(void)log_escape(name, sizeof(name), export->name, export->name_bytes);
-	if (fd < 0) { /* only its writes are direct, or it is not a file */
+	if (fd < 0) { /* direct I/O is for writes only, or the disk is not a file */
 		log_info("export \"%s\": cannot check in advance whether its disk can reach the "
 			 "memory of %s",
 			name, device->memory.bdf);

@@ -4,7 +4,7 @@
  * tested with the disks of the exports that request it, and divided among the reactors.
  *
  * Threading: the main thread, at the start and at the end. Ownership: the caller of device_open()
- * owns it; reactors borrow it. Errors: negative errno and a sentence.
+ * owns it; reactors borrow it. Errors: negative errno and an error message.
  */
 #pragma once
 

@@ -260,8 +260,8 @@ static void deliver_review(struct ring *ring, struct ring_message *message)
 	struct engine_review review = reactor->review;
 
 	GMB_UNUSED(ring);
-	/* Acquire and release: a thread that still finds the flag set has changed its state before,
-	 * so the review below sees that. */
+	/* Acquire-release order: a thread that finds the flag still set posts no message of its
+	 * own, so the review below must see what that thread changed before. */
 	atomic_exchange_explicit(&reactor->review_posted, false, memory_order_acq_rel);
 	review.number = atomic_load_explicit(&reactor->review_number, memory_order_relaxed);
 	engine_review(reactor->engine, &review);

@@ -8,8 +8,8 @@
  *
  * Threading: create, call and destroy on the main thread; dispatch, drain and session_count on any
  * thread; ring only for ring_post() or on the reactor's own thread. Ownership: the reactor owns its
- * thread, ring and engine, and takes the endpoints; its engine holds references to the exports.
- * Errors: create fails with a sentence and leaves nothing behind.
+ * thread, ring, engine and the endpoints passed to it; its engine holds references to the exports.
+ * Errors: create fails with an error message and leaves nothing behind.
  */
 #pragma once
 
@@ -28,12 +28,12 @@ struct reactor_options {
 	uint32_t kind_count;
 	struct engine_limits limits;
 	struct rate_rules *rate_rules; /* rates of identities; borrowed; or NULL */
-	const struct place *places;    /* as in struct engine_options */
+	const struct place *places;    /* permitted destinations, see engine_options */
 	uint32_t place_count;
-	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* as in struct engine_options */
+	uint8_t instance[ENGINE_INSTANCE_BYTES]; /* identifies this process, see engine_options */
 	/* connections of the server; decremented when one is closed */
 	_Atomic uint32_t *connection_total;
-	struct p2pmem *device; /* borrowed; with device_bytes > 0 */
+	struct p2pmem *device; /* borrowed; used if device_bytes > 0 */
 	uint64_t device_bytes; /* share of this reactor */
 	bool device_waits;     /* see engine_options */
 	/* Called once on the reactor's thread after reactor_drain(), when no session is left. */
@@ -52,15 +52,16 @@ struct ring *reactor_ring(struct reactor *reactor);
 /* Returns the number of connections handed over and not yet closed. */
 uint32_t reactor_session_count(const struct reactor *reactor);
 
-/* Takes the endpoint. *connection_total already includes it. */
+/* Hands the connection over to the reactor, which owns the endpoint from then on. *connection_total
+ * already includes it. */
 void reactor_dispatch(struct reactor *reactor, const struct endpoint *endpoint);
 
 /* Like reactor_dispatch(), but called on this reactor's thread, for a connection that its session
  * kind has accepted there. */
 void reactor_accept(struct reactor *reactor, const struct endpoint *endpoint);
 
-/* Calls engine_adopt() on the reactor's thread. Takes the endpoint; *connection_total already
- * includes it. */
+/* Calls engine_adopt() on the reactor's thread. Takes ownership of the endpoint; *connection_total
+ * already includes it. */
 void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
 	const struct session_record *record);
 /* Calls engine_resume() on the reactor's thread in its next turn. Must not be repeated before the

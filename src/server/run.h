@@ -4,8 +4,9 @@
  * until one fails. Each gets $uri (and $unixsocket) in its environment and default signal handling.
  * It inherits neither the server's descriptors nor its raised limit on them.
  *
- * Threading: the main thread. Ownership: borrows the commands and URIs until runner_fini(). Errors:
- * starting the shell can fail; the result of a command is its exit status, 128 + n for signal n.
+ * Threading: the main thread. Ownership: borrows the commands and URIs as long as the runner is
+ * used. Errors: starting the shell can fail; the result of a command is its exit status, 128 + n
+ * for signal n.
  */
 #pragma once
 
@@ -26,7 +27,7 @@ struct runner_options {
 	const char *uri;
 	const char *socket_path;    /* or NULL */
 	const sigset_t *child_mask; /* signal mask before the server changed it */
-	const char *file_limit;	    /* as ulimit -n takes it; NULL: the server has not raised it */
+	const char *file_limit;	    /* argument for ulimit -n; NULL: the limit was not raised */
 };
 
 struct runner {

@@ -168,7 +168,7 @@ static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, 
 	sandbox->binds_low_port |= uri->port > 0 && uri->port < LOW_PORTS;
 	if (uri->provider == NULL || strcmp(uri->provider, "tcp") == 0) {
 		if (strcmp(uri->protocol, "push") == 0) {
-			/* Trusted clients may name any destination port. */
+			/* Permits all ports (0), because trusted clients may push to any port. */
 			sandbox_allow_port(sandbox, 0);
 		}
 		return 0;
@@ -203,7 +203,7 @@ static int allow_listener(
 	int rc = 0;
 
 	if (listener->kind != NULL && strcmp(listener->uri.protocol, "push") == 0) {
-		sandbox->connects = true; /* trusted clients may let this server push */
+		sandbox->connects = true; /* trusted clients may start pushes to other servers */
 	}
 	if (listener->unlink_path != NULL) {
 		rc = allow_folder(sandbox, listener->unlink_path, SANDBOX_SOCKETS, error);

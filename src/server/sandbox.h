@@ -5,7 +5,7 @@
  * starts them later and they would inherit the restrictions.
  *
  * Threading: the main thread; server_sandbox_become() and server_sandbox_enter() run before other
- * threads exist. Errors: a sentence for the user.
+ * threads exist. Errors: an error message for the user.
  */
 #pragma once
 

@@ -117,12 +117,12 @@ static void set_stop_limit(struct server *server)
 	server->stop_limit_ns = server->stop_begin_ns + STOP_NS;
 }
 
-/* Begins the stop. The acceptor must have stopped, or have the order to stop. */
+/* Begins the stop. The acceptor must have stopped, or have been ordered to stop. */
 static void begin_close(struct server *server)
 {
 	set_stop_limit(server);
 	server->phase = SERVER_CLOSING;
-	/* does not call a reactor, because it might no longer answer */
+	/* these functions do not call a reactor, because it might hang */
 	server_control_stop(server->control);
 	scrape_stop(server->scrape);
 	upgrade_goodbye(server->upgrade);
@@ -259,8 +259,8 @@ bool server_handle_next(struct server *server, int timeout_ms)
 	if (server->phase <= SERVER_SERVING) {
 		reload_finish(server->reload);
 	}
-	/* Before the control socket, because the end of one upgrade must be handled before a
-	 * command for the next. */
+	/* An upgrade that has ended must be handled before the control socket, which may receive a
+	 * command for the next upgrade. */
 	if (server->phase == SERVER_SERVING && upgrade_run(server->upgrade)) {
 		begin_close(server);
 	}
@@ -366,10 +366,10 @@ static void nothing(struct engine *engine, void *context)
 }
 
 /* Ensures that no other thread is still inside ring_post() to a reactor that is about to be
- * destroyed. A reactor that owns a store may be: it has posted a message, which the receiver has
- * already processed, and has not returned from ring_post(). After reactor_call() to that reactor it
- * has. If the reactor hangs, reactor_destroy() waits for it. TLS handshake threads may also be
- * inside ring_post(), so they are stopped first. */
+ * destroyed. A reactor that owns a store can be there: its message may be processed before its
+ * ring_post() returns. After a reactor_call() to that reactor, its ring_post() has returned. If the
+ * reactor hangs, reactor_destroy() waits for it. TLS handshake threads may also be inside
+ * ring_post(), so they are stopped first. */
 static void synchronize_reactors(struct server *server)
 {
 	credentials_synchronize(server->credentials);
@@ -430,7 +430,7 @@ int server_run(struct server_config *config, const struct session_kind *const *k
 	int rc = server_start(&server, config, error);
 
 	if (server.take != NULL) {
-		/* The start ended because of a signal. The other process keeps its sockets and
+		/* The start ended because of a signal. The old process keeps its sockets and
 		 * disks. */
 		if (rc == 0) {
 			error_set(error, -ECANCELED, "the new process received a signal to stop");

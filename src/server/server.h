@@ -10,7 +10,7 @@
  * stopped, and handles SIGTERM, SIGINT, SIGCHLD and SIGHUP (unless SIGHUP is ignored) while it
  * runs. SIGHUP from a process reloads (reload.h); SIGHUP from the kernel, sent when the terminal
  * closes, stops the server. Ownership: borrows the configuration and the kinds. Errors: a failed
- * start is a negative errno with a sentence, and the server has not served any client.
+ * start is a negative errno with an error message, and the server has not served any client.
  */
 #pragma once
 

@@ -92,8 +92,8 @@ static int start_reactors(struct server *server, struct error *error)
 		.context = server,
 	};
 
-	/* If this fails, the instance stays unknown, and clients do not use copies inside this
-	 * server. */
+	/* If this fails, the server has no instance number, and clients do not use copies inside
+	 * this server. */
 	(void)!getrandom(server->instance, sizeof(server->instance), 0);
 	memcpy(options.instance, server->instance, sizeof(options.instance));
 	server->reactors = calloc(limits->threads, sizeof(struct reactor *));
@@ -133,7 +133,7 @@ static int start_accepting(struct server *server, struct error *error)
 	};
 	int rc = acceptor_create(&options, &server->acceptor, error);
 
-	if (rc == 0) { /* from now on it listens, but has not accepted a connection */
+	if (rc == 0) { /* the server listens now, but has not accepted a connection */
 		rc = server_sandbox_seal(server->config, error);
 	}
 	if (rc == 0 && server->take != NULL) {
@@ -251,8 +251,8 @@ static int server_start_control(struct server *server, struct error *error)
 
 /* --- the process ----------------------------------------------------------------------------- */
 
-/* Returns whether the signal is ignored. nohup and similar tools let a program ignore SIGHUP, the
- * end of its terminal. */
+/* Returns whether the signal is ignored. nohup starts a program with SIGHUP ignored, so that it
+ * keeps running when its terminal is closed. */
 static bool is_ignored(int signal_number)
 {
 	struct sigaction action;
@@ -418,8 +418,8 @@ static int server_start_open_places(struct server *server, struct error *error)
 	if (rc == 0) {
 		rc = scrape_listen(config->metrics, server->take, &server->metrics_listener, error);
 		if (rc == -EADDRINUSE && server->take != NULL) {
-			/* The other process still listens on a part of the address until it
-			 * exits. */
+			/* The old process still listens on a part of the address until it exits, so
+			 * this process has no metrics. */
 			log_warning("no metrics until the next start: %s", error->text);
 			rc = 0;
 		}
@@ -441,8 +441,8 @@ static int start_alone(struct server *server, struct error *error)
 	return rc == 0 ? become_user(server, error) : rc;
 }
 
-/* Changes to the configured user before it reads data of the other process. The usual control
- * socket needs more rights, so it is opened before. */
+/* Changes to the configured user before it reads data of the old process. The usual control socket
+ * needs more rights, so it is opened earlier. */
 static int start_taking(struct server *server, struct server_config *config, struct error *error)
 {
 	int rc = 0;

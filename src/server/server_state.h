@@ -40,17 +40,17 @@ struct server {
 	struct reactor **reactors;
 	uint32_t reactor_count;
 	struct acceptor *acceptor;
-	/* listener of the control socket until `control` takes it */
+	/* listener of the control socket until `control` owns it */
 	struct listener control_listener;
 	struct credentials *credentials;
 	struct reload *reload;
 	struct upgrade *upgrade;
-	/* the process that it takes over from; NULL: none, or it has taken over */
+	/* the process that this server replaces; NULL: none, or the replacement is complete */
 	struct upgrade_take *take;
-	char record[SERVER_RECORD_PATH_BYTES]; /* the file that records how it was started, or "" */
-	bool was_taken;			       /* it took over from another process */
+	char record[SERVER_RECORD_PATH_BYTES]; /* file that records the start; or "" */
+	bool was_taken;			       /* the server has taken over from another process */
 	struct server_control *control;
-	struct listener metrics_listener; /* listener of the metrics until `scrape` takes it */
+	struct listener metrics_listener; /* listener of the metrics until `scrape` owns it */
 	struct scrape *scrape;
 	_Atomic uint32_t connection_total;
 

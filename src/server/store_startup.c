@@ -5,8 +5,8 @@
 
 #include "server/control.h"
 
-/* Returns whether the store must be started late, because the other process still writes to its
- * disk. */
+/* Returns whether the store must be started late, because the process that this one replaces still
+ * writes to its disk. */
 static bool store_startup_is_deferred(
 	const struct store_startup *startup, const struct export *export)
 {

@@ -8,8 +8,8 @@
  * When the server takes over from another process, stores with store_needs_quiesce() are started
  * late: only after that process has flushed them and no longer writes to their disks.
  *
- * Threading: the main thread; wake() on any. Ownership: borrows what it is given. Errors: a
- * sentence that names the export.
+ * Threading: the main thread; wake() on any. Ownership: borrows what it is given. Errors: an error
+ * message that names the export.
  */
 #pragma once
 
@@ -33,7 +33,7 @@ struct store_startup {
 	_Atomic bool failed;	      /* a start has failed, so the others may stop */
 };
 
-/* Starts the deferred stores, whose disks the other process has released by now, or all others. On
+/* Starts the deferred stores, whose disks the old process has released by now, or all others. On
  * failure the starts already in progress are cancelled. */
 GMB_MUST_CHECK int store_startup_begin(
 	struct store_startup *startup, bool deferred, struct error *error);

@@ -182,7 +182,7 @@ void sim_disk_poke(struct sim_disk *disk, uint64_t offset, const void *buf, size
 	sim_disk_harden(disk, offset, len, UINT64_MAX);
 }
 
-enum { FILL_HOLE = 0x100 }; /* added to a byte to fill with, in the low eight bits */
+enum { FILL_HOLE = 0x100 }; /* flag added to the fill byte: a page that is filled becomes a hole */
 
 static void page_fill(
 	struct sim_disk *disk, struct sim_page *page, uint32_t from, uint32_t to, uint64_t value)
@@ -384,7 +384,7 @@ struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 	struct sim_disk *copy = before != NULL ? before : disk_like(disk, name);
 	uint64_t ticket = ++sim_world.ticket;
 
-	/* no page of the copy remains unchanged, because the original has the same pages */
+	/* every page of the copy is overwritten below, because the original has the same pages */
 	sim_cache_drop_all(copy);
 	list_for_each(node, &disk->pages)
 	{
@@ -395,7 +395,8 @@ struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 		memcpy(to->current, page->cache_dirty ? page->cache : page->current,
 			SIM_PAGE_BYTES);
 		to->hole = page->hole;
-		/* A dirty page in the cache would be written back as a whole. */
+		/* A dirty page in the cache would be written back as a whole, so all of its sectors
+		 * are dirty. */
 		to->dirty = page->cache_dirty ? 0xff : page->dirty;
 		for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
 			to->since[i] = (to->dirty >> i & 1) != 0 ? ticket : 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The simulated page cache as memory. disk_map_view() copies the cached contents to an area as
- * large as the disk, in which each byte has a fixed place. So memory of an earlier view changes
- * when a later view has the same bytes.
+ * large as the disk, in which each byte has a fixed place. A later view of the same bytes therefore
+ * changes the memory of an earlier view.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -84,7 +84,7 @@ size_t sim_map_readable(const void *at, size_t len)
 		uintptr_t offset = (uintptr_t)at - (uintptr_t)map->area;
 		uint64_t end = align_up(map->disk->size, SIM_PAGE_BYTES);
 
-		if (offset < map->size) { /* if at is below the area, offset wraps around */
+		if (offset < map->size) { /* false if below the area: offset wraps around */
 			return offset < end ? MIN(len, (size_t)(end - offset)) : 0;
 		}
 	}

@@ -338,7 +338,7 @@ static bool send_ended(struct sim_socket *socket)
 			send_finish(socket, (int)sop->len);
 			return true;
 		}
-		socket->shut_send = true; /* all later sends report the error, too */
+		socket->shut_send = true; /* all later sends also report the error */
 		error = -EPIPE;
 	} else {
 		return false;
@@ -417,7 +417,7 @@ static void send_pump(void *arg, uint64_t value)
 		return;
 	}
 	if (pipe->used >= pipe->capacity) {
-		return; /* the receiver will restart it */
+		return; /* restarted when the receiver has made room */
 	}
 	room = pipe->capacity - pipe->used;
 	if (sim_world.options.faults.jitter) {
@@ -859,7 +859,7 @@ static void accept_pump(struct sim_listener *listener)
 		listener->pending_count--;
 		memmove(listener->pending, listener->pending + 1,
 			listener->pending_count * sizeof(listener->pending[0]));
-		/* The code under test must close it from now on. */
+		/* From now on the code under test must close the descriptor. */
 		sim_world.fds[result - SIM_FD_BASE].test_owned = false;
 	}
 	listener->accept = NULL;

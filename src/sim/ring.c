@@ -21,11 +21,11 @@ struct ring {
 	uint32_t batch_count;  /* see ring_set_batch(); 1: each completion wakes up the thread */
 	uint64_t batch_wait_ns;
 	uint64_t spin_ns;
-	uint64_t idle_ns;	       /* time at which its thread began to wait */
-	bool limited;		       /* in ring_turn_limited(), which does not wait for a batch */
-	bool in_turn;		       /* in ring_turn(), which checks for work itself */
-	bool woken;		       /* ring_poll_again() was called */
-	int poll_fd;		       /* -1 until requested */
+	uint64_t idle_ns; /* time at which its thread began to wait */
+	bool limited; /* the thread is in ring_turn_limited(), which does not wait for a batch */
+	bool in_turn; /* the thread is in ring_turn(), which checks for work itself */
+	bool woken;   /* ring_poll_again() was called */
+	int poll_fd;  /* -1 until requested */
 	struct ring_message *messages; /* posted, oldest first */
 	struct ring_message **messages_tail;
 	bool messages_due;
@@ -91,7 +91,7 @@ void ring_destroy(struct ring *ring)
 	GMB_ASSERT(list_is_empty(&ring->sources.list));
 	GMB_ASSERT(ring->messages == NULL);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] == -1); /* a file is still in the table */
+		GMB_ASSERT(ring->files[i] == -1); /* the file must have been removed */
 	}
 	GMB_ASSERT(list_is_empty(&ring->polls));
 	if (ring->poll_fd >= 0) {
@@ -262,7 +262,8 @@ static bool is_readable(const struct ring *ring)
 	return ring->woken || ring_has_news(ring);
 }
 
-/* Called when the ring has work: wakes pollers, and makes sure that a wait for a batch ends. */
+/* Called when the ring has work: wakes pollers, and limits how long the thread waits for a
+ * batch. */
 static void ring_kick(struct ring *ring)
 {
 	uint64_t waited_ns = sim_world.now_ns - ring->idle_ns;
@@ -590,7 +591,7 @@ static void messages_arrive(void *arg, uint64_t value)
 	struct ring *ring = arg;
 
 	GMB_UNUSED(value);
-	/* The ring can be destroyed, or an earlier batch has delivered the message. */
+	/* By now the ring may be destroyed, or an earlier batch may have delivered the message. */
 	list_for_each(node, &sim_world.rings)
 	{
 		if (node == &ring->node) {
@@ -618,7 +619,7 @@ struct ring_file ring_file_add(struct ring *ring, int fd)
 
 	GMB_ASSERT(fd >= SIM_FD_BASE);
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] != fd); /* the file is already registered */
+		GMB_ASSERT(ring->files[i] != fd); /* the file must not be registered yet */
 	}
 	if (sim_chance(sim_world.options.faults.file_table_ppm)) {
 		return (struct ring_file){ .fd = fd, .slot = -1 };
@@ -738,7 +739,7 @@ void ring_socket_shutdown_send(struct ring *ring, struct ring_file file)
 void ring_socket_close(struct ring *ring, int fd)
 {
 	for (uint32_t i = 0; i < ring->files_max; i++) {
-		GMB_ASSERT(ring->files[i] != fd); /* the file is still in the table */
+		GMB_ASSERT(ring->files[i] != fd); /* the file must have been removed */
 	}
 	sim_net_close(fd);
 }

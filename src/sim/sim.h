@@ -100,7 +100,7 @@ uint64_t sim_trace_hash(void);
 uint64_t sim_event_count(void);
 /* Returns how many sends have found memory of a disk that had shrunk, see disk/disk.h. */
 uint64_t sim_send_faults(void);
-/* Adds a value to the digest. */
+/* Adds a value to the digest of sim_trace_hash(). */
 void sim_trace_mix(uint64_t value);
 
 /* Advances the world: moves the clock to the next event, then runs one batch of every ring that has
@@ -113,8 +113,9 @@ bool sim_run_until_idle(uint64_t events_max);
 void sim_after(uint64_t delay_ns, void (*fn)(void *arg), void *arg);
 
 /* Acts like poll(2) in a thread that polls this ring_poll_fd(): moves the clock and runs the other
- * rings until it is readable. Returns false if limit_ns have passed, or if no event is left. After
- * ring_poll_fd(), a ring runs only in its own turns, not together with the other rings. */
+ * rings until the descriptor is readable. Returns false if limit_ns have passed, or if no event is
+ * left. After ring_poll_fd(), a ring runs only in its own turns, not together with the other
+ * rings. */
 bool sim_poll(int poll_fd, uint64_t limit_ns);
 
 /* Stops a ring, as if its thread were stopped, or continues it. */
@@ -182,7 +183,8 @@ void sim_socket_cut(int client_fd, bool to_server, uint64_t bytes, enum sim_cut 
  * in either direction. */
 void sim_socket_hold(int fd, bool held);
 /* Simulates the death of the process that has the descriptor: it neither sends nor receives any
- * more. Its peer detects this after the data in flight. The descriptor must still be closed. */
+ * more. Its peer detects this after it has received the data in flight. The descriptor must still
+ * be closed. */
 void sim_socket_kill(int fd);
 /* Passes the descriptor to the code under test, which must close it (it counts in
  * sim_open_count()). */
@@ -216,7 +218,8 @@ struct sim_disk_options {
 	uint32_t active_zones_max; /* 0 = no limit */
 	bool no_discard;	   /* discard and unmap are not supported */
 	bool no_fast_zero;
-	/* of direct writes; the cache then also keeps stale pages, as in FUSE */
+	/* ignores RWF_DSYNC of direct writes; the page cache then also keeps stale pages, as FUSE
+	 * does */
 	bool ignores_dsync;
 	bool keeps_cache;	      /* no page is evicted from the page cache */
 	uint64_t discard_granularity; /* 0: a page */
@@ -260,7 +263,7 @@ void sim_disk_set_bad(
 void sim_disk_kill_users(struct sim_disk *disk);
 /* Returns whether operations of a killed process are in flight. */
 bool sim_disk_has_late_operations(const struct sim_disk *disk);
-/* stalled: operations on the disk complete only after this is false again. */
+/* While stalled is true, no operation on the disk completes. */
 void sim_disk_set_stalled(struct sim_disk *disk, bool stalled);
 
 /* --- memory that outlives a process ---------------------------------------------------------- */

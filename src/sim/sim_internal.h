@@ -27,7 +27,7 @@ enum sim_fd_kind { SIM_FD_FREE, SIM_FD_SOCKET, SIM_FD_FILE, SIM_FD_LISTENER, SIM
 struct sim_fd {
 	enum sim_fd_kind kind;
 	bool test_owned;   /* the test has it open: not included in sim_open_count() */
-	uint32_t inflight; /* number of operations in flight on it */
+	uint32_t inflight; /* number of operations in flight on the descriptor */
 	union {
 		struct sim_socket *socket;
 		struct sim_file *file;
@@ -182,7 +182,7 @@ struct sim_page {
 	struct list_node node; /* in disk.pages */
 	uint64_t index;
 	bool hole;     /* the page reads as zeroes and is reported as a hole */
-	uint8_t dirty; /* a bit per 512 bytes: a crash can lose these */
+	uint8_t dirty; /* one bit per 512 bytes that a crash can lose */
 	/* by sector: ticket of the first completed write; 0: none */
 	uint64_t since[SIM_SECTORS_PER_PAGE];
 	uint8_t current[SIM_PAGE_BYTES]; /* contents as the device returns them */

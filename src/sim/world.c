@@ -389,7 +389,7 @@ int ring_thread_call(struct ring_thread *thread, void (*call)(void *context), vo
 	while (!posted->over && sim_world.now_ns < end_ns && sim_step()) {
 	}
 	if (!posted->over) {
-		posted->decided = true; /* freed when it is delivered */
+		posted->decided = true; /* the message is freed when it is delivered */
 		return -ETIMEDOUT;
 	}
 	free(posted);
@@ -412,7 +412,8 @@ void sim_op_free(struct sim_op *sop)
 
 void sim_op_check(const struct sim_op *sop)
 {
-	/* Under AddressSanitizer, these reads also detect that the owner was freed. */
+	/* Under AddressSanitizer, these reads also detect that the owner has freed the
+	 * operation. */
 	GMB_ASSERT(sop->op->in_flight);
 	GMB_ASSERT(sop->op->done == sop->done);
 	GMB_ASSERT(sop->op->code == sop->code);
@@ -445,7 +446,7 @@ void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bo
 			const struct sim_op *other = list_entry(node, struct sim_op, node);
 
 			if (other != sop && (writes_memory || other->writes_memory)) {
-				/* Another operation uses this memory, and one of the two writes
+				/* No other operation may use this memory if one of the two writes
 				 * it. */
 				GMB_ASSERT(!memory_overlaps(other, &iov[i]));
 			}
@@ -577,7 +578,7 @@ struct sim_fd *sim_fd_get(int fd, enum sim_fd_kind kind)
 	GMB_ASSERT(fd >= SIM_FD_BASE);
 	GMB_ASSERT(fd < SIM_FD_BASE + SIM_FDS_MAX);
 	entry = &sim_world.fds[fd - SIM_FD_BASE];
-	GMB_ASSERT(entry->kind != SIM_FD_FREE); /* the descriptor is closed */
+	GMB_ASSERT(entry->kind != SIM_FD_FREE); /* the descriptor must be open */
 	GMB_ASSERT(entry->kind == kind);
 	return entry;
 }
@@ -641,7 +642,7 @@ void *sim_memory(const void *at)
 		const struct sim_alias *alias = &sim_world.aliases[i];
 		uintptr_t offset = (uintptr_t)at - (uintptr_t)alias->base;
 
-		if (offset < alias->bytes) { /* if the address is below base, offset wraps around */
+		if (offset < alias->bytes) { /* false if below base: offset wraps around */
 			return alias->real + offset;
 		}
 	}

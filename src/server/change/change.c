@@ -44,8 +44,8 @@ static void item_fini(struct change_item *item)
 
 void change_put(struct change *change)
 {
-	/* Acquire and release, so that the thread that frees the change sees the writes of all
-	 * others. */
+	/* Acquire-release order: the thread that drops the last reference, and frees the change,
+	 * must see the writes of all other threads. */
 	if (change == NULL ||
 		atomic_fetch_sub_explicit(&change->references, 1, memory_order_acq_rel) > 1) {
 		return;
@@ -106,9 +106,9 @@ static const char *change_value_of(
 			       : log_escape(out, CHANGE_LABEL_BYTES, text, strlen(text));
 }
 
-/* Appends "key=new (was old)" to a line, unless both texts are equal. The meaning can differ with
- * equal texts, because another key has changed it, as mode does for write-mode. Long texts are cut,
- * so the two values shown may look equal. */
+/* Appends "key=new (was old)" to the line, unless the key has the same text in both exports. (The
+ * line then stays empty if only another key has changed the meaning, as mode does for write-mode.)
+ * Long texts are cut, so the two values shown may look equal. */
 static void say_key(char line[LINE_BYTES], const char *key, const struct server_export *before,
 	const struct server_export *after)
 {
@@ -133,7 +133,8 @@ static void say_path(char line[LINE_BYTES], const struct server_export *before,
 		log_escape(old, sizeof(old), before->path, strlen(before->path)));
 }
 
-/* Returns the action that turns before into after, and describes the differences in line. */
+/* Compares two versions of an export. Returns the action that turns `before` into `after`, and
+ * writes the differences to `line`. */
 static enum change_action change_compare(const struct server_export *before,
 	const struct server_export *after, char line[LINE_BYTES])
 {
@@ -157,7 +158,7 @@ static enum change_action change_compare(const struct server_export *before,
 	return action;
 }
 
-/* Returns NULL if there is no memory. */
+/* Appends an empty item to the change. Returns NULL if there is no memory. */
 static struct change_item *add_item(struct change *change, struct error *error)
 {
 	struct change_item *items = change->items;
@@ -202,7 +203,8 @@ static int change_add_export(struct change *change, const struct server_export *
 static int remove_snapshots(
 	struct change *change, const struct served_export *parent, struct error *error);
 
-/* Relaxed, because the text need not be exact: a client that connects now is also disconnected. */
+/* Returns a clause for messages, or "" if the export has no clients. Relaxed, because the text need
+ * not be exact: a client that connects now is also disconnected. */
 static const char *its_clients(const struct served_export *served)
 {
 	return atomic_load_explicit(&served->export->connections, memory_order_relaxed) > 0
@@ -210,7 +212,7 @@ static const char *its_clients(const struct served_export *served)
 		       : "";
 }
 
-/* Removes the export and its snapshots. */
+/* Adds to the change that the export and the exports of its snapshots are removed. */
 static int remove_export(struct change *change, struct served_export *before, struct error *error)
 {
 	struct change_item *item = add_item(change, error);
@@ -289,8 +291,8 @@ static void rules_words(char *out, size_t bytes, const char *text, uint32_t coun
 	}
 }
 
-/* Writes the difference to change->rules_text, and caches both rule sets for the next
- * comparison. */
+/* Describes the difference of the two rule sets in change->rules_text. Keeps both sets and the
+ * text, because the next export compared often has the same rules. */
 static void compare_rules(struct change *change, struct access *before, struct access *after)
 {
 	struct access_difference difference;
@@ -326,7 +328,7 @@ static void compare_rules(struct change *change, struct access *before, struct a
 	}
 }
 
-/* Records the difference of the rules of an export that stays or is replaced. */
+/* Records how the access rules of an export that stays or is replaced differ. */
 static int note_rules(struct change *change, struct change_item *item, struct error *error)
 {
 	struct access *before = access_slot_get(item->before->export->access);
@@ -375,8 +377,8 @@ void change_tell(struct change *change, const struct forecast *forecast)
 
 /* --- keys ------------------------------------------------------------------------------------ */
 
-/* Adds the change of an export's keys and rules. Takes rules, also on failure. If has_rules is set,
- * they replace the export's rules. */
+/* Adds an item that changes an export's keys and rules. Takes ownership of rules, even on failure.
+ * If has_rules is set, they replace the export's rules. */
 static int change_change_export(struct change *change, struct served_export *before,
 	const struct server_export *about, const struct server_settings *settings,
 	struct access *rules, bool has_rules, struct error *error)
@@ -545,7 +547,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 	if (rc < 0) {
 		return rc;
 	}
-	about = served->about; /* its texts stay owned by the entry */
+	about = served->about; /* the texts in `about` still belong to the entry */
 	about.origin = (char *)(uintptr_t)origin;
 	about.syntax = SERVER_SYNTAX_SET;
 	return change_change_export(change, served, &about, settings, NULL, false, error);
@@ -611,7 +613,8 @@ static int configure_export(struct change *change, const struct server_config *c
 	return change_change_export(change, *found, about, &none, rules, true, error);
 }
 
-/* A snapshot has the rules of its parent export. */
+/* Returns the configuration's rules for an export that is not in the configuration. A snapshot has
+ * the rules of its parent export, all others have the rules for exports without their own. */
 static int added_rules(const struct change *change, const struct server_config *config,
 	const struct served_export *served, struct access **rules_out, struct error *error)
 {
@@ -636,7 +639,8 @@ static int added_rules(const struct change *change, const struct server_config *
 	return 0;
 }
 
-/* The configuration determines only the access rules of an export that a command has added. */
+/* Compares the access rules of an export that a command has added. The configuration determines
+ * nothing else about it. */
 static int configure_added(struct change *change, const struct server_config *config,
 	struct served_export *served, struct error *error)
 {
@@ -678,7 +682,7 @@ static int configure_exports(struct change *change, const struct server_config *
 	return rc;
 }
 
-/* Compares the rates and memory limits of identities. They can change while clients are connected
+/* Compares the rates and memory limits of identities. These can change while clients are connected
  * if the rules are otherwise the same. */
 static void compare_rates(struct change *change, const struct server_config *config)
 {

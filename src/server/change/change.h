@@ -16,7 +16,7 @@
  *
  * Threading: as in the picture; one change at a time. Ownership: counted. The caller and each
  * reactor that has not committed yet hold a reference; the last one frees. Errors: a negative errno
- * and a sentence; the change then has no effect.
+ * and an error message; the change then has no effect.
  */
 #pragma once
 
@@ -32,9 +32,9 @@
 struct change;
 
 struct change_options {
-	const struct exports *exports;		/* the table of served exports */
-	const struct server_config *running;	/* as the server was started */
-	const struct server_config *configured; /* as it was last read */
+	const struct exports *exports;	     /* the table of served exports */
+	const struct server_config *running; /* configuration with which the server was started */
+	const struct server_config *configured; /* configuration that was last read */
 	struct rate_rules *rate_rules;		/* rates of identities; or NULL */
 	struct device *device;
 	struct reactor *const *reactors;
@@ -48,19 +48,20 @@ struct change_options {
 
 GMB_MUST_CHECK int change_create(
 	const struct change_options *options, struct change **change_out, struct error *error);
-/* NULL is a no-op. */
+/* Drops a reference. NULL is a no-op. */
 void change_put(struct change *change);
 
 /* Changes everything that differs from config, except for settings that need a restart. config is
- * only read. Exports added by a command stay, with the access rules for exports without rules of
- * their own. */
+ * only read. Exports that a command added are not removed; they get the configuration's access
+ * rules for exports without rules of their own. */
 GMB_MUST_CHECK int change_configure(
 	struct change *change, const struct server_config *config, struct error *error);
-/* Adds one export. about has a name, a path and an origin. -EEXIST: the name is in use. */
+/* Adds one export. `about` must have a name, a path and an origin. -EEXIST: the name is in use. */
 GMB_MUST_CHECK int change_add(
 	struct change *change, const struct server_export *about, struct error *error);
 /* Adds the export NAME@SNAPSHOT for that snapshot of parent's disk, with the access rules of
- * parent. keys: settings from the previous process, or NULL. -EEXIST: the name is in use. */
+ * parent. keys: the settings that the snapshot had in the process that this one replaces, or NULL.
+ * -EEXIST: the name is in use. */
 GMB_MUST_CHECK int change_add_snapshot(struct change *change, const struct served_export *parent,
 	const char *snapshot, const struct server_export *keys, struct error *error);
 /* Sets keys of one export, see server_export_copy(). -ENOENT: there is no such export. */
@@ -71,8 +72,9 @@ GMB_MUST_CHECK int change_remove(struct change *change, const char *name, struct
 
 struct forecast;
 
-/* change_foresee() adds the exports whose rules change to the forecast. After the forecast has run,
- * change_tell() adds lines about the effect on clients. */
+/* change_foresee() adds the exports whose rules change to the forecast, which predicts the effect
+ * on connected clients. After the forecast has run, change_tell() adds that effect to the lines of
+ * change_lines(). */
 GMB_MUST_CHECK int change_foresee(
 	const struct change *change, struct forecast *forecast, struct error *error);
 void change_tell(struct change *change, const struct forecast *forecast);
@@ -80,11 +82,12 @@ void change_tell(struct change *change, const struct forecast *forecast);
 /* Opens the disks. Blocks. */
 GMB_MUST_CHECK int change_open(struct change *change, struct error *error);
 GMB_MUST_CHECK int change_prepare(struct change *change, struct error *error);
-/* Puts the change into effect. *exports, the table in the options, becomes the new table. */
+/* Puts the change into effect. *exports, the table named in the change's options, is replaced by
+ * the new table. */
 void change_commit(struct change *change, struct exports *exports);
 
 /* Returns the number of exports that the change removes or replaces. */
 uint32_t change_closing(const struct change *change);
-/* Returns a line for each difference, for people: "export \"x\": added, /srv/x.img". An array;
- * gives a reference. */
+/* Returns a JSON array with one line of text for each difference, such as "export \"x\": added,
+ * /srv/x.img". The caller owns the reference. */
 json_t *change_lines(const struct change *change);

@@ -23,13 +23,13 @@ struct change_item {
 	bool has_rules;	      /* `rules` replace the rules of `before` */
 	char *rules_text;     /* description of the difference of the rules, or NULL */
 	struct removed_export
-		*removed; /* for a removed entry, from change_open() until the commit */
-	/* Exports to remove and to add on each reactor, set by the commit. Each engine has a
-	 * reference until it has done its part. */
+		*removed; /* for a removed entry; owned from change_open() until the commit */
+	/* Exports to remove and to add on each reactor, set by the commit. Each engine holds a
+	 * reference until it has made the change. */
 	struct export *old;
 	struct export *new;
-	/* old description, freed with the change, when all reactors have committed and no session
-	 * reads it */
+	/* the export's old description; freed with the change, when all reactors have committed and
+	 * no session reads it */
 	char *description;
 };
 
@@ -40,8 +40,8 @@ struct change {
 	struct exports next;
 	uint32_t closing_count;
 	json_t *lines;
-	/* The rules that were last compared, and the result. It is cached because many exports have
-	 * the same rules. */
+	/* The rules that were last compared, and the result, which is cached because many exports
+	 * have the same rules. */
 	struct access *rules_before; /* both owned, or NULL */
 	struct access *rules_after;
 	char rules_text[CHANGE_RULES_BYTES]; /* "": they are equal */

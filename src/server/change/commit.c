@@ -10,7 +10,7 @@
 #include "server/change/change_private.h"
 #include "server/control.h"
 
-enum { PREPARE_STEP = 16 }; /* exports per turn of a reactor */
+enum { PREPARE_STEP = 16 }; /* exports that a reactor prepares before it handles other work */
 
 /* --- opening --------------------------------------------------------------------------------- */
 
@@ -88,8 +88,8 @@ static int commit_check_device(
 	return -EINVAL;
 }
 
-/* Makes clients of the new export wait for removed exports with the same name or path, also of
- * earlier changes, because writes to that disk may still be in flight. */
+/* Makes clients of the new export wait until removed exports with the same name or path (also from
+ * earlier changes) are no longer in use, because writes to that disk may still be in flight. */
 static int wait_for_old(
 	const struct change *change, const struct change_item *item, struct error *error)
 {
@@ -121,8 +121,8 @@ static int open_item(struct change *change, struct change_item *item, struct err
 	int rc;
 
 	item->rules = NULL;
-	/* Checked before the disk is opened, because opening it would log warnings that do not
-	 * matter then. */
+	/* Check this before opening the disk. Opening would log warnings, which are useless if the
+	 * export is rejected. */
 	if (item->after->parent == NULL && store_path_needs_start(item->after->about.path)) {
 		access_put(rules);
 		rc = error_set(error, -ENOTSUP,

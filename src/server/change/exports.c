@@ -70,7 +70,8 @@ static void exports_advise(const struct server_export *entry, struct error *erro
 	error_set(error, plain.code, "%s; %s", plain.text, advice);
 }
 
-/* Appends the key that helps, in the syntax of the export's origin. */
+/* Appends the setting that avoids the error (error->key), in the syntax in which the export was
+ * described. */
 static void show_key(const struct server_export *entry, struct error *error)
 {
 	struct error plain;
@@ -129,9 +130,10 @@ static uint64_t boot_epoch(void)
 	return be64_get(first);
 }
 
-/* Chooses the epoch, which must change if acknowledged data that was not flushed may be lost. Such
- * data outlives the server but not the machine, so a file gets the boot's number. A disk in memory,
- * and a disk that replaces another one, get a random epoch. */
+/* Chooses the epoch, the number by which clients detect that acknowledged but unflushed data may
+ * have been lost. Such data survives a restart of the server but not of the machine, so a file gets
+ * the number of this boot. A disk in memory, and a disk that replaces another one, get a random
+ * epoch. */
 void served_export_choose_epoch(struct served_export *served, const struct served_export *replaces)
 {
 	struct export *export = served->export;
@@ -157,12 +159,13 @@ void served_export_blame(const struct server_export *entry, struct error *error)
 		says_more ? " (" : "", says_more ? entry->origin : "", says_more ? ")" : "");
 }
 
-/* Adds to the sentence if the sandbox is the reason that the disk, or one of its other files,
- * cannot be opened. Returns whether it is. */
+/* If the sandbox is the reason that the disk, or one of its other files, cannot be opened, appends
+ * this to the error text and returns true. */
 static bool exports_explain(const struct server_export *entry, struct error *error)
 {
 	static const char remedy[] = "name its folder with --export-folder when the server starts";
-	/* The base of an overlay is only read. The other files of a disk are written if it is. */
+	/* The base of an overlay is only read. The other files of a disk are written, unless the
+	 * export is read-only. */
 	bool writes = !entry->store.read_only;
 	bool is_explained = sandbox_explain(
 		entry->path, !store_options_reads_only(&entry->store), remedy, error);
@@ -383,7 +386,7 @@ json_t *exports_json(const struct exports *exports)
 		char path[4 * PATH_MAX];
 
 		/* Relaxed, because the number of connections is only informative. The size is the
-		 * recorded one, because asking the disk might take long. */
+		 * one last recorded, because querying the disk can take long. */
 		json_array_append_new(all,
 			json_pack("{s:s, s:s, s:s, s:I, s:I, s:o}", "name", about->name, "path",
 				log_escape(path, sizeof(path), about->path, strlen(about->path)),

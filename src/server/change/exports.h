@@ -4,8 +4,8 @@
  *
  * Threading: the main thread changes the table, but not while a change is in progress (change.h),
  * so that the change's thread may read it. served_export_open() on any thread. Ownership: the table
- * owns its entries, each of which has a reference to its export. Errors: a sentence that names the
- * export.
+ * owns its entries, each of which has a reference to its export. Errors: an error message that
+ * names the export.
  */
 #pragma once
 
@@ -15,15 +15,16 @@
 #include "server/config/config.h"
 
 struct served_export {
-	struct server_export about; /* settings with which it is served, without access rules */
+	struct server_export about; /* the export's settings, without access rules */
 	struct export *export;	    /* NULL before served_export_open() */
-	_Atomic uint64_t size;	    /* size of its disk when last checked */
+	_Atomic uint64_t size;	    /* size of the disk when last checked */
 	bool is_added;		    /* added by a command; not in the configuration */
 	/* If this entry serves a snapshot: the export of the disk. The snapshot's name is after the
 	 * last '@' of the entry's name. NULL for other exports. Borrowed; this entry's export holds
 	 * a reference to it. */
 	struct export *parent;
-	/* See struct store_options; used by served_export_open(). */
+	/* What the process that this one replaces holds on the disk, or NULL; see struct
+	 * store_options. */
 	const struct store_claim *inherited;
 	uint32_t item; /* private to change.c: 1 + index of its item, or 0 */
 };
@@ -37,7 +38,7 @@ struct removed_export {
 
 struct exports {
 	struct served_export **list;
-	/* The exports and paths of the entries in list, as arrays for readers. */
+	/* The exports and paths of the entries in `list`, in the same order. */
 	struct export **exports;
 	const char **paths;
 	uint32_t count;
@@ -47,20 +48,21 @@ struct exports {
 
 struct upgrade_take;
 
-/* Opens all exports of the configuration. If this process takes over from another one, exports that
- * commands added there are left to exports_open_added(). take: that process, or NULL. */
+/* Opens all exports of the configuration. take: the process that this one replaces, or NULL.
+ * Exports that commands added to that process are left to exports_open_added(). */
 GMB_MUST_CHECK int exports_open(const struct server_config *config, const struct upgrade_take *take,
 	struct exports *exports, struct error *error);
-/* Opens the exports that commands added to the process that is taken over. Called inside the
- * sandbox: that process names the files, and must not make this one open files that it could not
- * open itself. */
+/* Opens the exports that commands added to the process that this one replaces. Called inside the
+ * sandbox: the old process names the files, and must not make this one open files that the old one
+ * could not open itself. */
 GMB_MUST_CHECK int exports_open_added(const struct server_config *config,
 	const struct upgrade_take *take, struct exports *exports, struct error *error);
-/* Called when no engine uses the exports. */
+/* Closes all exports. Called when no engine uses them. */
 void exports_close(struct exports *exports);
 /* Creates an empty table with room for that many entries. -ENOMEM. */
 GMB_MUST_CHECK int exports_create(uint32_t room, struct exports *exports, struct error *error);
-/* Appends the entry and takes it. The caller has ensured that there is room. */
+/* Appends the entry, which the table owns from then on. The caller has ensured that there is
+ * room. */
 void exports_append(struct exports *exports, struct served_export *served);
 /* Writes data that disks hold only in memory. Returns false if some data could not be written.
  * Called when no reactor is left. */
@@ -75,7 +77,7 @@ GMB_MUST_CHECK int removed_export_create(const struct served_export *served,
 void removed_export_free(struct removed_export *removed);
 /* Adds the record, and frees records whose disks are no longer in use. */
 void exports_remember(struct exports *exports, struct removed_export *removed);
-/* Returns the served exports as requested, with their current limits, as an array. */
+/* Returns a JSON array of the served exports: their settings as given, and their current limits. */
 json_t *exports_json(const struct exports *exports);
 
 /* Creates an entry from entry and settings, see server_export_copy(). The disk is not opened. */
@@ -84,17 +86,18 @@ GMB_MUST_CHECK int served_export_create(const struct server_export *entry,
 	struct error *error);
 /* NULL is a no-op. */
 void served_export_free(struct served_export *served);
-/* Opens the disk. Takes the access rules, also on failure. */
+/* Opens the disk. Takes ownership of the access rules, even on failure. */
 GMB_MUST_CHECK int served_export_open(
 	struct served_export *served, struct access *rules, struct error *error);
-/* Checks whether the disk's size has changed; its sessions are notified of the new size. wanted:
- * the required size, or NULL. Returns 1 if it has grown, with line set, or 0. -EINVAL: it does not
- * have the wanted size, or has become smaller. May block. */
+/* Checks whether the size of the disk has changed; the sessions of the export are then notified.
+ * wanted: the required size, or NULL. Returns 1 with a description in `line` if the disk has grown,
+ * otherwise 0. -EINVAL: the disk does not have the wanted size, or has become smaller. May
+ * block. */
 enum { SERVED_EXPORT_LINE_BYTES = 256 };
 GMB_MUST_CHECK int served_export_check_size(struct served_export *served, const uint64_t *wanted,
 	char line[SERVED_EXPORT_LINE_BYTES], struct error *error);
-/* Chooses the epoch after the store has started. replaces: the entry that had this name before, or
- * NULL. */
+/* Chooses the export's epoch (struct export) after the store has started. replaces: the entry that
+ * had this name before, or NULL. */
 void served_export_choose_epoch(struct served_export *served, const struct served_export *replaces);
 /* Prefixes the error with the export and its origin: "cannot serve the export \"x\" (file:7):
  * ...". */

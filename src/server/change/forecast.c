@@ -13,7 +13,8 @@
  * withdrawal of rights. */
 enum { ANSWER_S = 1 };
 
-/* The connections of one export or of one TLS policy, whose address is the key. */
+/* The predicted effect on the connections of one export or of one TLS policy. key: the address of
+ * that object. */
 struct entry {
 	const void *key;
 	struct access *rules;	     /* rules of an export; owned, or NULL */
@@ -36,7 +37,7 @@ struct proof {
 struct answer {
 	struct reactor_task task;
 	struct forecast *forecast;
-	bool is_done; /* under the lock */
+	bool is_done; /* protected by the lock */
 	bool failed;
 	bool counts_in;			/* the answer came in time, so its results count */
 	struct forecast_counts *counts; /* one per export */
@@ -53,7 +54,7 @@ struct forecast {
 
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	bool is_over; /* under the lock: answers are no longer awaited */
+	bool is_over; /* protected by the lock: answers are no longer awaited */
 	struct answer answers[];
 };
 
@@ -89,8 +90,8 @@ static void answer_fini(struct answer *answer)
 
 void forecast_put(struct forecast *forecast)
 {
-	/* Acquire and release, so that the thread that frees the forecast sees the writes of all
-	 * others. */
+	/* Acquire-release order: the thread that drops the last reference, and frees the forecast,
+	 * must see the writes of all other threads. */
 	if (forecast == NULL ||
 		atomic_fetch_sub_explicit(&forecast->references, 1, memory_order_acq_rel) > 1) {
 		return;
@@ -115,7 +116,7 @@ static struct entry *forecast_add(struct table *table, const void *key)
 {
 	struct entry *list = table->list;
 
-	if ((table->count & (table->count - 1)) == 0) { /* capacities are powers of two */
+	if ((table->count & (table->count - 1)) == 0) { /* full: capacities are powers of two */
 		list = reallocarray(list, MAX(2 * (size_t)table->count, (size_t)1), sizeof(*list));
 		if (list == NULL) {
 			return NULL;

@@ -30,14 +30,17 @@ struct forecast *forecast_create(uint32_t reactor_count);
 /* NULL is a no-op. */
 void forecast_put(struct forecast *forecast);
 
-/* Adds an export that will have these rules; NULL: none. At most once per export. */
+/* Predicts the effect of giving the export these rules; NULL: no rules. Called at most once per
+ * export. */
 GMB_MUST_CHECK int forecast_rules(
 	struct forecast *forecast, const struct export *export, struct access *rules);
-/* Connections with this policy are checked against the context. At most once per policy. */
+/* Predicts which connections with this policy the new context would reject. Called at most once per
+ * policy. */
 GMB_MUST_CHECK int forecast_tls(
 	struct forecast *forecast, const struct tls_policy *policy, struct tls_context *context);
 
-/* Collects from all reactors. Returns false if the server is stopping. */
+/* Collects the data of all reactors and computes the results. Returns false if the server is
+ * stopping. */
 bool forecast_run(
 	struct forecast *forecast, struct reload *reload, struct reactor *const *reactors);
 struct forecast_counts forecast_of_export(
@@ -48,5 +51,6 @@ struct forecast_counts forecast_of_policy(
 uint32_t forecast_silent(const struct forecast *forecast);
 
 enum { FORECAST_TEXT_BYTES = 160 };
-/* "1 connection loses the right to write, 2 end", or "no connection loses a right". Returns out. */
+/* Formats the counts, such as "1 connection loses the right to write, 2 end" or "no connection
+ * loses a right". Returns out. */
 const char *forecast_text(const struct forecast_counts *counts, char out[FORECAST_TEXT_BYTES]);

@@ -34,11 +34,11 @@ static const uint32_t reload_edges[RELOAD_STATE_COUNT] = {
 	[RELOAD_REVIEWED] = BIT(RELOAD_IDLE),
 };
 
-/* Progress of one reactor. */
+/* How far one reactor has checked its connections. */
 struct reviewer {
 	struct reload *reload;
-	/* under the lock: `turn` of the request after which all its connections were last
-	 * checked */
+	/* protected by the lock: number of the last request (see `turn` below) for which the
+	 * reactor has checked all of its connections */
 	uint64_t turn;
 };
 
@@ -68,17 +68,17 @@ struct reload {
 	struct list_node parked;
 	bool looks; /* see reload_look() */
 
-	struct reload_request look; /* the thread's own request */
+	struct reload_request look; /* request for the periodic check */
 
 	/* The following member is written by the main thread while no request is in progress. */
-	struct server_config *config; /* as last read; NULL: options.config */
+	struct server_config *config; /* configuration that was last read; NULL: options.config */
 
 	/* The following member is used only by the main thread. */
 	/* Last logged error, so that it is not repeated every minute. */
 	char complaint[ERROR_TEXT_BYTES];
 };
 
-/* Called with the lock held. */
+/* Changes the state. Called with the lock held. */
 static void change_reload_set_state(struct reload *reload, enum reload_state state)
 {
 	GMB_ASSERT((reload_edges[reload->state] & BIT(state)) != 0);
@@ -149,7 +149,7 @@ static bool may_stay(void *context, const struct session *session)
 	return rc == 0;
 }
 
-/* Called on a reactor's thread when it has checked all its connections. */
+/* Called on a reactor's thread when the reactor has checked all of its connections. */
 static void reviewed(void *context, uint64_t turn, uint32_t ended)
 {
 	struct reviewer *reviewer = context;
@@ -162,7 +162,7 @@ static void reviewed(void *context, uint64_t turn, uint32_t ended)
 	pthread_mutex_unlock(&reload->lock);
 }
 
-/* Applies everything that was read, and has the reactors check their connections. A reactor that
+/* Applies everything that was read, and makes the reactors check their connections. A reactor that
  * hangs does both when it continues. */
 static void reload_apply(struct reload *reload, struct reload_news *news, uint64_t turn)
 {
@@ -255,7 +255,7 @@ static void wait_for_work(struct reload *reload)
 	struct timespec look = seconds_from_now(LOOK_S);
 	int rc = 0;
 
-	/* While this thread was not waiting, a disk may have closed. */
+	/* A disk may have closed while this thread was not waiting. */
 	(void)tell_parked(reload);
 	while (!reload->stopping && rc == 0 && reload->state != RELOAD_REVIEWING &&
 		(reload->state != RELOAD_IDLE || !reload->begun ||
@@ -371,7 +371,7 @@ static void *change_reload_run(void *context)
 	return NULL;
 }
 
-/* Queues the request. Takes it. */
+/* Queues the request, which the queue owns from then on. */
 static void change_reload_ask(struct reload *reload, struct reload_request *request)
 {
 	pthread_mutex_lock(&reload->lock);
@@ -904,7 +904,7 @@ bool reload_destroy(struct reload *reload)
 	reload->stopping = true;
 	pthread_cond_signal(&reload->changed);
 	pthread_mutex_unlock(&reload->lock);
-	/* CLOCK_REALTIME is what pthread_timedjoin_np() requires. */
+	/* pthread_timedjoin_np() requires CLOCK_REALTIME. */
 	clock_gettime(CLOCK_REALTIME, &until);
 	until.tv_sec += JOIN_S;
 	if (pthread_timedjoin_np(reload->thread, NULL, &until) != 0) {

@@ -32,7 +32,7 @@ struct reload_options {
 	struct credentials *credentials;
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
-	/* Called on the reload thread when reload_finish() is to be called. */
+	/* Called on the reload thread. Must make the main thread call reload_finish(). */
 	void (*wake)(void *context);
 	/* Called on the main thread after the exports have changed. */
 	void (*changed)(void *context);

@@ -228,7 +228,7 @@ void reload_look_at_sizes(const struct exports *exports)
 	}
 }
 
-/* Adds lines for people about the effect of new rules and files on connections. */
+/* Adds lines of text about the effect of new rules and files on connections. */
 static int change_request_foresee(const struct reload_options *options,
 	struct reload_request *request, struct reload_news *news, struct error *error)
 {

@@ -4,7 +4,8 @@
  * change that is ready to be committed.
  *
  * Threading: one thread at a time, except for the members under the lock of the reload. Ownership:
- * a request owns its strings; the caller uses or drops news. Errors: a sentence for the requester.
+ * a request owns its strings; the caller uses or drops news. Errors: an error message for the
+ * requester.
  */
 #pragma once
 
@@ -24,7 +25,7 @@ enum request_action {
 	REQUEST_SNAPSHOT_CREATE,
 	REQUEST_SNAPSHOT_DELETE,
 	REQUEST_SNAPSHOTS_DROPPED, /* remove exports of snapshots that stores have dropped */
-	REQUEST_RESIZE,		   /* one export might have grown */
+	REQUEST_RESIZE,		   /* the disk of one export might have grown */
 };
 
 struct reload_request {
@@ -49,12 +50,12 @@ struct reload_request {
 	json_t *lines;
 };
 
-/* Data that was read and is not in use yet. */
+/* What was read for a request and is not in use yet. */
 struct reload_news {
 	struct credentials_set *credentials;
 	struct server_config *config; /* NULL: unchanged */
 	struct change *change;	      /* NULL: no change */
-	json_t *lines;		      /* lines for people, or NULL */
+	json_t *lines;		      /* lines of text for the answer, or NULL */
 };
 
 /* NULL: no memory. */
@@ -78,7 +79,7 @@ GMB_MUST_CHECK bool reload_post(
 GMB_MUST_CHECK int reload_request_read(const struct reload_options *options,
 	const struct server_config *configured, struct reload_request *request,
 	void (*closed)(void *context), struct reload_news *news, struct error *error);
-/* Frees data that was not used. */
+/* Frees what was read if it is not used. */
 void reload_news_drop(struct reload_news *news);
 /* NULL is a no-op. */
 void reload_config_free(struct server_config *config);

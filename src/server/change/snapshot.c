@@ -76,7 +76,7 @@ struct ask {
 	struct engine *engine;
 	pthread_mutex_t lock;
 	pthread_cond_t changed;
-	bool is_done; /* under the lock */
+	bool is_done; /* protected by the lock */
 };
 
 static void change_snapshot_asked(struct store_snapshot_request *request)
@@ -350,7 +350,7 @@ int snapshots_json(
 	return 0;
 }
 
-/* Returns the snapshot's keys from the process that this one took over from, or NULL. */
+/* Returns the settings that the snapshot had in the process that this one replaced, or NULL. */
 static const struct server_export *find_keys(const struct change_options *options,
 	const struct served_export *parent, const char *snapshot)
 {

@@ -6,15 +6,15 @@
  *   "snapshot" ─▶ reload thread: snapshot_change() ─▶ the store, on its reactor
  *        ─▶ an export is added or removed, as by "export" (change.h)
  *
- * Threading: as stated for each function. Ownership: borrows what it is given. Errors: a sentence
- * that names the export.
+ * Threading: as stated for each function. Ownership: borrows what it is given. Errors: an error
+ * message that names the export.
  */
 #pragma once
 
 #include "server/change/request.h"
 
-/* For REQUEST_SNAPSHOT_CREATE and _DELETE. The store creates or deletes the snapshot durably, and
- * the change gets the addition or removal of its export. Reload thread; blocks. */
+/* For REQUEST_SNAPSHOT_CREATE and _DELETE. Makes the store create or delete the snapshot durably,
+ * and adds to the change that the snapshot's export is added or removed. Reload thread; blocks. */
 GMB_MUST_CHECK int snapshot_change(const struct reload_options *options,
 	struct reload_request *request, struct change *change, struct error *error);
 /* Deletes the snapshot that the request created, because its export could not be opened. Reload
@@ -23,7 +23,8 @@ void snapshot_undo(const struct reload_options *options, struct reload_request *
 /* Returns whether there are exports of snapshots that their stores have dropped. Reload thread,
  * while no change is in progress. */
 bool snapshots_were_dropped(const struct exports *exports);
-/* Adds their removal to the change. Reload thread, while no other change is in progress. */
+/* Adds to the change that exports of dropped snapshots are removed. Reload thread, while no other
+ * change is in progress. */
 GMB_MUST_CHECK int snapshots_remove_dropped(
 	const struct exports *exports, struct change *change, struct error *error);
 /* Lists the snapshots of the named export, or of all exports if name is NULL, as an array that the

@@ -14,7 +14,7 @@
 #include "nbd/server/server.h"
 
 enum { SHOWN_BYTES = 120 };
-/* limit for each thread; half of the largest possible arena */
+/* limit for the memory of each thread: half of the largest possible arena */
 #define MEMORY_BYTES_MAX (UINT64_C(8) << 40)
 
 void server_config_init(struct server_config *config)
@@ -177,15 +177,15 @@ static uint32_t cpus_allowed(void)
 {
 	cpu_set_t set;
 
-	/* This fails if the machine has more CPUs than the set can hold, which is more than
-	 * SERVER_THREADS_MAX. */
+	/* sched_getaffinity() fails if the machine has more CPUs than the set can hold, which are
+	 * more than SERVER_THREADS_MAX. */
 	if (sched_getaffinity(0, sizeof(set), &set) < 0) {
 		return SERVER_THREADS_MAX;
 	}
 	return (uint32_t)MAX(CPU_COUNT(&set), 1);
 }
 
-/* Formats a size for a sentence, such as "1K" or "1 byte". */
+/* Formats a size for an error message, such as "1K" or "1 byte". */
 static const char *memory_text(char out[UNITS_TEXT_BYTES], uint64_t bytes)
 {
 	units_format_bytes(out, bytes);
@@ -236,7 +236,7 @@ static int finish_limits(struct server_config *config, struct error *error)
 			limits->threads, limits->threads == 1 ? "" : "s");
 	}
 	if (limits->memory_bytes / limits->threads < ARENA_SLAB_BYTES) {
-		/* without an explicit limit the default is used, which is large enough */
+		/* the limit was given, because the default would be large enough */
 		GMB_ASSERT(config->memory_origin != NULL);
 		return error_set(error, -EINVAL,
 			"%s: %s of memory is too little for %u thread%s: each needs at least %s; "

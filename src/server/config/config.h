@@ -9,8 +9,8 @@
  *   file (YAML) ───┘
  *
  * Threading: the main thread, before the server runs; read-only afterwards. Ownership: the config
- * owns every string; server_config_fini() frees them. Errors: -EINVAL or -ERANGE with a sentence
- * for the user that names the value and its origin.
+ * owns every string; server_config_fini() frees them. Errors: -EINVAL or -ERANGE with an error
+ * message for the user that names the value and its origin.
  */
 #pragma once
 
@@ -50,7 +50,7 @@ struct server_access_option {
  * rule. */
 struct server_rates {
 	struct server_access conditions; /* their rights are not used */
-	struct rate_rule *rules;	 /* their origins are strings of the conditions */
+	struct rate_rule *rules;	 /* their origins point into `conditions` */
 };
 
 /* The text given for a key or an option. */
@@ -77,8 +77,8 @@ struct server_export {
 	char *name; /* UTF-8, "" is the default export */
 	char *path;
 	char *description;	    /* or NULL */
-	char *origin;		    /* where it was described: file and line, or option */
-	enum server_syntax syntax;  /* syntax of the origin */
+	char *origin;		    /* where the export was described: file and line, or option */
+	enum server_syntax syntax;  /* syntax in which the export was described */
 	struct store_options store; /* store options, without the path */
 	uint32_t connections_max;   /* 0 = no limit for this export */
 	uint32_t overlap;	    /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
@@ -94,7 +94,7 @@ struct server_export {
 /* Memory of a PCI device, for exports with mode=device. */
 struct server_arena {
 	bool given;
-	bool waits; /* spill=wait */
+	bool waits; /* spill=wait was given */
 	char bdf[P2PMEM_BDF_BYTES];
 	uint64_t bytes; /* 0 = all of the free memory */
 };
@@ -165,7 +165,7 @@ struct server_config {
 	uint32_t push_place_count;
 	char *config_path; /* argument of --config, or NULL */
 	char *check_path;  /* argument of --check, or NULL */
-	/* options read-only of the export that the operand PATH creates */
+	/* --read-only: for the export that the operand PATH creates */
 	bool path_read_only;
 	uint64_t given;			/* private: a bit for each field that was given */
 	const char *origin;		/* private: origin of the value that is being set */
@@ -187,9 +187,8 @@ void server_export_fini(struct server_export *entry);
  * one. */
 const struct field *server_export_field(uint32_t idx);
 
-/* Sets one key. value is NULL when none was given. The sentence of an error does not name the key,
- * because the caller adds it with its position. -ENOENT: there is no such key; this sentence names
- * it. */
+/* Sets one key. value is NULL when none was given. An error message does not name the key, because
+ * the caller adds it with its position. -ENOENT: there is no such key; this message names it. */
 GMB_MUST_CHECK int server_export_set(
 	struct server_export *entry, const char *key, const char *value, struct error *error);
 
@@ -204,8 +203,8 @@ GMB_MUST_CHECK int server_export_set_path(
  * copied. Errors name the key. */
 GMB_MUST_CHECK int server_export_copy(const struct server_export *entry,
 	const struct server_settings *settings, struct server_export *out, struct error *error);
-/* Returns whether the field has the same value in both, however it was written. A key that was not
- * given has its default value. */
+/* Returns whether the field has the same value in both exports, however it was written. A key that
+ * was not given has its default value. */
 bool server_export_same(
 	const struct server_export *a, const struct server_export *b, const struct field *field);
 
@@ -216,7 +215,7 @@ void server_settings_fini(struct server_settings *settings);
 /* Writes the values of a key, separated by commas; "" when there are none. Returns out. */
 const char *server_settings_text(
 	const struct server_settings *settings, const char *key, char *out, size_t out_bytes);
-/* Returns whether the values of a key have the same text in both. */
+/* Returns whether the key has the same values in both settings, compared as text. */
 bool server_settings_same_text(
 	const struct server_settings *a, const struct server_settings *b, const char *key);
 
@@ -237,10 +236,10 @@ struct server_rule {
 /* Returns the idx-th key of a rule. The first one, "rights" or "rate", is required. */
 const struct field *server_access_field(uint32_t idx);
 const struct field *server_rate_field(uint32_t idx);
-/* Sets one rule key. */
+/* Sets one key of a rule. */
 GMB_MUST_CHECK int server_rule_set(struct server_rule *rule, const struct field *field,
 	const char *value, struct error *error);
-/* Adds a complete rule. Takes the rule, also on failure. origin is copied. */
+/* Adds a complete rule. Takes ownership of the rule, even on failure. origin is copied. */
 GMB_MUST_CHECK int server_access_add(struct server_access *access, struct server_rule *rule,
 	const char *origin, struct error *error);
 GMB_MUST_CHECK int server_rate_add(struct server_rates *rates, struct server_rule *rule,
@@ -268,7 +267,7 @@ GMB_MUST_CHECK int server_access_common(
 	const struct server_config *config, struct access **access_out, struct error *error);
 void server_access_drop(struct access **sets, uint32_t count);
 
-/* Builds the rules. *rules_out is NULL when there are none. */
+/* Builds the rate rules. *rules_out is NULL when there are none. */
 GMB_MUST_CHECK int server_rates_build(
 	const struct server_rates *rates, struct rate_rules **rules_out, struct error *error);
 /* Returns whether both have the same rules. Rates and memory limits are not compared, because they
@@ -277,8 +276,8 @@ bool server_rates_same(const struct server_rates *a, const struct server_rates *
 
 /* --- addresses and their TLS (tls.c) -------------------------------------------------------- */
 
-/* Returns the idx-th address key of a file, uri first. The others are also fields of struct
- * server_tls. */
+/* Returns the idx-th key of an address in a configuration file; the first one is "uri". The others
+ * are also fields of struct server_tls. */
 const struct field *server_listen_field(uint32_t idx);
 
 extern const char *const server_tls_modes[];
@@ -315,8 +314,8 @@ void server_listen_fini(struct server_listen *entry);
 void server_tls_fini(struct server_tls *tls);
 /* Returns whether both have the same settings. */
 bool server_tls_equal(const struct server_tls *a, const struct server_tls *b);
-/* Fills in TLS settings that an address does not have from the common ones. Checks that they fit
- * the URIs and each other. */
+/* Copies TLS settings that an address does not have from the common settings. Checks that the
+ * settings fit the URIs and each other. */
 GMB_MUST_CHECK int server_tls_finish(struct server_config *config, struct error *error);
 
 /* --- options of the whole server (options.c) ---------------------------------------------------
@@ -332,13 +331,13 @@ bool server_config_has(const struct server_config *config, const struct field *f
 bool server_config_same(
 	const struct server_config *a, const struct server_config *b, const struct field *field);
 /* Sets an option of the command line and records it for server_config_again(). "path" is the
- * operand, which comes after the options. text is NULL for an option without a value. The sentence
- * of an error names the option. */
+ * operand, which comes after the options. text is NULL for an option without a value. An error
+ * message names the option. */
 GMB_MUST_CHECK int server_config_option(
 	struct server_config *config, const char *key, const char *text, struct error *error);
 /* Sets a field from the file, unless the command line has it; the value of a repeatable field is
- * added to the values of the command line. origin: position in the file. The sentence of an error
- * does not name it. */
+ * added to the values of the command line. origin: position in the file, which an error message
+ * does not contain. */
 GMB_MUST_CHECK int server_config_file_option(struct server_config *config,
 	const struct field *field, const char *text, const char *origin, struct error *error);
 /* Fills in the limits that were not given. */
@@ -354,10 +353,11 @@ GMB_MUST_CHECK int server_config_again(
 
 /* --- the configuration as a whole ------------------------------------------------------------ */
 
-/* Takes *entry, also on failure, and leaves it empty. origin is copied. */
+/* Adds an export. Takes ownership of *entry, even on failure, and leaves it empty. origin is
+ * copied. */
 GMB_MUST_CHECK int server_config_add_export(struct server_config *config,
 	struct server_export *entry, const char *origin, struct error *error);
-/* Adds the address in entry->text. Takes *entry, also on failure, and copies origin. */
+/* Adds the address in entry->text. Takes ownership of *entry, even on failure. origin is copied. */
 GMB_MUST_CHECK int server_config_add_listen(struct server_config *config,
 	struct server_listen *entry, const char *origin, struct error *error);
 /* Checks that the text is a mode for a Unix socket. */

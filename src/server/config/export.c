@@ -281,7 +281,7 @@ static int set_named(
 	return rc;
 }
 
-/* Applies a setting to a copy; every error names the key. */
+/* Applies a setting to `out`, the copy of an export. Every error names the key. */
 static int copy_setting(
 	struct server_export *out, const struct server_setting *setting, struct error *error)
 {

@@ -572,8 +572,8 @@ bool server_config_has(const struct server_config *config, const struct field *f
 bool server_config_same(
 	const struct server_config *a, const struct server_config *b, const struct field *field)
 {
-	/* If neither was given, both have the default. It may depend on another option, which is
-	 * compared itself. */
+	/* If the limit was given in neither configuration, both use its default. A default can
+	 * depend on another option, but that option is compared separately. */
 	bool is_default = (field->flags & FIELD_LIMIT) != 0 && !server_config_has(a, field) &&
 			  !server_config_has(b, field);
 

@@ -247,7 +247,7 @@ static int check_rule(const struct access_rule *rule, struct error *error)
 	return 0;
 }
 
-/* Takes the rule, also on failure. */
+/* Appends a rule. Takes ownership of it, even on failure. */
 static int append_rule(struct server_access *access, struct access_rule *rule, const char *origin,
 	const char *text, struct error *error)
 {
@@ -258,7 +258,7 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 	if (rc == 0 && count == ACCESS_RULES_MAX) {
 		rc = error_set(error, -EINVAL, "more than %d access rules", ACCESS_RULES_MAX);
 	}
-	if (rc == 0 && (count & (count - 1)) == 0) { /* capacities are powers of two */
+	if (rc == 0 && (count & (count - 1)) == 0) { /* full: capacities are powers of two */
 		bigger = reallocarray(
 			access->rules, MAX(2 * (size_t)count, (size_t)1), sizeof(*rule));
 	}
@@ -637,7 +637,7 @@ int server_rate_add(struct server_rates *rates, struct server_rule *rule, const 
 	rc = append_rule(&rates->conditions, &rule->access, origin, rule->text, error);
 	if (rc == 0) {
 		rates->rules[count] = rule->rate;
-		/* The origin is a string of the condition. */
+		/* The rate rule borrows the origin from its condition. */
 		rates->rules[count].origin = rates->conditions.rules[count].origin;
 	}
 	return rc;

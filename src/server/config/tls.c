@@ -15,8 +15,8 @@ const char *const server_tls_records[] = { [TLS_RECORDS_AUTO] = "auto",
 
 enum { KEY_URI, KEY_MODE, KEY_TLS_FIRST = KEY_MODE };
 
-/* The TLS fields can be used for a struct server_tls and for a struct server_listen, because it is
- * the first member of the latter. */
+/* The TLS fields can be used for a struct server_tls and for a struct server_listen, because a
+ * server_listen begins with a server_tls. */
 static const struct field fields[] = {
 	[KEY_URI] = { "uri", "URI", .type = FIELD_TEXT, FIELD_IN(struct server_listen, text) },
 	SERVER_TLS_FIELDS(0),
@@ -57,7 +57,7 @@ bool server_tls_equal(const struct server_tls *a, const struct server_tls *b)
 	return same;
 }
 
-/* Fills in from the common settings what the address itself does not set. */
+/* Copies from the common settings each value that the address does not set itself. */
 static int tls_fill(
 	struct server_listen *entry, const struct server_tls *common, struct error *error)
 {

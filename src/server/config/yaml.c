@@ -90,8 +90,8 @@ static int complain_at(struct config_yaml *yaml, const yaml_mark_t *mark, struct
 		mark->column + 1, sentence);
 }
 
-/* The parser has stopped at a tab among the spaces before a line's text, for which it has no words.
- */
+/* Returns whether the parser has stopped at a tab in the indentation of a line. libyaml has no
+ * message for this. */
 static bool has_tab(const struct config_yaml *yaml, const yaml_mark_t *mark)
 {
 	const uint8_t *at = yaml->text;
@@ -326,7 +326,8 @@ const char *config_yaml_origin(const struct config_node *node, char out[CONFIG_O
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* Rejects a key that is unknown, or that an earlier pair (from first on) of the group has. */
+/* Rejects a key that is unknown, or that also occurs in an earlier pair of the group. first: the
+ * group's first pair. */
 static int check_key(const struct config_node *group, field_at *at, const yaml_node_pair_t *first,
 	const yaml_node_t *key, struct error *error)
 {

@@ -5,9 +5,9 @@
  *
  * FILE:5:9: exports entry 1, delay entry 2: 'soon' is not a time
  *
- * Threading: one thread. Ownership: config_yaml_open() gives; config_yaml_close() frees the tree
- * with all texts. A node lies on the stack of the function that called its reader. Errors: -EINVAL,
- * or the error of opening and reading the file; the sentence starts with the file's name.
+ * Threading: one thread. Ownership: config_yaml_open() creates the tree; config_yaml_close() frees
+ * it with all texts. A node lies on the stack of the function that called its reader. Errors:
+ * -EINVAL, or the error of opening and reading the file; the message starts with the file's name.
  */
 #pragma once
 
@@ -32,8 +32,8 @@ GMB_MUST_CHECK int config_yaml_open(const char *path, struct config_yaml **yaml_
 	struct config_node *root_out, struct error *error);
 void config_yaml_close(struct config_yaml *yaml);
 
-/* Reads the value of a node for a field; field is NULL for entries of a list. The sentence of an
- * error does not name the position, which the caller adds. */
+/* Reads the value of a node for a field; field is NULL for entries of a list. An error message does
+ * not contain the position, which the caller adds. */
 typedef int config_read(void *context, const struct config_node *node, const struct field *field,
 	struct error *error);
 
@@ -43,7 +43,7 @@ GMB_MUST_CHECK int config_yaml_group(const struct config_node *group, field_at *
 /* Reads each entry of a list. */
 GMB_MUST_CHECK int config_yaml_list(
 	const struct config_node *list, config_read *read, void *context, struct error *error);
-/* Gives the text of a node that is a single value. */
+/* Sets *text_out to the text of a node that is a single value. */
 GMB_MUST_CHECK int config_yaml_text(
 	const struct config_node *node, const char **text_out, struct error *error);
 bool config_yaml_is_group(const struct config_node *node);

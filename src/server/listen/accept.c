@@ -20,7 +20,7 @@ struct peer_count {
 	_Atomic uint32_t connections; /* connections of the peer; decremented by reactors */
 };
 
-/* One listening socket. Its op is used to accept, or for the end of a pause. */
+/* One listening socket. `op` either accepts a connection, or times a pause. */
 struct door {
 	struct acceptor *acceptor;
 	const struct session_kind *kind;
@@ -60,7 +60,7 @@ struct acceptor {
 	/* entries without connections are freed when the list is searched the next time */
 	struct list_node peers;
 	bool stopping;
-	uint32_t active_count; /* doors with an operation in flight */
+	uint32_t active_count; /* listening sockets with an operation in flight */
 	uint32_t door_count;
 	struct ring_message start_message;
 	struct ring_message stop_message;
@@ -84,8 +84,9 @@ void acceptor_destroy(struct acceptor *acceptor)
 
 static void pause_done(struct ring_op *op, int result);
 
-/* Accepts at the door, or pauses it while no dispose worker is free. Closing a connection over
- * which a client sent descriptors occupies such a worker, even if the connection was refused. */
+/* Accepts at a listening socket, or pauses the socket while all workers that close descriptors
+ * (base/work.h) are busy. Closing a connection over which a client sent descriptors occupies such a
+ * worker, even if the connection was refused. */
 static void open_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -100,7 +101,7 @@ static void open_door(struct door *door)
 	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
 }
 
-/* Removes the door. When the last door is removed, the acceptor has stopped. */
+/* Stops using a listening socket. When none is left, the acceptor has stopped. */
 static void shut_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -280,8 +281,8 @@ static bool peer_went_away(int result)
 	       result == -ENOPROTOOPT;
 }
 
-/* Pauses the door after an error such as a lack of descriptors or memory. The connection stays in
- * the kernel's queue, so an immediate retry would fail again and again. */
+/* Pauses a listening socket after an error such as a lack of descriptors or memory. The connection
+ * stays in the kernel's queue, so an immediate retry would fail again and again. */
 static void pause_door(struct door *door, int result)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -428,7 +429,7 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 		struct door *door = &acceptor->doors[i];
 
 		door->file = ring_file_add(ring, door->fd);
-		/* Other kinds must be able to receive descriptors, for the client's memory. */
+		/* Clients of the other kinds may send descriptors, to share their memory. */
 		if (!door->kind->keeps_messages) {
 			rights_refuse(door->fd);
 		}

@@ -4,11 +4,11 @@
  * fewest connections. A session kind with its own listeners has them on the first reactor, and
  * their connections stay there. Enforces the server's connection limits, in total and per peer.
  *
- * Threading: create, adopt and destroy on the main thread; start and stop on any (they post);
- * everything else runs on the first reactor's thread. Ownership: borrows the reactors. Borrows the
- * listeners during acceptor_create(), which fills in ports; their descriptors must stay open until
- * stopped() was called. Errors: a failed accept is logged, with a rate limit; without free
- * descriptors or memory, that socket pauses for a moment.
+ * Threading: create, adopt and destroy on the main thread; start and stop on any thread (they post
+ * a message); everything else runs on the first reactor's thread. Ownership: borrows the reactors.
+ * Borrows the listeners during acceptor_create(), which fills in ports; their descriptors must stay
+ * open until stopped() was called. Errors: a failed accept is logged, with a rate limit; if
+ * descriptors or memory are used up, that socket pauses for a moment.
  */
 #pragma once
 
@@ -37,7 +37,7 @@ GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
 void acceptor_destroy(struct acceptor *acceptor);
 
 /* Adopts a connection of another process (engine/handover.h). The limits do not apply, because the
- * connection is an established one. Called before the acceptor is started, while the reactors are
+ * connection already exists. Called before the acceptor is started, while the reactors are
  * paused. */
 void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	const struct session_record *record, int fd);
@@ -46,5 +46,5 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
  * listeners. */
 void acceptor_start(struct acceptor *acceptor);
 /* Stops accepting; stopped() is called later. A connection that was accepted before is still handed
- * over. */
+ * over to its reactor. */
 void acceptor_stop(struct acceptor *acceptor);

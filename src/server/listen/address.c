@@ -109,7 +109,7 @@ static bool any_covers(const struct listener *listeners, uint32_t listener_count
 	return false;
 }
 
-/* Returns the number of addresses of the URI, and in *served how many are served. */
+/* Returns the number of addresses of the URI. *served: how many of them the listeners serve. */
 static uint32_t count_served(const struct listener *listeners, uint32_t listener_count,
 	const struct export_uri *uri, uint32_t *served)
 {
@@ -180,8 +180,8 @@ bool listen_address_overlaps(const struct listener *listener, const struct expor
 	return served > 0;
 }
 
-/* Returns whether the listener has the socket's local address, which an accepted Unix socket has
- * from its listener. */
+/* Returns whether the connected Unix socket was accepted at the listener: an accepted socket has
+ * the local address of its listener. */
 static bool has_unix_name(const struct listener *listener, int fd)
 {
 	struct sockaddr_un a = { 0 };

@@ -37,7 +37,8 @@ struct credentials_set {
 
 /* --- sets ------------------------------------------------------------------------------------ */
 
-/* Adds advice to an error about a file that the context in use also uses. */
+/* Adds advice to the error if the sandbox prevents a file of the context in use from being read
+ * again. */
 static void credentials_explain(const struct tls_context *context, struct error *error)
 {
 	const char *path;
@@ -49,8 +50,8 @@ static void credentials_explain(const struct tls_context *context, struct error 
 	}
 }
 
-/* Adds advice to an error of a member. At the start there is no context in use and no sandbox, so
- * there is no advice. */
+/* Adds advice to an error about the TLS files of a listener. At the start there is no context in
+ * use and no sandbox, so there is no advice. */
 static void explain_member(const struct member *member, struct error *error)
 {
 	if (member->policy != NULL) {
@@ -81,8 +82,8 @@ static int listen_credentials_load(
 	return rc;
 }
 
-/* Loads the next member's context, or shares the context of an earlier member with equal
- * settings. */
+/* Loads the TLS context of the next listener, or shares the context of an earlier listener with
+ * equal settings. */
 static int load_next(
 	const struct credentials *credentials, struct credentials_set *set, struct error *error)
 {
@@ -178,7 +179,7 @@ int credentials_foresee(const struct credentials *credentials, const struct cred
 	return rc < 0 ? error_set(error, rc, "no memory for TLS credentials") : 0;
 }
 
-/* Lists the files of a member that have changed, separated by commas. */
+/* Lists the TLS files of a listener that have changed, separated by commas. */
 static void list_files(
 	const struct member *member, const struct tls_context *after, char out[FILES_BYTES])
 {

@@ -13,7 +13,7 @@
  * Threading: the main thread, except for credentials_load() and credentials_are_stale(), which
  * block while they read files, on one thread at a time. Ownership: borrows the listeners and the
  * configuration's push destinations; owns their policies and clients. Errors: a negative errno and
- * a sentence that names the address, the file and the reason.
+ * an error message that names the address, the file and the reason.
  */
 #pragma once
 
@@ -45,7 +45,8 @@ uint32_t credentials_count(const struct credentials *credentials);
 bool credentials_are_stale(const struct credentials *credentials);
 GMB_MUST_CHECK int credentials_load(const struct credentials *credentials,
 	struct credentials_set **set_out, struct error *error);
-/* Takes the set, which new handshakes then use. Logs warnings for the operator. */
+/* Puts the set into use for new handshakes, and takes ownership of it. Logs warnings for the
+ * operator. */
 void credentials_use(struct credentials *credentials, struct credentials_set *set);
 /* Makes the forecast check connections against the set. credentials_tell(), after the forecast has
  * run, adds a line for each address whose files have changed or that would lose connections. */

@@ -24,7 +24,7 @@
 
 enum {
 	URI_SHOWN_BYTES = 256,
-	/* tries to find a port that is free on all addresses of a listener */
+	/* number of tries to find a port that is free on all addresses of a listener */
 	PORT_TRIES_MAX = 16,
 	BUSY_TRIES_MAX = 40, /* tries while an address is in use, one second in total */
 	BUSY_PAUSE_NS = 25000000,
@@ -254,7 +254,7 @@ static bool listen_is_loopback(const struct addrinfo *entry)
 		       : ntohl(address.ipv4.sin_addr.s_addr) >> 24 == IN_LOOPBACKNET;
 }
 
-/* Checks whether listening is permitted. The session kind opens the address later. */
+/* Checks whether the server may listen at the address, which the session kind opens later. */
 static int kind_open(const struct export_uri *uri, struct listener *listener, struct error *error)
 {
 	bool may_be_seen =
@@ -300,7 +300,7 @@ void listener_is_bound(struct listener *listener)
 		log_warning("port %u is open to the whole network, and %s is not encrypted: any "
 			    "host that can reach this machine can use the disks",
 			listener->uri.port, listener->uri.protocol);
-		if (host != NULL) { /* without a host the URI is printed as given */
+		if (host != NULL) { /* without memory the URI is printed as configured */
 			free(listener->uri.host);
 			listener->uri.host = host;
 		}
@@ -336,7 +336,7 @@ static int unix_address(const struct export_uri *uri, union address *address,
 
 /* Returns the process that listens at the other end of a connected socket, if that process has
  * ended. The kernel keeps a killed server's sockets until the operations of its rings have
- * completed. Returns 0 if it lives, or if that is unknown. */
+ * completed. Returns 0 if the process is alive, or if that is unknown. */
 static pid_t ended_listener(int fd)
 {
 	struct ucred peer;
@@ -355,11 +355,12 @@ static pid_t ended_listener(int fd)
 	snprintf(path, sizeof(path), "/proc/%ld/stat", (long)peer.pid);
 	file = open(path, O_RDONLY | O_CLOEXEC);
 	if (file < 0) {
-		return 0; /* its entry may only be hidden (ProtectProc=), so it may live */
+		return 0; /* its /proc entry may be hidden (ProtectProc=), so it may be alive */
 	}
 	(void)!read(file, stat, sizeof(stat) - 1);
 	close(file);
-	/* The format is "PID (NAME) STATE"; Z means that its main thread has ended, see proc(5). */
+	/* The format is "PID (NAME) STATE". State Z means that the process's main thread has ended,
+	 * see proc(5). */
 	state = strrchr(stat, ')');
 	return state != NULL && strncmp(state, ") Z", 3) == 0 ? peer.pid : 0;
 }
@@ -438,7 +439,7 @@ static int lock_folder(const char *path)
 	if (slash == NULL) {
 		memcpy(folder, ".", sizeof("."));
 	} else {
-		slash[slash == folder] = '\0'; /* for a folder below the root, keeps "/" */
+		slash[slash == folder] = '\0'; /* keeps "/" for a file in the root folder */
 	}
 	fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	/* Any error other than EWOULDBLOCK means that the file system does not support these
@@ -730,10 +731,10 @@ int listener_adopt_inherited(
 	listener->was_inherited = true;
 	listener->of_manager = socket->of_manager;
 	if (listener->uri.is_unix && !socket->of_manager) {
-		/* Makes the kernel report our process ID to clients. */
+		/* Another listen() makes the kernel report this process's ID to clients. */
 		(void)listen(socket->fd, SOMAXCONN);
 	}
-	/* The path may lead to a different socket by now. */
+	/* The path may lead to another socket by now, which must not be removed later. */
 	if (socket->has_path && listener->uri.is_unix && listener->uri.socket_path[0] != '\0' &&
 		lstat(listener->uri.socket_path, &st) == 0 && st.st_dev == socket->device &&
 		st.st_ino == socket->inode) {

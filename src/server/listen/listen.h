@@ -6,7 +6,7 @@
  *
  * Threading: opened and closed by the main thread; the descriptors are used by the acceptor while
  * it runs. Ownership: the listener owns its sockets and the socket file that it created. Errors: a
- * negative errno and a sentence that names the URI and the remedy.
+ * negative errno and an error message that names the URI and the remedy.
  */
 #pragma once
 
@@ -30,7 +30,7 @@ struct listener {
 	int fds[LISTENER_SOCKETS_MAX];	   /* fd_count is 0 if the kind has its own listeners */
 	uint32_t fd_count;
 	bool of_manager; /* opened by the service manager */
-	/* Passed by another process, which also has it open (upgrade/take.h). */
+	/* Passed by another process, which also has it open (server/upgrade/take.h). */
 	bool was_inherited;
 	char *unlink_path; /* the socket file to remove, or NULL */
 	dev_t unlink_device;
@@ -45,13 +45,14 @@ GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct sess
 
 /* Opens all listeners of the configuration, and adopts the sockets of the service manager
  * (listeners.c). The caller closes and frees both *listeners_out and its elements, also after an
- * error. kinds: the supported protocols. take: may already have some of the sockets, or NULL. */
+ * error. kinds: the supported protocols. take: the process that this one replaces, which may
+ * already have some of the sockets; or NULL. */
 GMB_MUST_CHECK int listeners_open(const struct server_config *config, struct upgrade_take *take,
 	const struct session_kind *const *kinds, uint32_t kind_count,
 	struct listener **listeners_out, uint32_t *count_out, struct error *error);
 
-/* Sets the sentence for an address that cannot be listened on. code: the reason, a negative errno;
- * returns it. */
+/* Sets the error message for an address that cannot be listened on. code: the reason, a negative
+ * errno; returns it. */
 int listener_tcp_error(const struct export_uri *uri, int code, struct error *error);
 
 /* Called when the session kind has opened its listener, at listener->uri. */

@@ -39,7 +39,7 @@ static int listeners_find_kind(const struct opening *opening, const struct expor
 		error, -EPROTONOSUPPORT, "no protocol of this server serves %s://", scheme);
 }
 
-/* Sets the listener's TLS settings; its URI reflects them. */
+/* Sets the listener's TLS settings, which its URI then includes. */
 static void listeners_set_tls(struct listener *listener, const struct server_tls *settings)
 {
 	static const struct server_tls none;
@@ -91,16 +91,16 @@ static int adopt_sockets(struct opening *opening, int count, struct error *error
 	return rc;
 }
 
-/* Distinguishes only NBD from the others, because gmb and push both use sockets of type
- * SOCK_SEQPACKET. */
+/* Returns whether the socket's type suits the protocol of the URI. Only NBD has its own type: gmb
+ * and push both use sockets of type SOCK_SEQPACKET. */
 static bool is_of_type(const struct export_uri *uri, const struct listener *listener)
 {
 	return (strcmp(uri->protocol, "nbd") == 0) == (strcmp(listener->uri.protocol, "nbd") == 0);
 }
 
-/* Returns whether an adopted socket is used. One of the previous server is used only if its address
- * is in the configuration, which then determines the protocol. One of the service manager is always
- * used. */
+/* Returns whether an adopted socket is used. A socket of the previous server is used only if its
+ * address is in the configuration, which then determines the protocol. A socket of the service
+ * manager is always used. */
 static bool is_wanted(const struct opening *opening, struct listener *listener)
 {
 	bool is_wanted = listener->of_manager || opening->config->listen_count == 0;

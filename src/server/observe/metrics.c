@@ -12,8 +12,8 @@
 
 enum {
 	LABEL_BYTES = 64,
-	/* Histograms have a bucket for each doubling from the upper limit of BUCKET_FIRST to that
-	 * of BUCKET_LAST. */
+	/* The limits of a histogram's buckets double, from the upper limit of latency class
+	 * BUCKET_FIRST to that of class BUCKET_LAST. */
 	BUCKET_FIRST = 1,
 	BUCKET_LAST = 22 * PATH_LATENCY_PARTS - 1,
 };
@@ -25,7 +25,7 @@ _Static_assert(
 /* The object that a sample describes. */
 struct subject {
 	const char *label; /* name of the first label, "export" or "client"; or NULL */
-	const char *value; /* its value, untrusted text */
+	const char *value; /* value of that label, untrusted text */
 	size_t value_bytes;
 	const char *second; /* name of a second label, or NULL */
 	const char *second_value;
@@ -86,7 +86,8 @@ static void write_escaped(const struct writer *w, const char *value, size_t byte
 	}
 }
 
-/* more: an additional label, whose name and value need no escaping; NULL: none. */
+/* Writes the name and the labels of a sample. more: an additional label, whose name and value need
+ * no escaping; NULL: none. */
 static void write_name(const struct writer *w, const char *name, const char *suffix,
 	const struct subject *subject, const char *more)
 {

@@ -41,7 +41,7 @@ static int scrape_take_parameter(
 	char shown[SHOWN_BYTES];
 
 	if (strcmp(parameter->name, "socket") == 0) {
-		return 0; /* uri_parse() has processed it */
+		return 0; /* uri_parse() has processed the parameter */
 	}
 	if (strcmp(parameter->name, "insecure-network") != 0 || uri->is_unix) {
 		return error_set(error, -EINVAL, "unknown parameter \"%s\"",
@@ -153,7 +153,7 @@ static int check_exposure(
 	return 0;
 }
 
-/* Adopts the previous process's sockets that match the address, and closes its others. */
+/* Adopts those sockets of the previous process that match the address, and closes the others. */
 static int scrape_adopt_inherited(const struct export_uri *uri, struct upgrade_take *take,
 	struct listener *listener, struct error *error)
 {
@@ -179,7 +179,7 @@ static int scrape_adopt_inherited(const struct export_uri *uri, struct upgrade_t
 			listener->fds[listener->fd_count++] = inherited.fds[0];
 			inherited.fd_count = 0;
 		}
-		listener_forget_path(&inherited); /* the other process may continue to use it */
+		listener_forget_path(&inherited); /* the old process may still use it */
 		listener_close(&inherited);
 	}
 	return rc;
@@ -304,7 +304,7 @@ int scrape_open(struct listener *listener, const struct server_view *view,
 	rc = control_page_serve(&page, scrape, scrape->listener.fds, scrape->listener.fd_count,
 		&scrape->server, error);
 	if (rc < 0) {
-		if (scrape->listener.was_inherited) { /* the other process continues to use it */
+		if (scrape->listener.was_inherited) { /* still used by the old process */
 			listener_forget_path(&scrape->listener);
 		}
 		scrape_close(scrape);

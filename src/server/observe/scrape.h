@@ -7,7 +7,7 @@
  *
  * Threading: the main thread. The reactors are called at most once in SCRAPE_NS, independent of the
  * number of connections; a slow connection delays only itself. Ownership: a scrape owns its
- * sockets. Errors: a negative errno and a sentence.
+ * sockets. Errors: a negative errno and an error message.
  */
 #pragma once
 
@@ -23,10 +23,11 @@ GMB_MUST_CHECK int scrape_uri_parse(const char *text, struct export_uri *uri, st
  * sockets. take: process that may already have the sockets, or NULL. */
 GMB_MUST_CHECK int scrape_listen(const char *text, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
-/* Takes the listener, also on failure. *scrape_out is NULL when it has no socket. */
+/* Creates a scrape. Takes ownership of the listener, even on failure. *scrape_out is NULL if the
+ * listener has no socket. */
 GMB_MUST_CHECK int scrape_open(struct listener *listener, const struct server_view *view,
 	struct scrape **scrape_out, struct error *error);
-/* The following functions correspond to server_control_begin() and so on. */
+/* The following functions work like server_control_begin() and the functions after it. */
 void scrape_begin(struct scrape *scrape);
 void scrape_look(struct scrape *scrape, const struct server_view *view);
 void scrape_stop(struct scrape *scrape);

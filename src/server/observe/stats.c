@@ -91,7 +91,7 @@ static json_t *buckets_json(const struct path_stats *stats)
 	return list;
 }
 
-/* The requests of one operation. */
+/* Returns the statistics of one operation, such as read. */
 static json_t *operation_json(const struct path_stats *stats, int op)
 {
 	json_t *latency = json_pack("{s:o, s:o, s:o, s:o, s:o, s:o}", "mean",
@@ -115,7 +115,7 @@ static json_t *operation_json(const struct path_stats *stats, int op)
 	return whole;
 }
 
-/* The requests of one size class. */
+/* Returns the statistics of an operation's requests of one size class. */
 static json_t *class_json(const struct path_stats *stats, int op, uint32_t size_class)
 {
 	uint64_t limit = path_size_class_limit(size_class);
@@ -191,7 +191,7 @@ static json_t *arenas_json(const struct totals *totals)
 	return all;
 }
 
-/* The rules of identities, in order. */
+/* Returns the rate rules of identities, in order. */
 static json_t *rules_json(struct rate_rules *rules)
 {
 	json_t *all = json_array();
@@ -216,7 +216,7 @@ static json_t *rules_json(struct rate_rules *rules)
 	return all;
 }
 
-/* The counters of the layers of a store, by layer name. */
+/* Returns the counters of a store's layers, by layer name. */
 static json_t *layers_json(const struct totals_export *about, const struct store *store)
 {
 	json_t *all = json_object();

@@ -232,7 +232,7 @@ static void inspect(struct engine *engine, void *context)
 	add_client(totals, &engine->other_clients);
 }
 
-/* Collects values that need no reactor. */
+/* Collects an export's values that can be read without calling a reactor. */
 static void totals_add_reactor(struct totals_export *sum, const struct export *export)
 {
 	struct rate_limits limits;

@@ -19,19 +19,19 @@ struct totals_direction {
 	uint64_t early_permille;
 };
 
-/* An export over all reactors. */
+/* The counters of an export, summed over all reactors. */
 struct totals_export {
 	struct path_export path; /* counters, and operations that had requests */
 	struct totals_direction reads;
 	struct totals_direction writes;
 	struct rate_counters rate;
 	struct path_quota memory;
-	/* Values of the export itself. */
+	/* Values that are not sums over reactors. */
 	uint64_t size_bytes;
 	uint64_t connections;
 	uint64_t read_only; /* 0 or 1 */
 	uint64_t started_permille;
-	uint64_t memory_max;	    /* COUNTER_NONE: no limit, as below */
+	uint64_t memory_max;	    /* COUNTER_NONE: no limit; also for the two rates */
 	uint64_t rate_bytes_max;    /* per second */
 	uint64_t rate_requests_max; /* per second */
 	/* Counters of the layers of its store, from the outermost layer on, in the order of each
@@ -39,7 +39,7 @@ struct totals_export {
 	uint64_t *layers[STORE_KINDS_MAX];
 };
 
-/* A client over all reactors; see struct engine_client. */
+/* The counters of a client, summed over all reactors; see struct engine_client. */
 struct totals_client {
 	char name[ENGINE_CLIENT_NAME_BYTES];
 	uint64_t session_count;
@@ -61,11 +61,11 @@ struct totals {
 	bool short_of_memory;
 };
 
-/* Parts of struct totals_export that a table of counters describes. Parts with the same table are
+/* A part of struct totals_export that a counter table describes. Parts with the same table are
  * adjacent. */
 struct totals_part {
 	const struct counter_table *table;
-	size_t offset;	       /* offset of the table's struct */
+	size_t offset;	       /* offset in struct totals_export */
 	const char *member;    /* JSON object of the part; NULL: the export's object */
 	const char *title;     /* title in the text for people, or NULL */
 	const char *direction; /* a label, or NULL */

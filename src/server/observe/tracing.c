@@ -12,8 +12,8 @@ enum { QUOTE_BYTES = 120 };
 
 struct tracing {
 	const struct server_view *view;
-	struct control_client *client; /* waits for the records, or NULL */
-	struct ring *ring;	       /* of the main thread */
+	struct control_client *client; /* client that waits for the records, or NULL */
+	struct ring *ring;	       /* ring of the main thread */
 	struct ring_message enough;    /* message to the main thread: enough requests have ended */
 	_Atomic bool enough_is_posted;
 	_Atomic uint32_t
@@ -147,9 +147,9 @@ static void count_ended(void *context)
 	struct tracing *tracing = context;
 	uint32_t before = atomic_fetch_add_explicit(&tracing->ended_count, 1, memory_order_acq_rel);
 
-	/* Relaxed, because wanted was set before the reactor got its recorder. The exchange
-	 * acquires and releases, so that after a message of the previous recording the new count is
-	 * seen. */
+	/* Relaxed, because `wanted` was set before the reactor got its recorder. The exchange has
+	 * acquire-release order: if the message of the previous recording is still in flight, its
+	 * receiver sees the new count, so no second message is needed. */
 	if (before + 1 == atomic_load_explicit(&tracing->wanted, memory_order_relaxed) &&
 		!atomic_exchange_explicit(&tracing->enough_is_posted, true, memory_order_acq_rel)) {
 		ring_post(tracing->ring, &tracing->enough);
@@ -162,7 +162,7 @@ static void tracing_arm(struct engine *engine, void *context)
 	path_set_trace(engine->path, context);
 }
 
-/* Disarms the first count reactors. */
+/* Removes the recorders from the first `count` reactors. */
 static void disarm(struct tracing *tracing, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
@@ -388,8 +388,8 @@ static const struct control_command trace_command = {
 	.end = end_trace,
 };
 
-/* The message may be from the previous recording, which had ended for another reason when it
- * arrived. */
+/* The message may belong to the previous recording, if that ended for another reason before the
+ * message arrived. */
 static void deliver_enough(struct ring *ring, struct ring_message *message)
 {
 	struct tracing *tracing = container_of(message, struct tracing, enough);

@@ -72,7 +72,7 @@ int upgrade_added_read(
 {
 	const char *at = message->strings;
 	const char *end = at + message->strings_bytes;
-	/* The strings are not changed through this struct. */
+	/* The casts drop const, but the strings are not changed. */
 	struct server_export told = {
 		.name = (char *)(uintptr_t)next(&at),
 		.path = (char *)(uintptr_t)next(&at),

@@ -3,7 +3,8 @@
  * Predicts the effect of an upgrade on the connections (engine_foresee()), for a dry run and for
  * upgrades that must not end any connection.
  *
- * Threading: the main thread. Ownership: borrows all. Errors: a negative errno, with a sentence.
+ * Threading: the main thread. Ownership: borrows all. Errors: a negative errno, with an error
+ * message.
  */
 #pragma once
 
@@ -21,6 +22,6 @@ GMB_MUST_CHECK int upgrade_foresee(struct reactor *const *reactors, uint32_t rea
 uint32_t upgrade_fate_ends(const struct engine_fate *fate, bool in_handshake);
 /* Returns the answer to a command; NULL: no memory. */
 json_t *upgrade_fate_json(const struct engine_fate *fate);
-/* Sets the sentence that rejects the upgrade because connections would end. Returns
+/* Sets the error message that rejects the upgrade because connections would end. Returns
  * -ECONNABORTED. */
 int upgrade_fate_refuse(const struct engine_fate *fate, bool in_handshake, struct error *error);

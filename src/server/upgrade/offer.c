@@ -12,7 +12,7 @@
 #include "server/upgrade/tell.h"
 
 enum {
-	SEND_SECONDS = 2, /* send timeout of the new process */
+	SEND_SECONDS = 2, /* limit for each send of the new process to this one */
 	NAME_SHOWN_BYTES = 120,
 	OFFER_FILES = 3, /* the socket, standard error and the working directory */
 };

@@ -3,7 +3,7 @@
  * The beginning of an upgrade (upgrade.h) in the process that is to be replaced: checks whether
  * everything it serves can be handed over, and offers it to the client that starts the new process.
  *
- * Threading: the main thread. Errors: a negative errno; with a struct error also a sentence.
+ * Threading: the main thread. Errors: a negative errno; with a struct error also an error message.
  */
 #pragma once
 

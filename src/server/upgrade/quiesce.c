@@ -35,7 +35,7 @@ struct quiesce *quiesce_create(struct reactor *const *reactors, uint32_t reactor
 	return quiesce;
 }
 
-/* Drops the exports. Called when no flush is in progress. */
+/* Drops the references to the exports. Called when no flush is in progress. */
 static void forget_disks(struct quiesce *quiesce)
 {
 	GMB_ASSERT(quiesce_is_over(quiesce));
@@ -74,7 +74,7 @@ static void disk_quiesced(struct engine_quiesce *base, int result)
 /* Argument of a call to one reactor. Disks are distributed over the reactors in turn. */
 struct quiesce_turn {
 	struct quiesce *quiesce;
-	uint32_t index; /* of the reactor */
+	uint32_t index; /* index of the reactor */
 	bool last;
 };
 
@@ -128,8 +128,8 @@ int quiesce_begin(
 		struct quiesce_turn turn = { quiesce, i, last };
 		int called = reactor_call(quiesce->reactors[i], begin_disks, &turn);
 
-		/* After an error the call was not and will not be made (reactor_call()), so this
-		 * reactor's disks are finished here. */
+		/* If reactor_call() failed, the function was not and will not be called, so this
+		 * reactor's flushes are marked as failed here. */
 		for (uint32_t k = i; called < 0 && k < quiesce->disk_count;
 			k += quiesce->reactor_count) {
 			disk_quiesced(&quiesce->disks[k].base, called);

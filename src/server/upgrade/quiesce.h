@@ -6,7 +6,7 @@
  *
  * Threading: the main thread. Ownership: borrows reactors. Has references to the exports until
  * their flushes are done, so it must not be destroyed while a reactor with such a flush runs.
- * Errors: a sentence that names the export.
+ * Errors: an error message that names the export.
  */
 #pragma once
 

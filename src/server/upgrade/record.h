@@ -23,7 +23,7 @@ enum { SERVER_RECORD_PATH_BYTES = 320 };
 
 /* Records this process. path: receives the path of the file, or "" if there is none. */
 void server_record_write(char path[SERVER_RECORD_PATH_BYTES]);
-/* Removes the record at the end. "" is a no-op. */
+/* Removes the record when the server ends. "" is a no-op. */
 void server_record_remove(char path[SERVER_RECORD_PATH_BYTES]);
 
 struct server_record {

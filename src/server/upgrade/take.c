@@ -17,8 +17,8 @@
 #include "server/upgrade/added.h"
 
 enum {
-	ANSWER_MS = 60000, /* longer than any time limit of the old process */
-	/* for the old process to report this one's process ID to the service manager */
+	ANSWER_MS = 60000, /* limit for an answer; longer than any limit of the old process */
+	/* time for the old process to report this one's process ID to the service manager */
 	GOODBYE_MS = 2000,
 	NAME_SHOWN_BYTES = 120,
 	/* Listening sockets for clients and for metrics. */
@@ -178,7 +178,7 @@ static int keep_export(
 	if (entry != NULL) {
 		entry->name = strndup(message->record.export, message->record.export_bytes);
 	}
-	/* Unless it is the memory of a disk, store_adopt() has taken the descriptor. */
+	/* The store has taken ownership of the descriptor, unless it is the memory of a disk. */
 	if (claim.hold != STORE_HOLD_MEMORY) {
 		claim.fd = -1;
 	}
@@ -539,7 +539,7 @@ static void *take_append(uint8_t **at, const void *bytes, size_t count)
 	return copy;
 }
 
-/* Stores a session for adopt_deferred(). Takes the descriptor on success. */
+/* Stores a session for adopt_deferred(). Takes ownership of the descriptor on success. */
 static int keep_deferred(struct upgrade_take *take, const struct session_kind *kind,
 	const struct upgrade_message *message, struct error *error)
 {
@@ -617,8 +617,8 @@ static int adopt_deferred(
 }
 
 /* Adopts a session, or stores it for adopt_deferred(). It may be on a disk that had no client when
- * check_exports() was called, because the old process accepts clients until it pauses. Takes the
- * descriptor on success. */
+ * check_exports() was called, because the old process accepts clients until it pauses. Takes
+ * ownership of the descriptor on success. */
 static int take_session(struct upgrade_take *take, const struct upgrade_taker *taker,
 	const struct upgrade_message *message, struct error *error)
 {

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The new process of an upgrade (upgrade.h): what it receives from the old one while it starts. The
- * functions are declared in calling order. Without an old process, upgrade_take_find() sets
- * *take_out to NULL, which the other functions accept.
+ * The new process of an upgrade (upgrade.h): receives sockets, disks and sessions from the old
+ * process while it starts. The functions are declared in calling order. Without an old process,
+ * upgrade_take_find() sets *take_out to NULL, which the other functions accept.
  *
  *   sockets, claims ─▶ the exports are opened ─▶ READY ─▶ sessions ─▶ STARTED
  *
  * Threading: the main thread; before the sessions there are no other threads. Ownership: the caller
- * closes the sockets that it gets; the rest is borrowed. Errors: a sentence, which is also sent to
- * the old process.
+ * closes the sockets that it gets; the rest is borrowed. Errors: an error message, which is also
+ * sent to the old process.
  */
 #pragma once
 
@@ -21,9 +21,9 @@ struct upgrade_take;
  * write to the configuration file that was read. */
 GMB_MUST_CHECK int upgrade_take_find(
 	const struct server_config *config, struct upgrade_take **take_out, struct error *error);
-/* Receives the sockets and the claims on disks. This process already runs as the user that it will
- * serve as; the old one must have the same user. Exports that commands added there are appended to
- * the configuration. */
+/* Receives the sockets, and for each disk a claim: what the old process holds on it (struct
+ * store_claim). This process already runs as the user that it will serve as, and the old one must
+ * run as the same user. Exports that commands added there are appended to the configuration. */
 GMB_MUST_CHECK int upgrade_take_begin(
 	struct upgrade_take *take, struct server_config *config, struct error *error);
 struct upgrade_socket {
@@ -35,17 +35,17 @@ struct upgrade_socket {
 	uint64_t inode;
 };
 
-/* Returns the next listening socket, of metrics or else of clients. Returns false after the last
- * one. */
+/* Returns the next listening socket: for metrics if of_metrics is set, otherwise for clients.
+ * Returns false after the last one. */
 GMB_MUST_CHECK bool upgrade_take_socket(
 	struct upgrade_take *take, bool of_metrics, struct upgrade_socket *out);
 /* Returns the control socket if it is the one at path. */
 GMB_MUST_CHECK bool upgrade_take_control(
 	struct upgrade_take *take, const char *path, struct upgrade_socket *out);
 uint32_t upgrade_take_socket_count(const struct upgrade_take *take);
-/* Returns the old process's claim on the disk that it serves under that name, for struct
- * store_options; borrowed. NULL: it serves no such disk. index: position of the export in this
- * process, where the search starts. */
+/* Returns what the old process holds on the disk that it serves under that name (struct
+ * store_claim), for struct store_options; borrowed. NULL: it serves no such disk. index: position
+ * of the export in this process, where the search starts. */
 const struct store_claim *upgrade_take_disk(
 	const struct upgrade_take *take, const char *name, uint32_t index);
 

@@ -14,7 +14,7 @@
 #include "server/upgrade/wire.h"
 
 struct upgrade_tell {
-	int channel;	     /* to the new process, or -1 */
+	int channel;	     /* socket to the new process, or -1 */
 	bool needs_room;     /* the last call stopped because the channel was full */
 	uint32_t told_count; /* messages sent by upgrade_tell_all() */
 	/* index of the next message in the current call of upgrade_tell_all() */
@@ -35,8 +35,8 @@ struct upgrade_sockets {
 
 /* Initializes the struct. Nothing was sent over the channel before. */
 void upgrade_tell_init(struct upgrade_tell *tell, int channel);
-/* Returns true if the call that returned rc failed only for lack of room, and is to be repeated. It
- * then continues where it stopped. */
+/* Returns true if the call that returned rc failed only because the socket was full. The caller
+ * then repeats that call, which continues where it stopped. */
 bool upgrade_tell_waits(struct upgrade_tell *tell, int rc);
 /* Sends all sockets and disks. */
 GMB_MUST_CHECK int upgrade_tell_all(struct upgrade_tell *tell,

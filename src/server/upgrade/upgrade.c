@@ -21,17 +21,17 @@
 #include "server/upgrade/tell.h"
 
 #define MS_NS	      UINT64_C(1000000)
-#define PREPARE_NS    (10000 * MS_NS) /* from the offer to READY */
-#define FLUSH_NS      (10000 * MS_NS) /* for disks that must be quiesced; clients continue */
-#define HANDSHAKES_NS (1000 * MS_NS)  /* for TLS handshakes; clients continue */
-#define STOP_NS	      (4000 * MS_NS) /* after HANDSHAKES_NS, for the first reactor to stop accepting */
-#define PAUSE_NS      (5000 * MS_NS) /* for requests in flight */
+#define PREPARE_NS    (10000 * MS_NS) /* limit for the time from the offer to READY */
+#define FLUSH_NS      (10000 * MS_NS) /* limit for the first flush of disks; clients continue */
+#define HANDSHAKES_NS (1000 * MS_NS)  /* limit for TLS handshakes; clients continue */
+#define STOP_NS	      (4000 * MS_NS)  /* further limit for the acceptor to stop */
+#define PAUSE_NS      (5000 * MS_NS)  /* limit for requests in flight */
 /* Limits for peers that do not receive: RECEIVE_NS for one pause, then at least SERVE_NS in which
  * the others are served, and WAIT_NS for all pauses together. */
 #define RECEIVE_NS (20 * MS_NS)
 #define SERVE_NS   (50 * MS_NS)
 #define WAIT_NS	   (20000 * MS_NS)
-#define START_NS   (5000 * MS_NS) /* from the last session to STARTED */
+#define START_NS   (5000 * MS_NS) /* limit for the time from the last session to STARTED */
 
 enum {
 	TELL_LOOK_MS = 10,
@@ -77,12 +77,13 @@ struct upgrade {
 	struct scrape *scrape;		/* or NULL */
 	enum upgrade_state state;
 	bool stopping; /* the server is stopping */
-	/* it failed while the acceptor was stopping, so accepting must be restarted later */
+	/* the upgrade failed while the acceptor was stopping, so accepting must be restarted
+	 * later */
 	bool accepts_later;
 	bool keeps_all;		       /* no connection may end because of the upgrade */
-	struct control_client *client; /* to be answered; NULL if none waits */
+	struct control_client *client; /* client to be answered; NULL: none */
 	struct upgrade_tell tell;      /* includes the channel to the new process */
-	uint64_t deadline_ns;	       /* deadline of the state */
+	uint64_t deadline_ns;	       /* deadline of the current state */
 	uint64_t pause_begin_ns;
 	uint64_t pause_longest_ns; /* longest completed pause */
 	uint64_t serve_begin_ns;
@@ -91,7 +92,7 @@ struct upgrade {
 	uint32_t pid;
 	struct quiesce *quiesce;
 	bool flushes_last;	/* PAUSING: only the last flushes of disks are awaited */
-	uint32_t paused_count;	/* number of paused reactors, from the first one on */
+	uint32_t paused_count;	/* the reactors before this index are paused */
 	uint32_t drained_count; /* sessions that could not be handed over */
 	uint32_t ended_count;	/* sessions whose peers stalled */
 };
@@ -119,7 +120,7 @@ static bool upgrade_is_overdue(const struct upgrade *upgrade)
 
 /* --- the acceptor ---------------------------------------------------------------------------- */
 
-/* Returns whether the acceptor accepts connections, or was ordered to. */
+/* Returns whether the acceptor accepts connections, or was ordered to start. */
 static bool accepts(const struct upgrade *upgrade)
 {
 	return upgrade->state <= UPGRADE_FLUSHING || upgrade->state == UPGRADE_SERVING;
@@ -167,8 +168,8 @@ static bool revoke_offer(struct upgrade *upgrade)
 	struct upgrade_message message;
 	struct error error;
 
-	/* From here on the new process cannot send STARTED. One that was sent before counts in
-	 * state PASSED. */
+	/* From here on the new process cannot send STARTED. If it has sent STARTED before, this
+	 * counts in state HANDED_OVER. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
 		if (message.fd >= 0) {
@@ -408,8 +409,8 @@ static void upgrade_leave(struct upgrade *upgrade)
 	if (metrics != NULL) {
 		listener_forget_path(metrics);
 	}
-	/* Before the answer, because a client may then connect to the control socket, and must
-	 * reach the new process. */
+	/* Done before the client is answered: after the answer, clients may connect to the control
+	 * socket, and must reach the new process. */
 	server_control_let_go(upgrade->control);
 	log_info("process %u is now serving: connections passed within %.1f ms: %u, closed: %u",
 		upgrade->pid, (double)pause_ns / 1e6, upgrade->tell.handed_over_count,
@@ -782,7 +783,7 @@ int upgrade_timeout_ms(const struct upgrade *upgrade)
 
 /* --- the command ----------------------------------------------------------------------------- */
 
-/* Sets the sentence if an upgrade is not possible. */
+/* Sets the error message if an upgrade is not possible. */
 static int check_possible(const struct upgrade *upgrade, struct error *error)
 {
 	if (upgrade->state != UPGRADE_IDLE) {

@@ -36,7 +36,7 @@
  * properly.
  *
  * Threading: the main thread; sessions are sent on their reactor's thread. Ownership: borrows what
- * the options name. Errors: sentences for the client and the log; the server continues unchanged.
+ * the options name. Errors: messages for the client and the log; the server continues unchanged.
  */
 #pragma once
 
@@ -61,7 +61,7 @@ struct upgrade_options {
 
 GMB_MUST_CHECK int upgrade_create(
 	const struct upgrade_options *options, struct upgrade **upgrade_out, struct error *error);
-/* Frees the upgrade, which must be idle or gone. NULL is a no-op. */
+/* Frees the upgrade, which must not be in progress. NULL is a no-op. */
 void upgrade_destroy(struct upgrade *upgrade);
 
 /* The "upgrade" command of the control socket; its context is the struct upgrade. */

@@ -29,7 +29,7 @@ struct wire_listener {
 } __attribute__((packed));
 
 struct wire_export {
-	struct be32 hold; /* 0 no descriptor, 1 the claim, 2 the contents */
+	struct be32 hold; /* the descriptor: 0 none, 1 the claim, 2 the contents */
 	struct be32 session_count;
 	struct be64 identity[2];
 	struct be64 epoch;
@@ -91,7 +91,7 @@ struct reader {
 	size_t left;
 };
 
-/* Takes the next bytes; returns NULL if fewer are left. */
+/* Consumes the next count bytes. Returns NULL if fewer are left. */
 static const uint8_t *upgrade_wire_take(struct reader *reader, size_t count)
 {
 	const uint8_t *at = reader->at;
@@ -104,7 +104,7 @@ static const uint8_t *upgrade_wire_take(struct reader *reader, size_t count)
 	return at;
 }
 
-/* Takes the next count bytes. Fails if there are fewer, or if count exceeds max. */
+/* Consumes the next count bytes. Fails if there are fewer, or if count exceeds max. */
 static bool take_bounded(struct reader *reader, uint32_t count, uint32_t max, const uint8_t **out)
 {
 	*out = count <= max ? upgrade_wire_take(reader, count) : NULL;

@@ -5,7 +5,7 @@
  * descriptor.
  *
  * Threading: pure or on the caller's socket. Ownership: a received message refers to its buffer and
- * owns its descriptor; a message to send is borrowed. Errors: -EPROTO with a sentence for an
+ * owns its descriptor; a message to send is borrowed. Errors: -EPROTO with an error message for an
  * invalid packet, -EPROTONOSUPPORT for another version, and the errors of the socket.
  */
 #pragma once
@@ -18,9 +18,9 @@ enum {
 	UPGRADE_PACKET_BYTES_MAX = 32 << 10,
 	UPGRADE_NAME_BYTES_MAX = EXPORT_NAME_BYTES_MAX,
 	UPGRADE_KIND_BYTES_MAX = 16,
-	UPGRADE_STRINGS_BYTES_MAX = 16 << 10, /* in ADDED and SNAPSHOT */
+	UPGRADE_STRINGS_BYTES_MAX = 16 << 10, /* size of the strings in ADDED and SNAPSHOT */
 	UPGRADE_SETTINGS_MAX = 256,
-	UPGRADE_RECEIVED_BYTES_MAX = 24 << 10, /* in one RECEIVED */
+	UPGRADE_RECEIVED_BYTES_MAX = 24 << 10, /* payload in one RECEIVED message */
 };
 
 enum upgrade_type {
@@ -51,37 +51,39 @@ enum upgrade_listener_flag {
 
 struct upgrade_message {
 	enum upgrade_type type;
-	int fd; /* or -1 */
+	int fd; /* descriptor sent with the message, or -1 */
 
-	uint32_t pid; /* HELLO */
+	uint32_t pid; /* in HELLO: the new process's ID */
 
-	/* LISTENER */
+	/* Members of LISTENER messages. */
 	uint32_t flags;
-	uint64_t device; /* of the socket file */
+	uint64_t device; /* device number of the socket file */
 	uint64_t inode;
 
-	/* EXPORT; its name is in record.export */
+	/* Members of EXPORT messages; the export's name is in record.export. */
 	enum store_hold hold;
-	uint32_t session_count; /* current number of sessions on it */
+	uint32_t session_count; /* current number of sessions of the export */
 	uint64_t identity[2];	/* as in struct store_claim */
 	uint64_t epoch;
 
-	struct session_record record; /* SESSION; its fd is not used */
+	struct session_record record; /* for SESSION messages; its member fd is not used */
 
-	/* RECEIVED; 0: starts the data of a session, and discards earlier data */
+	/* Members of RECEIVED messages. Offset 0 starts the data of a session, and discards earlier
+	 * data. */
 	uint32_t offset;
 	struct session_piece received;
 
-	/* SESSIONS_END */
+	/* Members of SESSIONS_END messages. */
 	uint32_t handed_over_count;
 	uint32_t ended_count;
 
-	/* ADDED, SNAPSHOT: the name, the path, then each key with its value. The value starts with
-	 * '=', or is empty if there is none. Each string ends with a zero. See added.h. */
+	/* For ADDED and SNAPSHOT: the name, the path, then each key with its value. The value
+	 * starts with '=', or is empty if there is none. Each string ends with a zero. See
+	 * added.h. */
 	const char *strings;
 	uint32_t strings_bytes;
 
-	/* FAILED */
+	/* Members of FAILED messages. */
 	const char *text; /* without a terminator */
 	uint32_t text_bytes;
 };
@@ -93,10 +95,10 @@ GMB_MUST_CHECK int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd
  * have too many descriptors in flight (ETOOMANYREFS), waits a moment and returns true to retry; for
  * at most two seconds in total. *tries starts at 0. */
 GMB_MUST_CHECK bool upgrade_wait_for_descriptors(int code, uint32_t *tries);
-/* Waits for room in the socket up to its send timeout. */
+/* Sends a message. Waits for room in the socket up to its send timeout. */
 GMB_MUST_CHECK int upgrade_send(int channel, const struct upgrade_message *message);
-/* Does not wait: -EAGAIN if the socket is full, -ETOOMANYREFS as above; the message was not
- * sent. */
+/* Sends a message without waiting. After an error, such as -EAGAIN (the socket is full) or
+ * -ETOOMANYREFS, the message was not sent. */
 GMB_MUST_CHECK int upgrade_send_now(int channel, const struct upgrade_message *message);
 /* Receives the next message into bytes. timeout_ms: 0 does not wait (-EAGAIN). -ECONNRESET: the
  * other end has closed, and its last message has been received. */
