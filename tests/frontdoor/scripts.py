@@ -99,6 +99,7 @@ class RunTests(Scratch):
         endforeach
         test('alone', find_program('true'), suite : 'slow', is_parallel : false)
         test('guest', find_program('false'), suite : 'guests')
+        test('neighbours', find_program('neighbours'), suite : 'guests')
     """
     TABLE = "# comment\none 300 900\ntwo 100 0\nthree 80 0\nalone 60 0\nguest 900 0\n"
 
@@ -107,6 +108,9 @@ class RunTests(Scratch):
         self.build = os.path.join(self.folder, "build")
         shutil.copy(f"{SCRIPTS}/run-tests", self.folder)
         self.program("program", "#!/bin/sh\n")
+        # The parent of the test's parent is run-tests.
+        self.program("neighbours", "#!/bin/sh\n"
+                     f"pgrep -c -P $(ps -o ppid= -p $PPID) -f 'while :' > {self.folder}/count; true\n")
         for name, text in (("meson.build", self.PROJECT), ("test-seconds.txt", self.TABLE)):
             with open(os.path.join(self.folder, name), "w", encoding="utf-8") as file:
                 file.write(text)
@@ -157,6 +161,12 @@ class RunTests(Scratch):
         self.assertEqual(built, set())
         self.assertNotIn("Fail:", done.stdout)
 
+    def test_a_busy_machine(self):
+        for arguments, expected in (([], 0), (["--busy"], os.cpu_count())):
+            done, _ = self.run_tests("neighbours", "--suite", "guests", *arguments)
+            with open(os.path.join(self.folder, "count"), encoding="ascii") as file:
+                self.assertEqual(file.read(), f"{expected}\n", done.stdout + done.stderr)
+
     def test_the_longest_begin_first(self):
         done, _ = self.run_tests("alone", "three", "one", "two", "--suite", "fast", "--suite=slow", "--no-suite",
                                  "guests", "--no-suite=none", "-j1", "--logbase", "mine")
@@ -188,6 +198,31 @@ class RunTests(Scratch):
         self.assertEqual((done.returncode, done.stdout.splitlines()),
                          (0, ["a: two: 201 s, recorded 100 s", "a: other: 7 s, recorded as below 3 s",
                               "b: one: 1801 s, recorded 900 s"]), done.stderr)
+
+
+class SoakShareTests(unittest.TestCase):
+    """soak-share gives the long tests their share of rounds and seconds."""
+
+    def share(self, *arguments, **variables):
+        done = run(f"{SCRIPTS}/../tests/soak-share", *arguments, env={**os.environ, **variables})
+        return done.returncode, done.stdout + done.stderr
+
+    def test_arguments(self):
+        for percent, expected in (("10", "50 1 500 7 90x%\n"), ("250", "1250 12 500 7 90x%\n")):
+            self.assertEqual(self.share("echo", "500%", "5%", "500", "7", "90x%", SOAK_PERCENT=percent), (0, expected))
+
+    def test_all_of_it(self):
+        self.assertEqual(self.share("sh", "-c", "echo $0 $SOAK_ROUNDS $OTHER", "500%", SOAK_ROUNDS="20%", OTHER="20%"),
+                         (0, "500 20 20%\n"))
+
+    def test_the_status_is_that_of_the_command(self):
+        self.assertEqual(self.share("false", SOAK_PERCENT="10"), (1, ""))
+
+    def test_what_is_no_percentage(self):
+        for percent in ("0", "-1", "1.5", "ten", ""):
+            status, said = self.share("true", SOAK_PERCENT=percent)
+            self.assertEqual(status, 0 if percent == "" else 2, percent)
+            self.assertIn("not a percentage" if percent else "", said)
 
 
 class CiTests(Scratch):
