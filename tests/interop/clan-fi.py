@@ -14,7 +14,7 @@ PROVIDER_DIR = os.environ["CLAN_FI_DIR"]
 HERE = os.path.dirname(os.path.realpath(__file__))
 TUNE = os.path.join(HERE, "..", "..", "packaging", "openmpi-clan.conf")
 SECONDS_MAX = 240
-SOAK_JOBS = int(os.environ.get("CLAN_FI_SOAK_JOBS", "0"))
+SOAK_JOBS = int(os.environ.get("SOAK_CLAN_FI_JOBS", "0"))
 ROUNDS = 5  # both poll, and may have to share a processor: a round can take a time slice
 ENDED = re.compile(r"a connection was closed: (\d+) bytes sent, (\d+) received")
 

@@ -200,7 +200,7 @@ def test_calls_with_a_thread_for_each_connection(_folder):
 
 
 def test_calls_with_a_pool_of_threads(_folder):
-    for _ in range(int(os.environ.get("CLAN_OMNIORB_POOL_ROUNDS", "1"))):
+    for _ in range(int(os.environ.get("SOAK_OMNIORB_POOL_ROUNDS", "1"))):
         with Server(*CLAN, *POOL) as server:
             exchange(server)
 

@@ -2,7 +2,7 @@
 """Random requests on an overlay, several at once over two connections of libnbd, beside a model of
 what the disk may contain. Between them the server is ended in order, or killed.
 
-OVERLAY_RUNS says how many seeds to run. A failure names its seed; OVERLAY_SEED=N runs that one.
+SOAK_OVERLAY_RUNS says how many seeds to run. A failure names its seed; OVERLAY_SEED=N runs that one.
 """
 
 import hashlib
@@ -269,7 +269,7 @@ class Trial:
 def seeds():
     if "OVERLAY_SEED" in os.environ:
         return [int(os.environ["OVERLAY_SEED"])]
-    return range(1, int(os.environ.get("OVERLAY_RUNS", "5")) + 1)
+    return range(1, int(os.environ.get("SOAK_OVERLAY_RUNS", "5")) + 1)
 
 
 def try_all(folder, discard):

@@ -3,8 +3,6 @@
  * sim --seeds FROM-TO | --seed N [--verbose] | --soak SECONDS [--seeds FROM-TO]
  *     [--gmb] [--FIGURE LEAST]...
  *
- * --soak takes the percentage SOAK_PERCENT of these seconds (100 if it is not set).
- *
  * Runs the real server code over the simulated machine, one scenario a seed. A seed that fails,
  * crashes or hangs is named together with the command that replays it exactly. What a figure below
  * counts must have happened so often in all: without it, nothing of that kind was tested.
@@ -164,22 +162,6 @@ static bool parse_range(const char *text, uint64_t *from, uint64_t *to)
 	       *end == '\0' && *from <= *to;
 }
 
-/* The percentage SOAK_PERCENT of `seconds`, at least one second. */
-static bool scale_soak(uint64_t seconds, uint64_t *scaled)
-{
-	const char *text = getenv("SOAK_PERCENT");
-	uint64_t percent = 100;
-	char *end;
-
-	if (text != NULL && (!parse_number(text, &percent, &end) || *end != '\0' || percent == 0)) {
-		fprintf(stderr, "SOAK_PERCENT is '%s', not a percentage from 1\n", text);
-		return false;
-	}
-	*scaled = seconds * percent / 100;
-	*scaled = *scaled == 0 ? 1 : *scaled;
-	return true;
-}
-
 static bool parse_value(struct arguments *arguments, const char *option, const char *value)
 {
 	uint64_t number;
@@ -197,7 +179,8 @@ static bool parse_value(struct arguments *arguments, const char *option, const c
 		return true;
 	}
 	if (strcmp(option, "--soak") == 0) {
-		return scale_soak(number, &arguments->soak_s);
+		arguments->soak_s = number;
+		return true;
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(figures); i++) {
 		if (figures[i].option != NULL && strcmp(option, figures[i].option) == 0) {
