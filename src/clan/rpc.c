@@ -371,7 +371,7 @@ static bool give_change(struct clan_rpc *rpc, struct clan_rpc_event *event)
 		}
 		list_remove(&node->changed_node);
 		if (node->open_count > 0) {
-			continue; /* CLAN_EVENT_CLOSED puts it on the list again */
+			continue; /* the node returns to the list at CLAN_EVENT_CLOSED */
 		}
 		event->type = CLAN_RPC_DOWN;
 		event->status = node->status;

@@ -670,7 +670,8 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 		list_push_back(&ep->fabric->again, &ep->again_node);
 		result = 0;
 	} else if (result == -ECONNREFUSED) {
-		/* Reported by an event, as on a network. */
+		/* A refused connection is reported by an event, as on a network, and not by this
+		 * call. */
 		connect_failed(ep, FI_ECONNREFUSED, NULL, 0);
 		result = 0;
 	}
@@ -911,7 +912,7 @@ static struct fi_ops ep_fid_ops = {
 	.control = ep_control,
 };
 
-/* Takes over a connection request. */
+/* Moves the connection of a request to the endpoint that accepts it, and frees the request. */
 static int endpoint_take_request(struct prov_ep *ep, struct prov_request *request)
 {
 	int result = prov_stream_init_answers(ep, request->peer_ops);

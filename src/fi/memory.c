@@ -15,8 +15,9 @@ enum {
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
-/* A key has the slot of the table in its low 24 bits. The bits above change with each registration,
- * so old keys are detected. Keys are not secret, because peers belong to our own user. */
+/* A key contains the region's slot in the table (low 24 bits). The bits above change with each
+ * registration, so old keys are detected. Keys are not secret, because peers belong to our own
+ * user. */
 static uint64_t new_key(struct prov_domain *domain, uint32_t slot)
 {
 	uint64_t mixed;
