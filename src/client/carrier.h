@@ -53,9 +53,9 @@ struct carrier_facts {
 	uint32_t payload_max;	  /* limit of one read or write */
 	uint32_t atomic_bytes;	  /* size up to which a write with FUA is atomic; 0: unknown */
 	uint64_t range_max;	  /* limit of one command without payload; UINT64_MAX: none */
-	enum gmb_replies replies; /* a larger value is at least as good */
-	/* See docs/design/0006-reconnect.md. If the server has no takeover extension: false and
-	 * 0. */
+	enum gmb_replies replies; /* ordered: a larger value is at least as good */
+	/* For takeover, see docs/design/0006-reconnect.md. If the server has no takeover extension,
+	 * the flags are false and the epoch is 0. */
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;

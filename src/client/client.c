@@ -481,7 +481,8 @@ int client_connection_ready(
 	if (client->state == CLIENT_DEAD || client->state == CLIENT_CLOSING) {
 		return error_set(error, -ECANCELED, "closed");
 	}
-	/* First ends connections to the old epoch, because the new one must match those left. */
+	/* Connections to the server's previous epoch end first, because the new connection must
+	 * match those that remain. */
 	if (client->lost_count > 0 && facts->can_take_over && facts->epoch != client->facts.epoch) {
 		leave_old_epoch(client, connection);
 	}
@@ -493,7 +494,8 @@ int client_connection_ready(
 			client_resized(client, facts->bytes);
 		}
 		if (err == 0 && !may_be_several(client)) {
-			connection_leave(connection); /* it only had to replace lost ones */
+			connection_leave(
+				connection); /* it was needed only to replace lost connections */
 		}
 		return err;
 	}

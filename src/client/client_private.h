@@ -157,7 +157,7 @@ struct gmb_client {
 	uint64_t range_bytes[GMB_COPY + 1]; /* powers of two */
 	struct list_node replays;	    /* commands without a connection, in order */
 	struct list_node free_commands;
-	uint8_t *commands; /* each followed by the carrier's space */
+	uint8_t *commands; /* an array; each is followed by the carrier's space */
 	uint32_t requests_in_flight;
 	uint32_t copies_in_flight; /* requests of other clients that copy from this export */
 	uint32_t copying;	   /* requests in flight that copy to this export */

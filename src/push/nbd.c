@@ -37,7 +37,7 @@ struct push_nbd_hub {
 	struct ring *ring;
 	struct gmb_queue *queue;
 	struct ring_batch_end batch_end;
-	struct ring_op again;	 /* schedules another batch after batch_end() has had effects */
+	struct ring_op again;	 /* schedules another batch if batch_end() has done work */
 	struct list_node ending; /* struct push_nbd.node */
 };
 

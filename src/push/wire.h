@@ -119,7 +119,7 @@ struct push_wire_welcome {
 	uint8_t instance[PUSH_INSTANCE_BYTES];
 };
 
-/* LOOK: followed by name_bytes. */
+/* LOOK: followed by the export name, name_bytes long. */
 struct push_wire_look {
 	uint16_t name_bytes;
 	uint16_t zero;

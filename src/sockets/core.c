@@ -37,7 +37,7 @@ CORE_THREAD int core_crashed;
 CORE_THREAD uint64_t core_deferred;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int cancel_state; /* of the thread that holds the lock */
+static int cancel_state; /* saved state of the thread that holds the lock */
 static _Atomic(uint8_t) own[SOCKETS_FDS_MAX / 8];
 
 #define REAL_DEFINE(type, name, arguments) type(*real_pointer_##name) arguments;
@@ -111,7 +111,8 @@ bool core_lock(void)
 		errno = EINTR;
 		return false;
 	}
-	/* Calls of libclan are cancellation points. */
+	/* Cancellation is disabled while the lock is held, because libclan contains cancellation
+	 * points. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
 	core_depth = 1;
 	pthread_mutex_lock(&lock);
@@ -143,7 +144,7 @@ static void kick(void)
 	core.kick_epoch++;
 	atomic_store(&core.kick_left, atomic_load(&core.sleepers));
 	written = REAL(write)(core.kick_fd, &one, sizeof(one));
-	GMB_UNUSED(written); /* full: it is readable already */
+	GMB_UNUSED(written); /* fails only if kick_fd is readable already */
 }
 
 void core_unlock(void)

@@ -163,7 +163,8 @@ struct conn {
 	/* Calls that are in the kernel for a connection that was not carried when they started. */
 	_Atomic(uint32_t) plain_readers;
 	_Atomic(uint32_t) plain_writers;
-	_Atomic(uint32_t) pins; /* emulated calls that sleep */
+	_Atomic(uint32_t)
+		pins; /* emulated calls that sleep; they keep the object from being reused */
 	/* Calls that trigger the next attempt: reads for an acceptor, writes for a connector. */
 	_Atomic(uint32_t) calls;
 	_Atomic(uint32_t) next_look; /* value of calls at which the next step is attempted */
@@ -360,8 +361,8 @@ void core_cancelled(void *sleep);
 uint64_t core_wakes(uint32_t more);
 void core_woke(uint64_t epoch);
 void core_after_fork(void);
-/* Makes fd a descriptor of the library, and moves it out of the program's way. Returns its new
- * number. */
+/* Makes fd a descriptor of the library, and moves it to a high number, out of the program's way.
+ * Returns its new number. */
 int core_own(int fd);
 bool core_owns(int fd);
 void core_disown(int fd);
@@ -405,7 +406,7 @@ void object_remove(int fd);
  * reused. */
 void object_replaced(int fd);
 void conn_after_fork(void);
-/* For meet.c. The transition must be permitted by conn_edges. */
+/* Used by meet.c. The transition must be permitted by conn_edges. */
 void conn_set_state(struct conn *conn, enum conn_state state);
 void conn_stop_listening(struct conn *conn);
 /* Adds the TCP socket to core.epoll_fd, which then reports its events. */

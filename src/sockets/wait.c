@@ -154,7 +154,7 @@ static int look_at_ours(struct pollfd *fds, struct pollfd *rest, nfds_t count, b
 		if (conn != NULL && conn_is_carried(conn)) {
 			short all = data_ready(conn);
 
-			/* POLLRDNORM and POLLWRNORM have the same meaning. */
+			/* POLLRDNORM and POLLWRNORM mean the same as POLLIN and POLLOUT. */
 			all = (short)(all | ((all & POLLIN) != 0 ? POLLRDNORM : 0) |
 				      ((all & POLLOUT) != 0 ? POLLWRNORM : 0));
 			fds[i].revents = (short)(all & sockets_wait_asked(&fds[i]));

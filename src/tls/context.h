@@ -56,7 +56,7 @@ struct tls_context;
 GMB_MUST_CHECK int tls_context_load(
 	const struct tls_options *options, struct tls_context **context_out, struct error *error);
 void tls_context_get(struct tls_context *context);
-/* NULL is a no-op. */
+/* Releases one reference. NULL is a no-op. */
 void tls_context_put(struct tls_context *context);
 
 /* Returns whether the context should be loaded again: the contents of a file have changed (not only
@@ -88,16 +88,17 @@ enum tls_mode {
 struct tls_pool;
 struct tls_policy;
 
-/* Takes the context, also on failure (-ENOMEM); NULL only with TLS_OFF. pool: for its handshakes,
- * borrowed. */
+/* Creates a policy with a context, which may be NULL only with TLS_OFF. The policy takes over the
+ * caller's reference, also on failure (-ENOMEM). pool: for its handshakes, borrowed. */
 GMB_MUST_CHECK int tls_policy_create(enum tls_mode mode, struct tls_context *context,
 	struct tls_pool *pool, struct tls_policy **policy_out);
-/* Must not be called while a connection uses it. NULL is a no-op. */
+/* Frees a policy, which no connection may be using. NULL is a no-op. */
 void tls_policy_destroy(struct tls_policy *policy);
 /* NULL: returns TLS_OFF. */
 enum tls_mode tls_policy_mode(const struct tls_policy *policy);
 struct tls_pool *tls_policy_pool(const struct tls_policy *policy);
 /* Returns the context with a reference for the caller. Any thread. */
 struct tls_context *tls_policy_context(struct tls_policy *policy);
-/* Takes the context. Handshakes in progress keep the old one. Any thread. */
+/* Replaces the context, and takes over the caller's reference. Handshakes in progress keep the old
+ * one. Any thread. */
 void tls_policy_replace(struct tls_policy *policy, struct tls_context *context);

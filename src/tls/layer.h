@@ -76,13 +76,14 @@ void tls_layer_destroy(struct tls_layer *layer);
 
 enum { TLS_HANDOVER_BYTES_MAX = 12 << 10 };
 
-/* Open: returns whether another process can continue with the socket: the kernel must process its
- * records, and the encoded identity must not be too long. The answer does not change. */
+/* For an open layer: returns whether another process can continue with the socket: the kernel must
+ * process its records, and the encoded identity must not be too long. The answer does not change.
+ */
 bool tls_layer_can_hand_over(const struct stream *stream);
 /*
  * Writes the state that the other process needs in addition to a copy of the socket
  * (docs/protocol/upgrade.md), at most TLS_HANDOVER_BYTES_MAX, and returns its size. The state is
- * secret. The layer can be passed, and the stream is idle. From now on, only one of the two
+ * secret. Requires tls_layer_can_hand_over() and an idle stream. From now on, only one of the two
  * processes can use the socket.
  */
 GMB_MUST_CHECK uint32_t tls_layer_hand_over(const struct stream *stream, uint8_t *bytes);
@@ -95,8 +96,8 @@ GMB_MUST_CHECK uint32_t tls_layer_hand_over(const struct stream *stream, uint8_t
 GMB_MUST_CHECK int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stream,
 	const uint8_t *bytes, uint32_t count, struct error *error);
 
-/* Open: returns the identity of the peer, valid as long as the stream; take a reference to keep
- * it. Never NULL. */
+/* For an open layer: returns the identity of the peer, valid as long as the stream; take a
+ * reference to keep it. Never NULL. */
 struct identity *tls_layer_identity(const struct stream *stream);
 /* After upgraded(-errno), or after a failed receive or send: returns the reason, for the operator.
  * The peer only receives an alert. */

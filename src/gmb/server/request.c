@@ -376,7 +376,7 @@ static void take_copy(struct native_session *session, const uint8_t *bytes, uint
 		native_session_fail(session, rule);
 		return;
 	}
-	/* the copy itself asks for its bytes later */
+	/* 0 bytes: the copy itself requests permission for its bytes later */
 	if (!engine_request_may_move(&session->base, 0)) {
 		gmb_request_hold(session, NATIVE_COPY, bytes, len);
 		return;
@@ -457,7 +457,7 @@ static int result_of(const struct native_request *request, uint64_t *first_out)
 	return request->path.error;
 }
 
-/* copy is NULL for a copy of zero bytes. */
+/* Writes the bytes copied by each method. copy is NULL for a copy of zero bytes. */
 static uint32_t put_copied(const struct session_copy *copy, uint8_t *out)
 {
 	struct native_wire_copied copied = { 0 };

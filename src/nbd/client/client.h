@@ -137,11 +137,11 @@ struct nbd_client {
 	struct nbd_call size_call;
 	bool size_asked;       /* size_call is outstanding */
 	bool size_refused;     /* stop asking */
-	uint32_t size_answers; /* replies without a change */
+	uint32_t size_answers; /* x-gmblock:size replies without a change */
 	uint64_t size;	       /* size of the export, as last reported by the server */
 
 	struct nbd_call *current; /* call of the current chunk */
-	bool current_ends;	  /* the chunk has DONE */
+	bool current_ends;	  /* the current chunk has the flag DONE */
 	/* NBD_CLIENT_DATA: position of the next byte, relative to the call's offset */
 	uint64_t data_place;
 	uint64_t left; /* DATA, EXTENTS, SKIP: remaining bytes of the chunk */
