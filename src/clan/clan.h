@@ -157,7 +157,8 @@ struct clan_listener {
  * has checked the arguments. Calls on a connection are made only while it is OPEN, unless noted
  * otherwise. */
 struct clan_provider {
-	const char *schemes[2]; /* of addresses, without the colon; unused entries are NULL */
+	const char *schemes[2]; /* schemes of its addresses, without the colon; unused entries are
+				   NULL */
 	uint32_t caps;		/* enum clan_conn_caps */
 
 	int (*listen)(struct clan_queue *queue, const char *address,

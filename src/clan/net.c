@@ -328,8 +328,8 @@ void net_bury(struct clan_queue *queue)
 	}
 }
 
-/* Schedules the endpoint for net_bury(). While a worker resolves the name, looked_up() does
- * this. */
+/* Schedules the endpoint for net_bury(). If a worker is still resolving the name, looked_up() does
+ * this instead. */
 static void die(struct net_conn *conn)
 {
 	if (conn->phase != NET_CLOSED && conn->resolve == NULL &&
@@ -420,9 +420,9 @@ void net_conn_drained(struct net_conn *conn)
 	}
 }
 
-/* Closes the connection immediately if the peer cannot read END: no endpoint, or no HELLO was sent.
- * Otherwise sends END, and waits at most LINGER_MS for the peer to close its endpoint or send
- * END. */
+/* Closes the connection immediately if the peer cannot read END, because there is no endpoint or no
+ * HELLO was sent. Otherwise sends END, and waits at most LINGER_MS for the peer to close its
+ * endpoint or send END. */
 static void clan_net_conn_close(struct clan_conn *base)
 {
 	struct net_conn *conn = net_conn(base);

@@ -266,7 +266,7 @@ struct net_conn {
 	struct net_buffer sends[NET_SENDS];
 	struct net_buffer tell; /* a frame without records, which returns credits */
 	struct list_node free_sends;
-	struct list_node frames; /* closed, waiting to be posted */
+	struct list_node frames; /* closed frames that wait to be posted */
 	struct net_buffer *open; /* the frame being filled */
 	struct list_node owed;	 /* struct net_owed */
 	uint32_t sends_posted;
@@ -279,8 +279,9 @@ struct net_conn {
 	uint32_t controls_in_row;
 
 	/* Memory. */
-	struct list_node regions;	       /* struct net_peer_region */
-	struct net_peer_region **region_table; /* the regions by number; NULL until the first */
+	struct list_node regions; /* struct net_peer_region */
+	struct net_peer_region *
+		*region_table; /* the peer's regions by number; NULL until the first is shared */
 	uint32_t region_count;
 	uint64_t region_bytes;
 	struct net_grant *grants;
@@ -384,8 +385,8 @@ struct net_transport {
 	bool (*progress)(struct net_queue *net);
 	bool (*arm)(struct net_queue *net);
 	void (*queue_destroy)(struct net_queue *net);
-	/* In the child after fork(): closes the descriptors of the connection or the listener, if
-	 * this has no effect on the parent. */
+	/* Called in the child after fork(): closes the descriptors of the connection or the
+	 * listener, if this has no effect on the parent. */
 	void (*after_fork)(struct net_conn *conn, struct net_listener *listener);
 };
 

@@ -16,7 +16,7 @@
 #define FIFO_NONE UINT32_MAX
 
 enum {
-	STRICT_MS = 1000, /* allows a busy program to run its queue */
+	STRICT_MS = 1000, /* long enough for a busy program to run its queue */
 };
 
 enum net_grant_state {
@@ -224,7 +224,7 @@ static void write_region_ended(struct net_conn *conn, struct net_owed *owed)
 	region_free(region);
 }
 
-/* In LEAVING: returns and frees the region if it is unused and the program has received its
+/* Called in LEAVING: returns and frees the region if it is unused and the program has received its
  * events. */
 static void region_look(struct net_peer_region *region)
 {

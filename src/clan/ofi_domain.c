@@ -17,7 +17,8 @@
 
 enum {
 	REAP_BATCH = 32,
-	EQ_SILENT_MAX = 16,    /* empty reads for internal events of libfabric */
+	EQ_SILENT_MAX = 16, /* limit on consecutive empty reads, which can mean internal events of
+			       libfabric */
 	EQ_ENTRY_BYTES = 1024, /* includes connection data of the peer; libclan sends none */
 	/* Each connection can have these completions: received and sent frames, the frame without
 	 * records, puts and gets. */

@@ -224,7 +224,7 @@ static void handle(struct clan_rpc *rpc, const struct clan_event *event)
 		return;
 	}
 	if (link == NULL) {
-		return; /* a connection that was rejected */
+		return; /* an event of a rejected connection */
 	}
 	if (event->type == CLAN_EVENT_CLOSED) {
 		link_closed(link);

@@ -247,7 +247,7 @@ struct shm_conn {
 	uint32_t grant_next;	   /* start of the search for a free slot */
 	uint32_t *used_once;	   /* generation of the last ONCE cookie used in each slot; NULL
 				      until the first */
-	struct shm_watch *watches; /* by number; NULL until the first */
+	struct shm_watch *watches; /* by number; NULL until the first is created */
 	struct shm_trip *trips;	   /* by the peer's number; NULL until the first is armed */
 	uint32_t trips_owed;
 
@@ -260,7 +260,7 @@ struct shm_conn {
 	uint32_t cookies_popped; /* cookies of the peer that the program has popped */
 	uint32_t peer_popped_seen;
 
-	struct shm_peer_region **regions; /* by number; NULL until the first */
+	struct shm_peer_region **regions; /* by number; NULL until the first is shared */
 	struct list_node region_list;
 	uint64_t region_bytes;
 	uint32_t regions_held; /* regions in a state other than REMOVED */

@@ -332,7 +332,7 @@ int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t gener
 	return conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
 }
 
-/* Holds of the program keep LEAVING regions mapped after the end of the connection. */
+/* Regions that the program holds stay mapped (LEAVING) after the end of the connection. */
 void shm_regions_leave(struct shm_conn *conn)
 {
 	list_for_each(node, &conn->region_list)

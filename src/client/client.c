@@ -604,7 +604,8 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 
 	connection->was_ready = false;
 	if (client->state == CLIENT_DEAD) {
-		fail_all(client, -ENOTCONN); /* commands that this connection has returned */
+		fail_all(client,
+			-ENOTCONN); /* includes the commands that this connection has returned */
 		return;
 	}
 	client->trouble = connection->reason;

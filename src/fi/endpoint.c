@@ -366,7 +366,8 @@ static int pep_close(struct fid *fid)
 		prov_eq_forget(pep->eq, fid);
 		pep->eq->users--;
 	}
-	/* Requests that were reported to the program can still be accepted. */
+	/* Requests that were reported to the program can still be accepted, so the fabric keeps
+	 * them. */
 	while (!list_is_empty(&pep->requests)) {
 		list_push_back(&fabric->requests, list_pop_front(&pep->requests));
 	}

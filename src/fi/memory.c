@@ -62,7 +62,7 @@ static bool grow_table(struct prov_domain *domain)
  * cannot grow. */
 static bool take_slot(struct prov_domain *domain, struct prov_mr *mr)
 {
-	/* At most half full, so that the search for a free slot is short. */
+	/* The table is at most half full, so that the search for a free slot is short. */
 	if (domain->mr_count * 2 >= domain->mr_slots && !grow_table(domain)) {
 		return false;
 	}

@@ -143,8 +143,8 @@ static void sockets_conn_say(
 	struct conn *conn, enum switch_type type, struct switch_message message)
 {
 	if (conn->clan != NULL) {
-		/* The control ring has room for more messages than a connection sends in its life.
-		 * A peer that has ended needs no message. */
+		/* A failure is ignored: the control ring has room for more messages than a
+		 * connection sends in its life, and a peer that has ended needs no message. */
 		(void)clan_send(conn->clan, CLAN_CONTROL, type, &message, sizeof(message));
 		clan_flush(conn->clan);
 	}
@@ -488,7 +488,8 @@ void conn_event(const struct clan_event *event)
 {
 	struct conn *conn = event->context;
 
-	if (conn == NULL || event->conn != conn->clan) { /* abandoned already, or CLOSED */
+	if (conn == NULL ||
+		event->conn != conn->clan) { /* abandoned by the library already, or CLOSED */
 		return;
 	}
 	core.news = true;

@@ -86,7 +86,8 @@ static void count_in(struct conn *conn, size_t bytes)
 
 /* Reads from the ring, at most up to the position where TCP continues. Returns a count; the caller
  * must call conn_try_plain() when the bytes are at their destination. Returns -EAGAIN, or -EPIPE if
- * the ring has ended or the connection was reset: the caller must determine the place again. */
+ * the ring has ended or the connection was reset: the caller must determine again where the next
+ * byte comes from. */
 static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	uint64_t limit;
@@ -338,13 +339,13 @@ static bool has_more(struct conn *conn)
 			       : tcp_has_bytes(conn));
 }
 
-/* See sockets.h. The loop alternates between the places: when one of them is empty, the events of
- * libclan are processed, because they can show that the next byte is in the other one. `looks`
- * limits the rounds. */
+/* See sockets.h. The loop alternates between the ring and TCP: when one of them is empty, the
+ * events of libclan are processed, because they can show that the next byte is in the other one.
+ * `looks` limits the rounds. */
 ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags)
 {
 	bool peek = (flags & MSG_PEEK) != 0;
-	int looks = 0; /* number of times that a place was empty */
+	int looks = 0; /* number of times that the ring or TCP was empty */
 	ssize_t tcp_said = -EAGAIN;
 
 	for (;;) {
@@ -634,8 +635,8 @@ static void meet_end(struct conn *conn)
 	}
 }
 
-/* The complete receive call. It ends after the first bytes, unless more can follow from another
- * place without waiting, or MSG_WAITALL is set. */
+/* The complete receive call. It ends after the first bytes, unless MSG_WAITALL is set, or more
+ * bytes can be read elsewhere (buffer, ring or TCP) without waiting. */
 ssize_t data_recv(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out)
 {

@@ -454,8 +454,8 @@ bool epoll_set_is_ready(struct set *set)
 		}
 		list_remove(&member->ready_node);
 	}
-	/* No managed member is ready. The kernel reports the others, but core.epoll_fd can also
-	 * make its set readable. */
+	/* No managed member is ready. Another member is ready if the kernel's set is readable and
+	 * core.epoll_fd, which is also in the set, is not. */
 	return REAL(poll)(kernel, ARRAY_COUNT(kernel), 0) > 0 && kernel[0].revents != 0 &&
 	       kernel[1].revents == 0;
 }

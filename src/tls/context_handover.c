@@ -19,7 +19,8 @@ struct wire_psk {
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 } __attribute__((packed));
 
-/* Certificates follow, each preceded by its length, struct be32. */
+/* The proof of an identity from certificates. The certificates follow, each preceded by its length,
+ * struct be32. */
 struct wire_chain {
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 	struct be64 from;

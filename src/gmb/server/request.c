@@ -41,7 +41,7 @@ void native_request_look(struct native_request *request)
 	struct path_fragment fragment;
 
 	if (request->session->base.state == SESSION_TERMINATING) {
-		return; /* native_session_join() checks it at the end of the batch */
+		return; /* native_session_join() checks the request at the end of the batch */
 	}
 	if (request->moved) {
 		native_request_move(request);

@@ -345,7 +345,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 		start_write(session, request);
 		return;
 	}
-	if (payload > 0) { /* BLOCK_STATUS: the payload has been parsed */
+	if (payload > 0) { /* BLOCK_STATUS: its payload has been parsed, and is discarded */
 		discard_payload(session, NULL, payload);
 	}
 	if (head->type == NBD_CMD_FLUSH) {

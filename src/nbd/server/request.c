@@ -290,7 +290,7 @@ void request_progress(struct path_request *path)
 	struct nbd_session *session = request->session;
 
 	if (session->base.state == SESSION_TERMINATING) {
-		return; /* session_join() checks it at the end of the batch */
+		return; /* session_join() checks the request at the end of the batch */
 	}
 	if (session->rx_request == request) {
 		/* There is memory for more payload, or the request failed and the remaining payload

@@ -10,7 +10,8 @@
 /* Detects after two minutes that a client's host has failed, which frees its slot. */
 static const struct stream_keep_alive keep_alive = { .idle_s = 60, .interval_s = 15, .probes = 4 };
 
-/* The TLS layer has sent its end of stream, which can take a while if the socket is full. */
+/* Called when the TLS layer has sent its end of stream, which can take a while if the socket is
+ * full. */
 static void nbd_session_stream_idle(struct stream *stream)
 {
 	struct nbd_session *session = container_of(stream, struct nbd_session, stream);
