@@ -228,7 +228,8 @@ struct gmb_options {
 	uint32_t flags;		     /* enum gmb_open_flags */
 	uint32_t connections;	     /* 1 to 16; above 1 only if the server offers multi-conn;
 					0: the library chooses */
-	uint32_t connect_timeout_ms; /* name, connecting and handshake together; 0 = 10 s */
+	uint32_t connect_timeout_ms; /* time for name resolution, connecting and handshake together;
+					0 = 10 s */
 	uint32_t request_timeout_ms; /* a connection on which requests wait and nothing arrives for
 					this long counts as lost; 0 = 30 s; see slow_timeout_ms */
 	uint32_t reconnect_timeout_ms; /* how long to try to reconnect before requests fail;
@@ -369,7 +370,7 @@ const char *gmb_export_description(const struct gmb_client *client);
  * "" without TLS. Whether there is TLS follows from the URI alone. Valid as long as the client. */
 const char *gmb_tls(const struct gmb_client *client);
 
-/* The URI it was opened with. Valid as long as the client. */
+/* The URI with which the client was opened. Valid as long as the client. */
 const char *gmb_uri(const struct gmb_client *client);
 
 /* Counters since the client was opened. stats->size must be set. */
@@ -405,11 +406,12 @@ enum gmb_operation {
 	GMB_ZERO,   /* reads back as zeroes afterwards */
 	GMB_CACHE,  /* hint that the range will be read soon */
 	GMB_STATUS, /* extents: what is allocated, what reads as zero */
-	GMB_COPY,   /* from an export of the same server, see gmb_prepare_copy() */
+	GMB_COPY,   /* copy from an export of the same server, see gmb_prepare_copy() */
 };
 
 enum gmb_request_flags {
-	GMB_FUA = 1 << 0, /* WRITE, TRIM, ZERO, COPY: durable before done; flushes without FUA */
+	GMB_FUA = 1 << 0, /* WRITE, TRIM, ZERO, COPY: durable before done; a flush replaces it if
+			     the server has no FUA */
 	GMB_NO_HOLE = 1 << 1,	 /* ZERO: keep the range allocated */
 	GMB_DF = 1 << 2,	 /* READ: one piece, or -EOVERFLOW */
 	GMB_STATUS_ONE = 1 << 3, /* STATUS: only the first extent */

@@ -700,8 +700,8 @@ static void net_reject(struct clan_conn *base, const char *text)
 		send_refused(conn, -ECONNREFUSED, text);
 	} else if (conn->phase == NET_TALKING && conn->listener != NULL &&
 		   conn->listener->refused_count < CLAN_HANDSHAKES_DEFAULT) {
-		/* The peer has not sent HELLO. The number of peers that receive the text is
-		 * limited, because each needs a connection until it is sent. */
+		/* The peer has not sent HELLO. The number of peers that receive a rejection text in
+		 * this phase is limited, because each needs a connection until the text is sent. */
 		conn->is_refused = true;
 		conn->listener->refused_count++;
 		send_refused(conn, -ECONNREFUSED, text);

@@ -25,7 +25,8 @@ enum {
 	CQ_ENTRIES = OFI_DOMAIN_CONNS * (NET_RECEIVES + NET_SENDS + 1 + NET_RMA_PIECES),
 };
 
-/* The functions of libfabric that are symbols; all others are called through its objects. */
+/* libfabric's functions that are looked up as symbols; all others are called through its objects.
+ */
 static struct {
 	pthread_once_t once;
 	int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags,

@@ -338,7 +338,7 @@ void shm_conn_end(struct shm_conn *conn, int status, const char *reason)
 		shm_publish_conn(conn);
 		shm_look(conn); /* processes published messages, which can still be received */
 		if (base->state != CLAN_OPEN) {
-			return; /* the look has ended the connection */
+			return; /* shm_look() has ended the connection */
 		}
 	}
 	shm_conn_handshake_ended(conn);

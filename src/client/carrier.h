@@ -90,7 +90,7 @@ struct command {
 	int result;		      /* set by the carrier before carrier_done */
 	struct command_copied copied; /* COPY: set by the carrier before carrier_done */
 
-	/* Used by the client. */
+	/* The members from here on are used by the client. */
 	struct gmb_request *request;
 	/* for a command of a long range: time at which it was first sent; otherwise 0 */
 	uint64_t begun_ns;

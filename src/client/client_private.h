@@ -41,7 +41,7 @@ enum {
 
 struct gmb_queue {
 	struct ring *ring;
-	bool owns_ring; /* false: a server's ring; see guest.h */
+	bool owns_ring; /* false: the ring belongs to a server, see guest.h */
 	/* Used if owns_ring is set. ring is NULL while the queue is released. */
 	uint32_t entries;
 	struct list_node clients;

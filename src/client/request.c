@@ -316,7 +316,7 @@ int gmb_cancel(struct gmb_client *client, struct gmb_request *request)
 		return -EINVAL;
 	}
 	state->whole = true;
-	list_remove(&state->node); /* from waiting or ranges */
+	list_remove(&state->node); /* from client->waiting or client->ranges */
 	if (state->parts == 0) {
 		if (request->operation == GMB_COPY) {
 			request->copied = MIN(state->copied, state->split);
@@ -477,7 +477,7 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 	}
 	if (!state->whole) {
 		state->whole = true;
-		list_remove(&state->node); /* from waiting or ranges */
+		list_remove(&state->node); /* from client->waiting or client->ranges */
 	}
 	if (state->parts == 0) {
 		client_request_end(client, request);

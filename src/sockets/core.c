@@ -283,7 +283,7 @@ static int wait_until_seen(uint32_t left)
 	sockets_core_unlock();
 	result = syscall(SYS_futex, &core.kick_left, FUTEX_WAIT_PRIVATE, left, &limit, NULL, 0);
 	result = result < 0 ? -errno : 0;
-	GMB_ASSERT(core_lock()); /* this thread held it before */
+	GMB_ASSERT(core_lock()); /* cannot fail: this thread held the lock before */
 	core.kick_waiters--;
 	return result == -EINTR ? -EINTR : 1;
 }
@@ -302,7 +302,7 @@ int core_sleep(uint64_t *epoch_out)
 	 * in the kernel. Or a handler has forked and this is the child, which has no queue. */
 	if (core_deferred != 0 || core.queue == NULL) {
 		core_unlock();
-		GMB_ASSERT(core_lock()); /* this thread held it before */
+		GMB_ASSERT(core_lock()); /* cannot fail: this thread held the lock before */
 		return -EINTR;
 	}
 	left = atomic_load(&core.kick_left);
@@ -354,7 +354,7 @@ void core_woke(uint64_t epoch)
 
 void core_slept(uint64_t epoch)
 {
-	GMB_ASSERT(core_lock()); /* this thread held it before */
+	GMB_ASSERT(core_lock()); /* cannot fail: this thread held the lock before */
 	core_woke(epoch);
 }
 

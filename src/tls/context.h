@@ -27,9 +27,9 @@ enum tls_role { TLS_SERVER, TLS_CLIENT };
 /* Where records are processed after the handshake. Auto: in the kernel, if it can change keys. */
 enum tls_records { TLS_RECORDS_AUTO, TLS_RECORDS_KERNEL, TLS_RECORDS_USER };
 
-/* For GnuTLS priority strings. The peer chooses the group. Finite fields of 3072 to 8192 bits are
- * left out, because they cost 50 to 380 ms (GnuTLS 3.7.9; X25519 costs 0.3 ms) and all peers have
- * a curve. The one of 2048 bits, 18 ms, is for TLS 1.2 with DHE-PSK. */
+/* For GnuTLS priority strings. The peer chooses the key exchange group. Finite-field groups of 3072
+ * to 8192 bits are left out, because they cost 50 to 380 ms (GnuTLS 3.7.9; X25519 costs 0.3 ms) and
+ * all peers have a curve. The group of 2048 bits (18 ms) is kept for TLS 1.2 with DHE-PSK. */
 #define TLS_PRIORITY_GROUPS "-GROUP-FFDHE3072:-GROUP-FFDHE4096:-GROUP-FFDHE6144:-GROUP-FFDHE8192"
 
 struct tls_options {

@@ -40,11 +40,12 @@ struct tls_pool_options {
 	uint32_t handshakes; /* 0: TLS_HANDSHAKES_MAX */
 };
 
-/* Any thread. One pool serves all rings of a process. Threads start with the first handshake. */
+/* Creates a pool. One pool serves all rings of a process. Its threads start with the first
+ * handshake. Any thread. */
 GMB_MUST_CHECK int tls_pool_create(
 	const struct tls_pool_options *options, struct tls_pool **pool_out, struct error *error);
-/* Must be called when no layer uses the pool, and before the rings of its layers are destroyed, or
- * after tls_pool_synchronize(). NULL is a no-op. */
+/* Frees a pool. No layer may use it any more. Called before the rings of its layers are destroyed,
+ * or after tls_pool_synchronize(). NULL is a no-op. */
 void tls_pool_destroy(struct tls_pool *pool);
 /* For destroying a ring while the pool stays. The ring's layers are gone, but a worker that posted
  * the end of its job might still access the ring until this returns. Does not wait for handshakes.

@@ -157,7 +157,7 @@ static void snapshot(struct bench_worker *worker, struct bench_snapshot *out, ui
 		out->stats.bytes_written += stats.bytes_written;
 		out->stats.bytes_moved += stats.bytes_moved;
 		out->stats.connections_lost += stats.connections_lost;
-		/* Each client reports the system calls of the whole queue. */
+		/* Not a sum, because each client reports the system calls of the whole queue. */
 		out->stats.system_calls = stats.system_calls;
 	}
 }

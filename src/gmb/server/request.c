@@ -255,7 +255,7 @@ static void gmb_request_start(struct native_request *request)
 	path_start(session->base.engine->path, path);
 	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL); /* placement is RAM */
 	if (request->moved && path->op == STORE_WRITE) {
-		native_request_move(request); /* a read waits for the disk */
+		native_request_move(request); /* the moves of a read begin when the disk has data */
 	}
 }
 
