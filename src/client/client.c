@@ -396,8 +396,8 @@ static bool has_forgotten(const struct gmb_client *client, const struct carrier_
 	       (client->changes != client->flushed || known->is_volatile || facts->is_volatile);
 }
 
-/* Removes the lost connections that this one has replaced from client->lost; all of them if the
- * server does not support takeover. */
+/* Removes from client->lost the lost connections that this connection has replaced, or all of them
+ * if the server does not support takeover. */
 static void forget_lost(struct gmb_client *client, const struct connection *connection)
 {
 	uint32_t kept = 0;
@@ -622,8 +622,8 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	} else if (!others) {
 		tell_attempt(client, &connection->reason);
 	}
-	/* If it timed out, other connections may be dead as well, so the trouble lasts until a
-	 * command is answered. */
+	/* If the connection timed out, other connections may be dead as well, so the trouble lasts
+	 * until a command is answered. */
 	if ((!others || client->lost_count > 0 || connection->reason.code == -ETIMEDOUT) &&
 		client->lost_ns == 0) {
 		client->lost_ns = ring_now_ns(client->queue->ring);

@@ -125,7 +125,8 @@ struct gmb_client {
 	struct error trouble;
 	/* last loss of a connection that was reported to the program */
 	struct error told;
-	/* code: 0: open; -EINPROGRESS; or the reason why it cannot be opened */
+	/* result of opening: code 0: open; -EINPROGRESS; otherwise the reason why it cannot be
+	 * opened */
 	struct error open_error;
 	struct carrier_facts facts;
 	uint32_t capabilities; /* GMB_CAN_ flags allowed by the facts and the options */

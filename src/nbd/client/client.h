@@ -100,7 +100,7 @@ struct nbd_call {
 };
 
 struct nbd_client_handler {
-	/* Returns the call to the owner. It may add calls. */
+	/* Returns the call to the owner. The handler may add calls. */
 	void (*done)(struct nbd_client *client, struct nbd_call *call);
 	/* READ: [offset, offset + length) of the export was received as a hole; its memory is
 	 * zeroed. */
@@ -178,11 +178,11 @@ struct nbd_client {
 	uint64_t steps;	       /* progress of replies; signs of life from the server do not count */
 };
 
-/* facts must outlive the client. seed: a number that differs between clients, so that a late reply
- * of an earlier connection cannot match (rule P70). */
+/* Initializes a client. facts must outlive it. seed: a number that differs between clients, so that
+ * a late reply of an earlier connection cannot match (rule P70). */
 void nbd_client_init(struct nbd_client *client, const struct nbd_client_handler *handler,
 	const struct nbd_facts *facts, uint64_t seed);
-/* All calls must have been returned. */
+/* Ends a client. All calls must have been returned. */
 void nbd_client_fini(struct nbd_client *client);
 
 /* Queues a command. At most NBD_CLIENT_SLOTS_MAX can be queued. Lengths must obey the facts, so the

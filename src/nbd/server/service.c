@@ -67,7 +67,7 @@ static int nbd_service_create(struct engine *engine, void **service_out, struct 
 	struct nbd_service *service = calloc(1, sizeof(*service));
 
 	if (service != NULL) {
-		/* Each session has one reserved slot. */
+		/* The engine's limit, and one reserved slot for each session. */
 		service->request_max = engine->limits.inflight_max + engine->limits.sessions_max;
 		service->requests = calloc(service->request_max, sizeof(*service->requests));
 	}
