@@ -131,7 +131,7 @@ struct push_wire_job_number {
 	uint64_t job;
 };
 
-/* GRANT: followed by the name and by the name of the export at the source. */
+/* GRANT: followed by the name of the export, and by the name of the export at the source. */
 struct push_wire_grant {
 	uint64_t offset;
 	uint64_t length;

@@ -245,7 +245,8 @@ static void look_at_queue(bool all)
 	int count;
 
 	if (all) {
-		/* clan_queue_wait() always checks the descriptors of an armed queue. */
+		/* The queue is armed, because clan_queue_wait() always checks the descriptors of an
+		 * armed queue. */
 		GMB_UNUSED(clan_queue_arm(core.queue));
 	}
 	do {

@@ -50,8 +50,9 @@ struct part {
 	struct iovec iov[SOCKETS_IOV_MAX];
 	int count;
 };
-static struct part rest;   /* the unfinished part of a call */
-static struct part ranged; /* the part of the call whose bytes are in one place */
+static struct part rest; /* the unfinished part of a call */
+static struct part
+	ranged; /* the part of the call whose bytes come from TCP only, or from the ring only */
 
 static void data_cut(
 	struct part *part, const struct iovec *iov, int iov_count, size_t skip, size_t bytes)
@@ -515,7 +516,7 @@ ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 	if (sent == -EAGAIN && conn->side.out_place == SWITCH_OUT_RING) {
 		return -EAGAIN;
 	}
-	/* The peer has ended, or has requested the return. */
+	/* The peer has ended, or has requested the return to TCP. */
 	conn->side.out_place = SWITCH_OUT_LEFT;
 	return tcp_send(conn, iov, iov_count);
 }

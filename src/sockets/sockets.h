@@ -399,11 +399,11 @@ void conn_event(const struct clan_event *event);
 void conn_touch(struct conn *conn, uint32_t what);
 /* Sends GO if the peer permits it; later writes go to the ring. */
 void conn_go(struct conn *conn);
-/* Changes of the table of descriptors; called with the lock. */
+/* Change the table of descriptors; called with the lock. */
 void object_add(int fd, struct object *object);
 void object_remove(int fd);
-/* The descriptor was closed by a call that the library did not see, and its number has been
- * reused. */
+/* Called when the descriptor was closed by a call that the library did not see, and its number has
+ * been reused. */
 void object_replaced(int fd);
 void conn_after_fork(void);
 /* Used by meet.c. The transition must be permitted by conn_edges. */
@@ -454,7 +454,7 @@ bool data_restarts(void);
 /* Returns the time at which the timeout ends: 0 = immediately, UINT64_MAX = never (NULL, or more
  * than a clock can represent). */
 uint64_t wait_deadline(const struct timespec *timeout);
-/* The time until deadline_ns; zero if it has passed. */
+/* Returns the time until deadline_ns; zero if it has passed. */
 struct timespec wait_left(uint64_t deadline_ns);
 int wait_poll(
 	struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask);

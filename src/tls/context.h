@@ -65,8 +65,8 @@ bool tls_context_is_stale(const struct tls_context *context);
 /* Returns the path of a file that the context was loaded from, or of an optional one that did not
  * exist; NULL after the last. */
 const char *tls_context_file(const struct tls_context *context, uint32_t idx);
-/* Returns the path of the next file of after, from index *idx on, that differs from the file of
- * before, and sets *idx to the index after it. NULL: no more. */
+/* Returns the path of the next file of `after`, from index *idx on, that differs from the file of
+ * `before`, and sets *idx to the index after it. NULL: no more. */
 const char *tls_context_changed_file(
 	const struct tls_context *before, const struct tls_context *after, uint32_t *idx);
 /* Checks whether a peer accepted earlier would still be accepted. 0, or -EACCES and the reason:

@@ -172,7 +172,7 @@ bool tls_kernel_is_wanted(enum tls_records records, int fd);
 GMB_MUST_CHECK int tls_kernel_take(struct stream *stream, enum tls_role role,
 	enum tls_records records, struct gnutls_session_int *session, struct tls_keys *keys,
 	struct error *error, struct tls_kernel **kernel_out);
-/* Must only be called when the layer is idle. Wipes the secrets. NULL is a no-op. */
+/* Frees a layer, which must be idle, and wipes the secrets. NULL is a no-op. */
 void tls_kernel_free(struct tls_kernel *kernel);
 
 /* State that another process needs to continue with a copy of the socket. The socket keeps the
@@ -182,7 +182,8 @@ struct tls_kernel_state {
 	uint64_t blocks_left; /* blocks until the sending key must change */
 };
 
-/* Must only be called when the layer is idle, and no part of a control message was received. */
+/* Fills in the state for another process. The layer must be idle, and no part of a control message
+ * may have been received. */
 void tls_kernel_hand_over(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
 /* Called in the other process. secret_bytes need not be set. -EOPNOTSUPP: the kernel does not
  * process the socket's records with this version and cipher, or `records` no longer permits this.

@@ -68,7 +68,8 @@ struct tls_layer_options {
 
 extern const struct stream_ops tls_stream_ops;
 
-/* -ENOMEM. Before its upgrade, a layer is freed with tls_layer_destroy(), later by its stream. */
+/* Creates a layer, or fails with -ENOMEM. Before its upgrade, a layer is freed with
+ * tls_layer_destroy(), later by its stream. */
 GMB_MUST_CHECK int tls_layer_create(
 	const struct tls_layer_options *options, struct tls_layer **layer_out);
 void tls_layer_destroy(struct tls_layer *layer);
