@@ -366,8 +366,7 @@ static int pep_close(struct fid *fid)
 		prov_eq_forget(pep->eq, fid);
 		pep->eq->users--;
 	}
-	/* Requests that were reported to the program can still be accepted, so the fabric keeps
-	 * them. */
+	/* The fabric keeps reported requests, because they can still be accepted. */
 	while (!list_is_empty(&pep->requests)) {
 		list_push_back(&fabric->requests, list_pop_front(&pep->requests));
 	}
@@ -671,8 +670,7 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 		list_push_back(&ep->fabric->again, &ep->again_node);
 		result = 0;
 	} else if (result == -ECONNREFUSED) {
-		/* A refused connection is reported by an event, as on a network, and not by this
-		 * call. */
+		/* An event reports the refused connection, as on a network. */
 		connect_failed(ep, FI_ECONNREFUSED, NULL, 0);
 		result = 0;
 	}

@@ -494,7 +494,8 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 		.flags = GMB_OPEN_NO_RECONNECT,
 		.connections = 1,
 		.depth = DEPTH,
-		/* The coordinator waits for about this time for the answer to START. */
+		/* Half of the handshake timeout, so that START is answered before the coordinator
+		 * gives up. */
 		.connect_timeout_ms = (uint32_t)MIN(timeout_ms / 2 + 1, (uint64_t)UINT32_MAX),
 		.context = nbd,
 		.opened = nbd_opened,
