@@ -79,8 +79,8 @@ void connection::begin(std::string own, std::string peer)
 	watcher.add(this);
 }
 
-/* Returns a name for one end of a connection that has no port. It is unique among the current
- * connections of this process. Port numbers have 16 bits. */
+/* Returns a name for one end of a connection that has no port. The descriptor, cut to the 16 bits
+ * of a port number, makes it unique among the current connections of this process. */
 static std::string end_text(int fd)
 {
 	return address_text(unsigned(fd) & 0xffff);
