@@ -279,9 +279,8 @@ struct net_conn {
 	uint32_t controls_in_row;
 
 	/* Memory. */
-	struct list_node regions; /* struct net_peer_region */
-	struct net_peer_region *
-		*region_table; /* the peer's regions by number; NULL until the first is shared */
+	struct list_node regions;	       /* struct net_peer_region */
+	struct net_peer_region **region_table; /* by number; NULL until a region is shared */
 	uint32_t region_count;
 	uint64_t region_bytes;
 	struct net_grant *grants;

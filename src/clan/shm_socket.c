@@ -700,8 +700,7 @@ static bool next_has_files(int fd)
  * further ones stay in the socket, where the kernel counts them for the sender's user. */
 static void receive_later(struct shm_conn *conn, uint32_t events)
 {
-	if ((events & (EPOLLHUP | EPOLLERR)) !=
-		0) { /* epoll reports these even if they are not requested */
+	if ((events & (EPOLLHUP | EPOLLERR)) != 0) { /* epoll reports these even if not requested */
 		shm_conn_end(conn, -ECONNRESET, NULL);
 		return;
 	}

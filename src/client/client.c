@@ -494,8 +494,7 @@ int client_connection_ready(
 			client_resized(client, facts->bytes);
 		}
 		if (err == 0 && !may_be_several(client)) {
-			connection_leave(
-				connection); /* it was needed only to replace lost connections */
+			connection_leave(connection); /* used only to replace lost connections */
 		}
 		return err;
 	}
@@ -604,8 +603,7 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 
 	connection->was_ready = false;
 	if (client->state == CLIENT_DEAD) {
-		fail_all(client,
-			-ENOTCONN); /* includes the commands that this connection has returned */
+		fail_all(client, -ENOTCONN); /* includes commands that this connection returned */
 		return;
 	}
 	client->trouble = connection->reason;

@@ -310,8 +310,7 @@ static void read_begin(struct push_slot *slot, uint32_t length)
 	request->placement_count = 1;
 	request->progress = source_read_progress;
 	path_start(base->engine->path, request);
-	GMB_ASSERT(request->placement !=
-		   NULL); /* RAM was accepted as placement, because it can always be read into */
+	GMB_ASSERT(request->placement != NULL); /* RAM was accepted: it can always be read into */
 }
 
 /* --- the map of extents ---------------------------------------------------------------------- */

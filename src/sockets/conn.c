@@ -488,8 +488,7 @@ void conn_event(const struct clan_event *event)
 {
 	struct conn *conn = event->context;
 
-	if (conn == NULL ||
-		event->conn != conn->clan) { /* abandoned by the library already, or CLOSED */
+	if (conn == NULL || event->conn != conn->clan) { /* abandoned by the library, or CLOSED */
 		return;
 	}
 	core.news = true;

@@ -50,9 +50,8 @@ struct part {
 	struct iovec iov[SOCKETS_IOV_MAX];
 	int count;
 };
-static struct part rest; /* the unfinished part of a call */
-static struct part
-	ranged; /* the part of the call whose bytes come from TCP only, or from the ring only */
+static struct part rest;   /* the unfinished part of a call */
+static struct part ranged; /* bytes of the call that come from TCP only, or from the ring only */
 
 static void data_cut(
 	struct part *part, const struct iovec *iov, int iov_count, size_t skip, size_t bytes)

@@ -240,8 +240,7 @@ EXPORT int recvmmsg(
 			return done > 0 ? (int)done : -1;
 		}
 		messages[done++].msg_len = (unsigned int)got;
-		if (timeout !=
-			NULL) { /* as in the kernel, the timeout applies only after a message */
+		if (timeout != NULL) { /* as in Linux, the timeout applies only after a message */
 			*timeout = wait_left(deadline_ns);
 		}
 		if (got == 0 ||

@@ -163,8 +163,7 @@ struct conn {
 	/* Calls that are in the kernel for a connection that was not carried when they started. */
 	_Atomic(uint32_t) plain_readers;
 	_Atomic(uint32_t) plain_writers;
-	_Atomic(uint32_t)
-		pins; /* emulated calls that sleep; they keep the object from being reused */
+	_Atomic(uint32_t) pins; /* emulated calls that sleep; they prevent reuse of the object */
 	/* Calls that trigger the next attempt: reads for an acceptor, writes for a connector. */
 	_Atomic(uint32_t) calls;
 	_Atomic(uint32_t) next_look; /* value of calls at which the next step is attempted */

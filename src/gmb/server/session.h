@@ -59,8 +59,7 @@ struct native_handshake {
 };
 
 struct native_request {
-	struct path_request
-		path; /* must be first: gmb_request_progress() finds the request by it */
+	struct path_request path; /* first, so that gmb_request_progress() finds the request */
 	struct native_session *session;
 	struct list_node node;	    /* in session->requests */
 	struct list_node done_node; /* in session->done */

@@ -189,8 +189,7 @@ void nbd_session_drain(struct session *base)
 	}
 	if (base->state != SESSION_NEGOTIATING) {
 		session_drain_check(nbd_session_of(base));
-	} else if (nbd_session_of(base)->told_choice !=
-		   NULL) { /* the session only waits for its export */
+	} else if (nbd_session_of(base)->told_choice != NULL) { /* the session awaits its export */
 		session_terminate(base, session_stop_text(base));
 	}
 }
