@@ -30,8 +30,8 @@
  * (exceptions: queues with CLAN_QUEUE_PASSIVE, see there, and clan_listen(), which might look up a
  * name). clan_put(), clan_get(), clan_cookie_revoke() and clan_region_fetch() return 0 if the
  * operation has already ended, -EINPROGRESS if an event will report its end, and another negative
- * errno if it was not started. Other calls that start something return 0, and the event that their
- * comment names follows. -EAGAIN always means "not now": an event reports when to try again.
+ * errno if it was not started. Other calls that start an operation return 0, and the event named in
+ * their comment follows. -EAGAIN always means "not now": an event reports when to try again.
  * -ENOBUFS means that there is no room in the kernel, and no event follows.
  *
  * Ownership: structs, vectors and buffers passed to a call are borrowed until it returns, unless
@@ -194,7 +194,7 @@ struct clan_event {
  * for example after a call that returned -EAGAIN. So the queue cannot overflow, and its cost does
  * not depend on the number of connections. An idle queue uses no CPU. One wait returns at most one
  * of ARRIVED, CONNECT, CONNECTED, READY and LOST for a connection, in this order. So clan_recv()
- * can report the end of the connection before LOST is given. Errors: -EINVAL.
+ * can report the end of the connection before the program gets LOST. Errors: -EINVAL.
  */
 int clan_queue_wait(
 	struct clan_queue *queue, struct clan_event *events, uint32_t max, int timeout_ms);
@@ -378,7 +378,8 @@ struct clan_conn_stats {
 	uint64_t bytes_got;
 	uint64_t refused;     /* puts and gets rejected because the cookie did not allow them */
 	uint64_t bells_rung;  /* system calls to wake the peer */
-	uint64_t bells_heard; /* wake-ups by the peer's queue, on all connections to it */
+	uint64_t bells_heard; /* wake-ups of our queue by the peer's queue, through any connection
+				 between them */
 	uint64_t bells_idle;  /* the part of bells_heard after which there was no work */
 	uint32_t bell;	      /* enum clan_bell: how the peer wakes us */
 	uint32_t peer_bell;   /* enum clan_bell: how we wake the peer */

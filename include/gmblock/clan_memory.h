@@ -231,9 +231,10 @@ enum { CLAN_COOKIE_QUEUES = 16 };
 
 /*
  * Sends cookies ahead of their use: the peer pops the cookies that are pushed here, first in, first
- * out. number: 0 to CLAN_COOKIE_QUEUES - 1. Published as by clan_send(). An empty queue serves as
- * flow control. Popping does not validate a cookie; put and get do. Errors: -EAGAIN no room, or
- * empty (CLAN_EVENT_READY follows), -EINVAL, -ESTALE (push) it is not granted, -ENOTCONN.
+ * out. number: 0 to CLAN_COOKIE_QUEUES - 1. Published as by clan_send(). A peer that finds the
+ * queue empty must wait, which serves as flow control. Popping does not validate a cookie; put and
+ * get do. Errors: -EAGAIN no room, or empty (CLAN_EVENT_READY follows), -EINVAL, -ESTALE (push) it
+ * is not granted, -ENOTCONN.
  */
 int clan_cookie_queue_push(
 	struct clan_conn *conn, uint32_t number, const struct clan_cookie *cookie);

@@ -94,7 +94,7 @@ void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level);
 
 struct gmb_queue_options {
 	size_t size;
-	uint32_t entries;  /* operations that fit between two system calls; 0 = 256; at most 4096 */
+	uint32_t entries;  /* entries in the io_uring submission queue; 0 = 256; at most 4096 */
 	uint32_t reserved; /* 0 */
 };
 
@@ -151,7 +151,7 @@ enum gmb_buffer_flags {
 	GMB_BUFFER_HUGE = 1 << 0, /* ask for transparent huge pages */
 };
 
-enum { GMB_BUFFERS_MAX = 15 }; /* per queue: use few large buffers */
+enum { GMB_BUFFERS_MAX = 15 }; /* limit on buffers per queue: use few large ones */
 
 /*
  * Allocates zeroed, page-aligned memory for the requests of all clients on the queue. flags: enum
@@ -228,7 +228,8 @@ struct gmb_options {
 	uint32_t flags;		     /* enum gmb_open_flags */
 	uint32_t connections;	     /* 1 to 16; above 1 only if the server offers multi-conn;
 					0: the library chooses */
-	uint32_t connect_timeout_ms; /* name, connecting and handshake together; 0 = 10 s */
+	uint32_t connect_timeout_ms; /* time for name resolution, connecting and handshake together;
+					0 = 10 s */
 	uint32_t request_timeout_ms; /* a connection on which requests wait and nothing arrives for
 					this long counts as lost; 0 = 30 s; see slow_timeout_ms */
 	uint32_t reconnect_timeout_ms; /* how long to try to reconnect before requests fail;
@@ -240,8 +241,8 @@ struct gmb_options {
 	void *context; /* for event and opened */
 	/* gmb_open_start() only: called once, when the export is open or cannot be opened, from
 	 * gmb_queue_wait(), a blocking call or gmb_close(). error->code is 0 and error->text "" on
-	 * success; error is valid until the callback returns. It may do what a gmb_done may.
-	 * NULL: use gmb_open_result(). */
+	 * success; error is valid until the callback returns. It may make the calls that a gmb_done
+	 * callback may make. NULL: use gmb_open_result(). */
 	void (*opened)(void *context, struct gmb_client *client, const struct gmb_error *error);
 	/* Replaces request_timeout_ms for flushes, trims, zeroes, caching, copies and writes with
 	 * GMB_FUA, during which some servers send nothing. gmblock serve sends signs of life: with
@@ -250,7 +251,8 @@ struct gmb_options {
 	 * request_timeout_ms. */
 	uint32_t slow_timeout_ms;
 	uint32_t reserved; /* 0 */
-	/* Copied. Only for URIs with TLS. NULL: what the URI says. */
+	/* TLS settings; copied by the call. Only for URIs with TLS. NULL: the parameters of the URI
+	 * apply. */
 	const struct gmb_tls_settings *tls;
 };
 
@@ -264,10 +266,10 @@ struct gmb_options {
  * clients on the queue continue. options may be NULL.
  *
  * Errors: -EINVAL invalid URI, -EPERM it names files (GMB_OPEN_URI_FILES), -ENOENT no such export,
- * or a file of TLS is missing, -EPROTO the server violated the protocol, -ETIMEDOUT,
- * -EPROTONOSUPPORT only one side requires TLS, -EACCES the server's policy, or its certificate is
- * not trusted, -EKEYREJECTED the server does not accept our credentials, -EDEADLK inside a
- * callback, and those of name resolution and connecting.
+ * or a certificate or key file is missing, -EPROTO the server violated the protocol, -ETIMEDOUT,
+ * -EPROTONOSUPPORT only one side requires TLS, -EACCES the server's policy forbids it, or its
+ * certificate is not trusted, -EKEYREJECTED the server does not accept our credentials, -EDEADLK
+ * inside a callback, and those of name resolution and connecting.
  */
 int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
@@ -292,9 +294,9 @@ int gmb_open_result(const struct gmb_client *client, struct gmb_error *error);
 
 /*
  * Waits for the requests in flight (bounded by the timeouts of gmb_options), disconnects from the
- * server, and frees the client in any case. Does not flush. An opening in progress is cancelled
- * without waiting for the server or a name: options->opened gets -ECANCELED, requests -ENOTCONN.
- * Returns 0, or -EDEADLK inside a callback (nothing is closed then). NULL is a no-op.
+ * server, and frees the client in any case. Does not flush. An opening in progress is cancelled,
+ * without waiting for the server or for name resolution: options->opened gets -ECANCELED, requests
+ * -ENOTCONN. Returns 0, or -EDEADLK inside a callback (nothing is closed then). NULL is a no-op.
  */
 int gmb_close(struct gmb_client *client);
 
@@ -330,7 +332,7 @@ enum gmb_capabilities {
 	GMB_CAN_DF = 1 << 8,
 	GMB_CAN_MULTI_CONN = 1 << 9,
 	GMB_IS_ROTATIONAL = 1 << 10,
-	GMB_CAN_COPY = 1 << 11, /* the server copies by itself, see gmb_can_copy() */
+	GMB_CAN_COPY = 1 << 11, /* the server can copy between its exports, see gmb_can_copy() */
 };
 
 enum gmb_replies {
@@ -368,7 +370,7 @@ const char *gmb_export_description(const struct gmb_client *client);
  * "" without TLS. Whether there is TLS follows from the URI alone. Valid as long as the client. */
 const char *gmb_tls(const struct gmb_client *client);
 
-/* The URI it was opened with. Valid as long as the client. */
+/* The URI with which the client was opened. Valid as long as the client. */
 const char *gmb_uri(const struct gmb_client *client);
 
 /* Counters since the client was opened. stats->size must be set. */
@@ -404,11 +406,12 @@ enum gmb_operation {
 	GMB_ZERO,   /* reads back as zeroes afterwards */
 	GMB_CACHE,  /* hint that the range will be read soon */
 	GMB_STATUS, /* extents: what is allocated, what reads as zero */
-	GMB_COPY,   /* from an export of the same server, see gmb_prepare_copy() */
+	GMB_COPY,   /* copy from an export of the same server, see gmb_prepare_copy() */
 };
 
 enum gmb_request_flags {
-	GMB_FUA = 1 << 0, /* WRITE, TRIM, ZERO, COPY: durable before done; flushes without FUA */
+	GMB_FUA = 1 << 0, /* WRITE, TRIM, ZERO, COPY: durable before done; a flush replaces it if
+			     the server has no FUA */
 	GMB_NO_HOLE = 1 << 1,	 /* ZERO: keep the range allocated */
 	GMB_DF = 1 << 2,	 /* READ: one piece, or -EOVERFLOW */
 	GMB_STATUS_ONE = 1 << 3, /* STATUS: only the first extent */
@@ -433,8 +436,8 @@ struct gmb_extent {
 typedef void gmb_done(struct gmb_request *request);
 
 /*
- * One operation. Zero it, fill the upper part (or use the gmb_prepare functions), submit. It can be
- * reused as soon as done was called.
+ * One operation. Zero it, fill in the members above the results (or use the gmb_prepare functions),
+ * and submit it. It can be reused after done has been called.
  */
 struct gmb_request {
 	uint8_t operation;   /* enum gmb_operation */
@@ -473,8 +476,8 @@ struct gmb_request {
 	uint64_t private_space[9];
 };
 
-/* Fill a zeroed or completed request; done and context stay unchanged, and so do members that later
- * versions add. */
+/* Fill in a request that is zeroed or completed. They do not change done, context or members that
+ * later versions add. */
 void gmb_prepare_read(struct gmb_request *request, void *buffer, size_t bytes, uint64_t offset);
 void gmb_prepare_write(
 	struct gmb_request *request, const void *buffer, size_t bytes, uint64_t offset);
@@ -482,7 +485,7 @@ void gmb_prepare_readv(
 	struct gmb_request *request, const struct iovec *iov, uint32_t iov_count, uint64_t offset);
 void gmb_prepare_writev(
 	struct gmb_request *request, const struct iovec *iov, uint32_t iov_count, uint64_t offset);
-/* FLUSH, TRIM, ZERO, CACHE. */
+/* Prepares a FLUSH, TRIM, ZERO or CACHE. */
 void gmb_prepare(
 	struct gmb_request *request, enum gmb_operation operation, uint64_t offset, uint64_t bytes);
 void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
@@ -513,8 +516,8 @@ int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *sourc
  * that needs an order waits for done. A request is done when every part of it is.
  *
  * gmb_submit_sized() is for callers without this header, such as other languages: request_bytes is
- * the size of their struct gmb_request. A later version of the library may have more members; it
- * does not access those that the caller does not have.
+ * the size of their struct gmb_request. A later version of the library may define more members; it
+ * accesses only those within request_bytes.
  */
 void gmb_submit_sized(struct gmb_client *client, struct gmb_request *request, size_t request_bytes);
 static inline void gmb_submit(struct gmb_client *client, struct gmb_request *request)
@@ -524,10 +527,11 @@ static inline void gmb_submit(struct gmb_client *client, struct gmb_request *req
 
 /*
  * Ends a request early, with -ECANCELED. Parts that were passed to a connection are still waited
- * for, because the server may access their memory. They may be executed, also those that are sent
- * again after a reconnect. done is called later by gmb_queue_wait(), never from here. Returns 0;
- * -EALREADY if all parts were passed to connections, so that it ends as usual, or it has ended;
- * -EINVAL if it was submitted to another client. The thread of the queue, also inside a callback.
+ * for, because the server may access their memory. These parts may still be executed, also by being
+ * sent again after a reconnect. done is called later by gmb_queue_wait(), never from here. Returns
+ * 0; -EALREADY if all parts were passed to connections, so that it ends as usual, or it has ended;
+ * -EINVAL if it was submitted to another client. Can be called by the queue's thread only, also
+ * inside a callback.
  */
 int gmb_cancel(struct gmb_client *client, struct gmb_request *request);
 
@@ -560,7 +564,8 @@ int gmb_cache(struct gmb_client *client, uint64_t offset, uint64_t bytes);
  * before offset + bytes: ask again from there. */
 int gmb_block_status(struct gmb_client *client, uint64_t offset, uint64_t bytes,
 	struct gmb_extent *extents, uint32_t *count);
-/* Any prepared request; its done is not called. request_bytes: see gmb_submit_sized(). */
+/* Runs a prepared request of any kind and returns its result; its done is not called.
+ * request_bytes: see gmb_submit_sized(). */
 int gmb_run_sized(struct gmb_client *client, struct gmb_request *request, size_t request_bytes);
 static inline int gmb_run(struct gmb_client *client, struct gmb_request *request)
 {

@@ -28,7 +28,7 @@
 enum {
 	CLAN_CONNS_MAX = 65536,
 	CLAN_CONNS_DEFAULT = 4096,
-	CLAN_TABLE_MAX = 4096, /* cookies, tripwires, regions of a connection */
+	CLAN_TABLE_MAX = 4096, /* limit per connection, each: cookies, tripwires, regions */
 	CLAN_BULK_SLOTS_MIN = 256,
 	CLAN_BULK_SLOTS_MAX = 65536,
 	CLAN_IOV_MAX = 64,
@@ -69,7 +69,7 @@ struct clan_queue {
 	struct waiter_file timer_file;
 	struct work_results results;
 	_Atomic(bool) woken;
-	/* Calls of clan_queue_look(); every 16th of them checks the descriptors. */
+	/* Calls of clan_queue_look() so far: every 16th call also checks the descriptors. */
 	uint32_t looks;
 	/* clan_queue_arm() returned 0, so the next wait checks the descriptors */
 	bool armed;
@@ -120,8 +120,9 @@ struct clan_conn {
 	bool was_open;	/* the connection has been OPEN */
 	int status;	/* the reason of the loss, a negative errno */
 	uint32_t ready; /* enum clan_ready: bits to report in the next READY */
-	/* enum clan_ready: calls that returned -EAGAIN since their last READY, and the receiving
-	 * calls when the connection opens */
+	/* enum clan_ready: bits that can raise READY. A call that returns -EAGAIN sets its bit, and
+	 * READY clears it. The bits of the receiving calls are also set when the connection opens.
+	 */
 	uint32_t enabled;
 	bool arrived_pending; /* CLAN_EVENT_ARRIVED is pending */
 	bool connect_pending; /* CLAN_EVENT_CONNECT or CLAN_EVENT_CONNECTED is pending */
@@ -156,14 +157,15 @@ struct clan_listener {
  * has checked the arguments. Calls on a connection are made only while it is OPEN, unless noted
  * otherwise. */
 struct clan_provider {
-	const char *schemes[2]; /* of addresses, without the colon; unused entries are NULL */
+	const char *schemes[2]; /* schemes of its addresses, without the colon; unused entries are
+				   NULL */
 	uint32_t caps;		/* enum clan_conn_caps */
 
 	int (*listen)(struct clan_queue *queue, const char *address,
 		const struct clan_conn_options *options, struct clan_listener **listener_out,
 		struct error *error);
 	void (*listener_close)(struct clan_listener *listener);
-	/* Owns fd if it returns 0. */
+	/* Adopts a connected socket. The provider owns fd only if it returns 0. */
 	int (*adopt)(struct clan_queue *queue, int fd, const struct clan_conn_options *options,
 		struct clan_conn **conn_out, struct error *error);
 	int (*connect)(struct clan_queue *queue, const char *address,
@@ -171,15 +173,15 @@ struct clan_provider {
 		struct clan_conn **conn_out, struct error *error);
 	/* Called in OFFERED. */
 	int (*accept)(struct clan_conn *conn, const void *hello, size_t hello_bytes);
-	/* In OFFERED, or in OPENING if the program has the handle. */
+	/* Called in state OFFERED, or in OPENING if the program has the handle. */
 	void (*reject)(struct clan_conn *conn, const char *text);
 	/* Called after the transition to CLOSING from any earlier state. Releases the resources of
 	 * the connection, drops each share as soon as the peer cannot reach it, and sets CLOSED
 	 * when nothing of the connection is in use any more. */
 	void (*close)(struct clan_conn *conn);
 	void (*destroy)(struct clan_conn *conn); /* called in CLOSED */
-	/* In the child after fork(). Frees the connection or the listener, or the provider's state
-	 * of the queue if both are NULL. */
+	/* Called in the child after fork(). Frees the connection or the listener, or the provider's
+	 * state of the queue if both are NULL. */
 	void (*after_fork)(
 		struct clan_queue *queue, struct clan_conn *conn, struct clan_listener *listener);
 
@@ -202,7 +204,8 @@ struct clan_provider {
 	void (*peer_put)(struct clan_conn *conn, uint32_t number); /* called in any state */
 
 	int (*grant)(struct clan_conn *conn, struct clan_share *share, struct clan_cookie *cookie);
-	/* revoke, put, get and fetch return 0 if the operation has ended, or -EINPROGRESS. */
+	/* revoke, put, get and fetch return 0 if the operation has ended, -EINPROGRESS if an event
+	 * will report its end, or another negative errno. */
 	int (*revoke)(
 		struct clan_conn *conn, const struct clan_cookie *cookie, bool strict, void *op);
 	/* Revokes all cookies of a share immediately. */
@@ -228,7 +231,7 @@ struct clan_provider {
 	void (*publish)(struct clan_queue *queue);
 	/* Requests a wake-up from all peers. Returns true if there is work already. */
 	bool (*arm)(struct clan_queue *queue);
-	void (*queue_destroy)(struct clan_queue *queue); /* frees the entry in carriers */
+	void (*queue_destroy)(struct clan_queue *queue); /* frees the queue's entry in carriers */
 };
 
 extern const struct clan_provider clan_provider_shm;
@@ -253,7 +256,7 @@ void clan_conn_lose(struct clan_conn *conn, int status, const char *format, ...)
 void clan_conn_fini(struct clan_conn *conn);
 GMB_MUST_CHECK int clan_conn_set_hello(struct clan_conn *conn, const void *hello, size_t bytes);
 /* The peer has rejected the connection with a human-readable text. Stores the text as the peer's
- * hello, and writes a reason of at most CLAN_REASON_BYTES. */
+ * hello, and writes a reason for the program into reason (CLAN_REASON_BYTES). */
 void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, char *reason);
 /* Copies bytes to a vector, from byte *skip of its part *index on, and advances both. Returns the
  * number of bytes that the vector had room for. */

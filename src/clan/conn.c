@@ -70,8 +70,8 @@ static bool give_conn_event(struct clan_source *source, struct clan_event *event
 		conn->provider->destroy(conn);
 		return false;
 	}
-	/* In this order, because the program learns of the connection by the first two and closes
-	 * it after LOST. */
+	/* The order matters: ARRIVED and CONNECT introduce the connection to the program, and the
+	 * program closes the connection after LOST. */
 	if (conn->arrived_pending) {
 		conn->arrived_pending = false;
 		event->type = CLAN_EVENT_ARRIVED;
@@ -128,8 +128,8 @@ void clan_conn_lose(struct clan_conn *conn, int status, const char *format, ...)
 	clan_fire(conn->queue, &conn->source);
 }
 
-/* Keeps a copy of a hello in place of the former one. A zero byte follows it, so text in it is
- * terminated. */
+/* Replaces the stored hello with a copy of the given one. A zero byte follows the copy, so that
+ * text in it is terminated. */
 int clan_conn_set_hello(struct clan_conn *conn, const void *hello, size_t bytes)
 {
 	uint8_t *copy = malloc(bytes + 1);
@@ -151,7 +151,7 @@ void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, c
 {
 	char shown[CLAN_REASON_BYTES];
 
-	/* Without memory for the text, the rejection is still reported. */
+	/* If there is no memory for the text, the rejection is reported without it. */
 	if (clan_conn_set_hello(conn, text, bytes) != 0) {
 		conn->hello_bytes = 0;
 	}
@@ -282,8 +282,8 @@ int clan_adopt(struct clan_queue *queue, int fd, const struct clan_conn_options 
 	struct clan_conn_options options;
 	struct error error = { 0 };
 
-	/* Disposing of the socket can block if its owner is another user, so a worker does it,
-	 * except for passive queues. */
+	/* Closing the socket can block if another user owns it, so a worker closes it, except for
+	 * passive queues. */
 	if (clan_conn_check_options(given, &options, &error) != 0 ||
 		clan_providers[CLAN_SHM]->adopt(queue, fd, &options, conn_out, &error) != 0) {
 		dispose_socket(fd, rights_owner(fd), clan_queue_is_passive(queue));

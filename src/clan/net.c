@@ -3,8 +3,9 @@
  * The network provider's addresses and listeners, and the life of its connections:
  * docs/protocol/clan.md §12.1 and §12.2.
  *
- * Invariant: an endpoint is closed only by net_bury(), which never runs inside a call of a
- * transport. So functions of a transport can end a connection and still return through its code.
+ * Invariant: an endpoint is closed only by net_bury(), which never runs while a transport's
+ * function is on the stack. So a transport can end a connection and continue to use its memory
+ * until the function returns.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -327,8 +328,8 @@ void net_bury(struct clan_queue *queue)
 	}
 }
 
-/* Schedules the endpoint for net_bury(). While a worker resolves the name, looked_up() does
- * this. */
+/* Schedules the endpoint for net_bury(). If a worker is still resolving the name, looked_up() does
+ * this instead. */
 static void die(struct net_conn *conn)
 {
 	if (conn->phase != NET_CLOSED && conn->resolve == NULL &&
@@ -337,8 +338,8 @@ static void die(struct net_conn *conn)
 	}
 }
 
-/* A CLOSING connection with ending set still waits for the peer, so this call has no effect on it.
- * Callers that end the wait clear ending first. */
+/* In CLOSING with ending set, the connection still waits for the peer, so this call has no effect.
+ * Callers that end this wait clear ending first. */
 void net_conn_end(struct net_conn *conn, int status, const char *reason)
 {
 	struct clan_conn *base = &conn->conn;
@@ -368,8 +369,8 @@ static bool is_no_answer(const struct net_conn *conn, int error)
 		       (error == 0 && conn->phase == NET_TALKING));
 }
 
-/* The reason depends on the phase: before HELLO was answered, the port probably belongs to another
- * service. */
+/* The text of the reason depends on the phase: before HELLO was answered, the port probably belongs
+ * to another service. */
 void net_conn_cut(struct net_conn *conn, int error)
 {
 	char reason[CLAN_REASON_BYTES];
@@ -419,9 +420,9 @@ void net_conn_drained(struct net_conn *conn)
 	}
 }
 
-/* Closes the connection immediately if the peer cannot read END: no endpoint, or no HELLO was sent.
- * Otherwise sends END, and waits at most LINGER_MS for the peer to close its endpoint or send
- * END. */
+/* Closes the connection immediately if the peer cannot read END, because there is no endpoint or no
+ * HELLO was sent. Otherwise sends END, and waits at most LINGER_MS for the peer to close its
+ * endpoint or send END. */
 static void clan_net_conn_close(struct clan_conn *base)
 {
 	struct net_conn *conn = net_conn(base);
@@ -699,8 +700,8 @@ static void net_reject(struct clan_conn *base, const char *text)
 		send_refused(conn, -ECONNREFUSED, text);
 	} else if (conn->phase == NET_TALKING && conn->listener != NULL &&
 		   conn->listener->refused_count < CLAN_HANDSHAKES_DEFAULT) {
-		/* The peer has not sent HELLO. The number of peers that receive the text is
-		 * limited, because each needs a connection until it is sent. */
+		/* The peer has not sent HELLO. The number of peers that receive a rejection text in
+		 * this phase is limited, because each needs a connection until the text is sent. */
 		conn->is_refused = true;
 		conn->listener->refused_count++;
 		send_refused(conn, -ECONNREFUSED, text);
@@ -844,7 +845,8 @@ static void clan_net_publish(struct clan_queue *queue)
 	struct net_queue *net = net_queue(queue);
 	struct list_node todo;
 
-	/* A connection without room returns to the dirty list, for the next turn. */
+	/* A connection without room for all its records returns to the dirty list, to be published
+	 * in the next turn. */
 	list_init(&todo);
 	while (!list_is_empty(&net->dirty)) {
 		list_push_back(&todo, list_pop_front(&net->dirty));

@@ -266,7 +266,7 @@ struct net_conn {
 	struct net_buffer sends[NET_SENDS];
 	struct net_buffer tell; /* a frame without records, which returns credits */
 	struct list_node free_sends;
-	struct list_node frames; /* closed, waiting to be posted */
+	struct list_node frames; /* closed frames that wait to be posted */
 	struct net_buffer *open; /* the frame being filled */
 	struct list_node owed;	 /* struct net_owed */
 	uint32_t sends_posted;
@@ -280,7 +280,7 @@ struct net_conn {
 
 	/* Memory. */
 	struct list_node regions;	       /* struct net_peer_region */
-	struct net_peer_region **region_table; /* the regions by number; NULL until the first */
+	struct net_peer_region **region_table; /* by number; NULL until a region is shared */
 	uint32_t region_count;
 	uint64_t region_bytes;
 	struct net_grant *grants;
@@ -300,7 +300,7 @@ struct net_conn {
 	uint32_t peer_popped;
 
 	/* Puts and gets. */
-	struct list_node rmas;	  /* waiting to be posted */
+	struct list_node rmas;	  /* puts and gets that wait to be posted */
 	struct list_node running; /* posted, or ended */
 	uint64_t rmas_begun;
 	uint64_t rmas_posted;
@@ -361,9 +361,9 @@ struct net_transport {
 	/* Called after close; frees the transport's state. */
 	void (*conn_free)(struct net_conn *conn);
 
-	/* Accept a frame, or a put or get, in the order of the calls. Each ends with
-	 * net_frame_sent() or net_rma_done(), but not within this call. -EAGAIN: there is no room,
-	 * and the caller retries in the next turn. */
+	/* Post a frame, or a put or get. The transport executes them in the order of the calls.
+	 * Each ends with net_frame_sent() or net_rma_done(), but not within this call. -EAGAIN:
+	 * there is no room, and the caller retries in the next turn. */
 	int (*post_frame)(struct net_conn *conn, struct net_buffer *buffer);
 	int (*post_rma)(struct net_conn *conn, struct net_rma *rma);
 	/* Starts the transmission of all posted operations. */
@@ -384,8 +384,8 @@ struct net_transport {
 	bool (*progress)(struct net_queue *net);
 	bool (*arm)(struct net_queue *net);
 	void (*queue_destroy)(struct net_queue *net);
-	/* In the child after fork(): closes the descriptors of the connection or the listener, if
-	 * this has no effect on the parent. */
+	/* Called in the child after fork(): closes the descriptors of the connection or the
+	 * listener, if this has no effect on the parent. */
 	void (*after_fork)(struct net_conn *conn, struct net_listener *listener);
 };
 
@@ -409,7 +409,7 @@ _Static_assert(offsetof(struct net_conn, conn) == 0, "net_conn()");
 /* Called when a peer has connected to a listener. Returns a new connection, or NULL if a limit is
  * reached. */
 struct net_conn *net_arrived(struct net_listener *listener);
-/* Called when the endpoint of a connection is connected to that address. Further calls have no
+/* Called when the endpoint of a connection is connected; peer is its address. Further calls have no
  * effect. */
 void net_connected(struct net_conn *conn, const struct sockaddr *peer);
 /* Processes a set-up record in any state; the record has at least the minimum length of its type.

@@ -696,7 +696,7 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 			(const uint8_t *)(head + 1) + ring->stream_at, left);
 
 		copied += part;
-		if (peek) { /* the current message only */
+		if (peek) { /* a peek covers the current message only */
 			break;
 		}
 		ring->stream_at += (uint32_t)part;

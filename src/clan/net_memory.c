@@ -16,7 +16,7 @@
 #define FIFO_NONE UINT32_MAX
 
 enum {
-	STRICT_MS = 1000, /* allows a busy program to run its queue */
+	STRICT_MS = 1000, /* long enough for a busy program to run its queue */
 };
 
 enum net_grant_state {
@@ -224,7 +224,7 @@ static void write_region_ended(struct net_conn *conn, struct net_owed *owed)
 	region_free(region);
 }
 
-/* In LEAVING: returns and frees the region if it is unused and the program has received its
+/* Called in LEAVING: returns and frees the region if it is unused and the program has received its
  * events. */
 static void region_look(struct net_peer_region *region)
 {
@@ -536,7 +536,8 @@ int net_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 	list_push_back(&conn->revocations, &revocation->node);
 	grant->state = GRANT_LEAVING;
 	if (strict) {
-		/* Taken from our own record, because the peer could have modified the cookie. */
+		/* The region number comes from our own record, because the peer could have modified
+		 * the number in the cookie. */
 		revocation->region = clan_share_find(base, grant->cookie.region)->region;
 		revocation->region->strict_count++;
 		clan_deadline_set(base->queue, &revocation->deadline, STRICT_MS * NS_PER_MS);
@@ -917,7 +918,7 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 		return revoked_arrived(conn, &record.revoke);
 	case NET_COOKIE:
 		return net_memory_cookie_arrived(conn, &record.cookie);
-	case NET_PUT: /* from the peer's library, on ofi */
+	case NET_PUT: /* sent by the peer's library, and only on ofi, which does not see puts */
 		if (conn->transport->sees_puts) {
 			break;
 		}

@@ -149,7 +149,7 @@ void net_rma_done(struct net_rma *rma, int error)
 		rma->status = -ENOTCONN;
 	}
 	if (conn->phase != NET_TALKING) {
-		return; /* net_rma_end() will end it */
+		return; /* net_rma_end() will end the operation */
 	}
 	if (rma->pieces == 0 && rma->left == 0) {
 		rma_release(rma);

@@ -17,14 +17,16 @@
 
 enum {
 	REAP_BATCH = 32,
-	EQ_SILENT_MAX = 16,    /* empty reads for internal events of libfabric */
+	EQ_SILENT_MAX = 16, /* limit on consecutive empty reads, which can mean internal events of
+			       libfabric */
 	EQ_ENTRY_BYTES = 1024, /* includes connection data of the peer; libclan sends none */
 	/* Each connection can have these completions: received and sent frames, the frame without
 	 * records, puts and gets. */
 	CQ_ENTRIES = OFI_DOMAIN_CONNS * (NET_RECEIVES + NET_SENDS + 1 + NET_RMA_PIECES),
 };
 
-/* The functions of libfabric that are symbols; all others are called through its objects. */
+/* libfabric's functions that are looked up as symbols; all others are called through its objects.
+ */
 static struct {
 	pthread_once_t once;
 	int (*getinfo)(uint32_t version, const char *node, const char *service, uint64_t flags,

@@ -24,10 +24,12 @@
 #define NS_PER_MS UINT64_C(1000000)
 
 enum {
-	/* Looks between checks of the descriptors, which cost system calls. */
+	/* Calls of clan_queue_look() between two checks of the descriptors, which need system
+	 * calls. */
 	LOOKS_BETWEEN_DESCRIPTORS = 16,
-	/* While spinning. Most answers of a peer on another processor arrive within this many
-	 * looks. That avoids sched_yield(), which takes milliseconds if another program is busy. */
+	/* Calls of clan_queue_look() between two calls of sched_yield() while spinning. Most
+	 * answers of a peer on another processor arrive within this number. That avoids
+	 * sched_yield(), which takes milliseconds if another program is busy. */
 	LOOKS_BETWEEN_YIELDS = 64,
 };
 
@@ -103,8 +105,9 @@ void clan_deadline_set(struct clan_queue *queue, struct clan_deadline *deadline,
 	list_push_back(&queue->deadlines, &deadline->node);
 }
 
-/* Sets the timer to the next deadline. The linear search is acceptable because only handshakes,
- * strict revocations and muted peers have deadlines, so the list is empty most of the time. */
+/* Sets the timer to the next deadline. The linear search is acceptable because the list is empty
+ * most of the time: only handshakes, strict revocations and peers with a muted bell have deadlines.
+ */
 static void set_timer(struct clan_queue *queue)
 {
 	struct itimerspec setting = { 0 };
@@ -139,8 +142,8 @@ static void timer_happened(struct waiter_file *file, uint32_t events)
 	list_init(&expired);
 	list_for_each(node, &queue->deadlines)
 	{
-		/* Collected first: expired() can set and clear deadlines, also those in this
-		 * list. */
+		/* Due deadlines are collected first, because expired() can set and clear any
+		 * deadline, also those that are due. */
 		if (list_entry(node, struct clan_deadline, node)->due_ns <= now_ns) {
 			list_remove(node);
 			list_push_back(&expired, node);

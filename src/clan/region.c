@@ -22,7 +22,7 @@
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* Maps the pages of an own region: populated, and inherited by fork() like other memory. */
+/* Maps the pages of one of our regions: populated, and inherited by fork() like other memory. */
 static int map_own(int fd, uint64_t offset, size_t bytes, bool huge, uint8_t **base_out)
 {
 	int result = segment_map(fd, offset, bytes, true, base_out);
@@ -139,7 +139,7 @@ int clan_region_register(
 	return 0;
 }
 
-/* Registrations are dropped first, because adapters must not use the pages after they are
+/* Registrations are dropped first, because network adapters must not use the pages after they are
  * unmapped. */
 int clan_region_destroy(struct clan_region *region)
 {
@@ -317,7 +317,7 @@ int clan_region_unshare(struct clan_conn *conn, struct clan_region *region)
 	}
 	set_share_state(share, CLAN_SHARE_ENDING);
 	if (conn->state != CLAN_OPEN) {
-		clan_share_returned(share); /* a peer that is lost cannot return it */
+		clan_share_returned(share); /* a lost peer cannot return the region */
 	}
 	return 0;
 }

@@ -224,7 +224,7 @@ static void handle(struct clan_rpc *rpc, const struct clan_event *event)
 		return;
 	}
 	if (link == NULL) {
-		return; /* a connection that was rejected */
+		return; /* an event of a rejected connection */
 	}
 	if (event->type == CLAN_EVENT_CLOSED) {
 		link_closed(link);
@@ -371,7 +371,7 @@ static bool give_change(struct clan_rpc *rpc, struct clan_rpc_event *event)
 		}
 		list_remove(&node->changed_node);
 		if (node->open_count > 0) {
-			continue; /* CLAN_EVENT_CLOSED puts it on the list again */
+			continue; /* the node returns to the list at CLAN_EVENT_CLOSED */
 		}
 		event->type = CLAN_RPC_DOWN;
 		event->status = node->status;

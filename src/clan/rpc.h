@@ -44,7 +44,7 @@ enum link_state {
 
 struct rpc_link {
 	struct rpc_node *node;
-	struct clan_conn *conn;	     /* NULL: new or closed */
+	struct clan_conn *conn;	     /* NULL while new or closed */
 	struct list_node ready_node; /* in clan_rpc.ready: there might be messages */
 	struct clan_region *region;
 	uint8_t *area;

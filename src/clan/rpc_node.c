@@ -3,8 +3,8 @@
  * Nodes and links of the RPC: connecting, hellos, areas and their cookies; docs/protocol/clan.md
  * §13.
  *
- * Invariant: links of one node have the same key and user, so a peer cannot add a connection to the
- * node of another one.
+ * Invariant: links of one node have the same key and user, so a peer cannot add a connection to
+ * another peer's node.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -19,8 +19,8 @@
 enum {
 	RPC_VERSION = 1,
 	RPC_PAGE_BYTES = 4096,
-	/* Bulk ring slots per call. Both a request and a reply can be unreceived for each call, in
-	 * each direction, and a ring reports room only after half of it was consumed. */
+	/* Bulk ring slots per call. For each call, one request and one reply can be waiting in each
+	 * direction's ring, and a ring reports room only after half of it was consumed. */
 	RPC_RING_PER_CALL = 8,
 };
 
@@ -91,7 +91,7 @@ static void link_fini(struct rpc_link *link)
 {
 	int result = clan_region_destroy(link->region);
 
-	GMB_ASSERT(result == 0); /* shares end with their connection */
+	GMB_ASSERT(result == 0); /* cannot fail: the region's share ended with the connection */
 	free(link->requests);
 	free(link->ops);
 	free(link->waiting);
@@ -182,7 +182,8 @@ static struct rpc_node *node_create(
 
 /* --- set-up ----------------------------------------------------------------------------------- */
 
-/* The link is up when SETUP was sent and received; the smaller limits of both sides apply. */
+/* Sets the link to UP when both sides have sent SETUP. The smaller limits of the two sides apply.
+ */
 static void link_check_up(struct rpc_link *link)
 {
 	struct rpc_node *node = link->node;

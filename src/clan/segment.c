@@ -90,7 +90,8 @@ int segment_check(int fd, int seals, struct segment_identity *identity)
 	return 0;
 }
 
-/* Populated in the call, so that later accesses do not fault and cannot fail for lack of memory. */
+/* The pages are populated here, so that later accesses do not fault and cannot fail for lack of
+ * memory. */
 int segment_map(int fd, uint64_t offset, size_t bytes, bool writable, uint8_t **base_out)
 {
 	void *base = mmap(NULL, bytes, PROT_READ | (writable ? PROT_WRITE : 0), MAP_SHARED, fd,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The provider's listeners, and the life of its connections: docs/protocol/clan.md §2.2 and §3. A
- * connection that has ended stays in its group until it is freed, because its mappings can be
+ * Listeners of the provider shm, and the life of its connections: docs/protocol/clan.md §2.2 and
+ * §3. A connection that has ended stays in its group until it is freed, because its mappings can be
  * shared with other connections.
  */
 #include <errno.h>
@@ -127,7 +127,7 @@ int shm_conn_map_peer(struct shm_conn *conn, int fd)
 	if (segment_check(fd, SEGMENT_SEALED_SIZE | SEGMENT_SEALED_WRITER, &identity) != 0) {
 		return shm_broken(conn, 1, "its segment is not a sealed memfd");
 	}
-	/* The largest segment within the limits. */
+	/* The shape of the largest segment that our limits permit. */
 	shape = (struct shm_shape){
 		.slots = { SHM_SYSTEM_SLOTS, SHM_CONTROL_SLOTS, conn->conn.options.peer_slots_max },
 		.cookies = CLAN_TABLE_MAX,
@@ -291,7 +291,8 @@ void shm_conn_established(struct shm_conn *conn)
 
 void shm_conn_opened(struct shm_conn *conn)
 {
-	/* An acceptor is OPEN before its WELCOME is sent, because the rings keep its messages. */
+	/* An acceptor becomes OPEN even if its WELCOME is still queued, because the rings keep its
+	 * messages until the peer has WELCOME. */
 	if (list_is_empty(&conn->unsent)) {
 		shm_conn_established(conn);
 	}
@@ -337,7 +338,7 @@ void shm_conn_end(struct shm_conn *conn, int status, const char *reason)
 		shm_publish_conn(conn);
 		shm_look(conn); /* processes published messages, which can still be received */
 		if (base->state != CLAN_OPEN) {
-			return; /* the look has ended the connection */
+			return; /* shm_look() has ended the connection */
 		}
 	}
 	shm_conn_handshake_ended(conn);
@@ -656,8 +657,8 @@ static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 	for (int i = 0; i < ACCEPT_MAX; i++) {
 		int fd = -1;
 
-		/* Rejected peers can also have sent descriptors, so there must be room to dispose
-		 * of the socket. */
+		/* Even a peer that is rejected can have sent descriptors, so accept only if there
+		 * is room to dispose of its socket. */
 		errno = EMFILE;
 		if (dispose_ends_have_room()) {
 			fd = accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -715,7 +716,7 @@ static int shm_open_listener(const struct sockaddr_un *address, socklen_t length
 	if (fd < 0) {
 		return -errno;
 	}
-	/* Determines the mode of the file, less the umask. */
+	/* bind() creates the socket file with this mode, less the umask. */
 	if (fchmod(fd, access == CLAN_ACCESS_OWNER ? 0600 : 0666) != 0) {
 		result = -errno;
 	} else if (bind(fd, (const struct sockaddr *)address, length) != 0) {
@@ -793,7 +794,8 @@ static void shm_listener_close(struct clan_listener *base)
 
 	waiter_file_remove(base->queue->waiter, &listener->file);
 	clan_deadline_clear(&listener->retry);
-	/* Connections that were not accepted can contain descriptors of any kind. */
+	/* Connections that wait in the backlog can contain descriptors of any kind, which can block
+	 * when they are closed. */
 	dispose_socket(fd, geteuid(), clan_queue_is_passive(base->queue));
 	if (listener->path != NULL && stat(listener->path, &status) == 0 &&
 		status.st_dev == listener->device && status.st_ino == listener->inode) {

@@ -28,7 +28,7 @@
 
 struct shm_queue {
 	struct list_node groups;
-	struct list_node active; /* groups to check: rung, not armed yet, or muted */
+	struct list_node active; /* groups to check: bell rung, not armed yet, or muted */
 	struct list_node dirty;	 /* connections with something to publish */
 	struct list_node dead;	 /* connections to free that were never reported to the program */
 };
@@ -136,7 +136,7 @@ struct shm_peer_region {
 	enum shm_peer_region_state state;
 	bool give_live;	   /* CLAN_EVENT_REGION is pending */
 	bool give_leaving; /* CLAN_EVENT_REGION_ENDING is pending */
-	bool asked_back;   /* the peer requested it back; else the connection has ended */
+	bool asked_back;   /* the peer requested the region back; false: the connection has ended */
 	uint32_t number;
 	uint32_t generation;
 	uint32_t rights;
@@ -194,18 +194,18 @@ struct shm_conn {
 	struct clan_conn conn;
 	struct waiter_file file; /* the socket */
 	struct shm_group *group;
-	struct shm_listener *listener; /* the listener that counts it; or NULL */
+	struct shm_listener *listener; /* the listener that counts this connection; or NULL */
 	char *place;		       /* the address that the connector used; or NULL */
 	bool handshake_counted;
 	bool regrouped;	      /* REGROUP was sent or received */
-	uint32_t number;      /* our number in the group */
-	uint32_t peer_number; /* the number that we push on the ready ring */
+	uint32_t number;      /* the connection's number in our table of the group */
+	uint32_t peer_number; /* its number in the peer's table; we push it on the ready ring */
 	struct list_node dirty_node;
 	struct list_node dead_node;
 
 	struct shm_conn_head *own;
 	size_t own_bytes;
-	int own_fd;   /* open until the peer has it */
+	int own_fd;   /* of our segment; open until the peer has it */
 	int group_fd; /* our group head, if the group is new; open until the peer has it */
 	struct list_node unsent;     /* socket messages that the kernel has not accepted yet */
 	struct clan_deadline resend; /* when to send the messages in unsent again */
@@ -243,15 +243,15 @@ struct shm_conn {
 	 * shm_copy_part(). */
 	_Atomic(bool) copies_dropped;
 	struct list_node revocations;
-	struct shm_grant *grants;  /* by slot; NULL until the first */
+	struct shm_grant *grants;  /* by slot; NULL until the first is granted */
 	uint32_t grant_next;	   /* start of the search for a free slot */
 	uint32_t *used_once;	   /* generation of the last ONCE cookie used in each slot; NULL
 				      until the first */
-	struct shm_watch *watches; /* by number; NULL until the first */
+	struct shm_watch *watches; /* by number; NULL until the first is created */
 	struct shm_trip *trips;	   /* by the peer's number; NULL until the first is armed */
 	uint32_t trips_owed;
 
-	struct shm_cookie_fifo *fifo; /* NULL until the first cookie */
+	struct shm_cookie_fifo *fifo; /* NULL until the first cookie arrives */
 	uint32_t fifo_free;
 	uint32_t fifo_count;
 	uint32_t fifo_first[CLAN_COOKIE_QUEUES];
@@ -260,10 +260,10 @@ struct shm_conn {
 	uint32_t cookies_popped; /* cookies of the peer that the program has popped */
 	uint32_t peer_popped_seen;
 
-	struct shm_peer_region **regions; /* by number; NULL until the first */
+	struct shm_peer_region **regions; /* by number; NULL until the first is shared */
 	struct list_node region_list;
 	uint64_t region_bytes;
-	uint32_t regions_held; /* regions that are not GONE */
+	uint32_t regions_held; /* regions in a state other than REMOVED */
 };
 
 static inline struct shm_conn *shm_conn(struct clan_conn *conn)

@@ -224,7 +224,7 @@ struct shm_group *shm_group_find_place(const struct shm_conn *conn)
 	{
 		struct shm_group *group = list_entry(node, struct shm_group, node);
 
-		/* A group that is being set up has no name from the acceptor yet. */
+		/* A group without peer is being set up: the acceptor has not confirmed it yet. */
 		if (group->place == NULL || group->peer == NULL ||
 			group->conn_count >= group->conns_max) {
 			continue;
@@ -254,8 +254,8 @@ static bool ring_socket(const struct shm_conn *conn)
 {
 	static const uint8_t byte = SHM_BELL;
 
-	/* A peer without WELCOME checks the rings when it arrives. EAGAIN: the socket is full, so
-	 * the peer has unread bytes that wake it. */
+	/* A peer that has not received WELCOME checks the rings when WELCOME arrives. EAGAIN: the
+	 * socket is full, so the peer has unread bytes that wake it. */
 	return conn->conn.state == CLAN_OPEN && conn->own_fd < 0 &&
 	       (send(conn->file.fd, &byte, sizeof(byte), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||
 		       errno == EAGAIN);
@@ -266,7 +266,6 @@ static void ring_bell(struct shm_group *group, struct shm_conn *conn)
 {
 	uint64_t arm = atomic_load_explicit(&group->peer->arm, memory_order_acquire);
 
-	/* A bell is rung at most once per arming. */
 	if (arm == 0 || arm == group->rung) {
 		return;
 	}
@@ -310,8 +309,9 @@ static void publish_words(struct shm_conn *conn)
 		&conn->own->cookies_popped, conn->cookies_popped, memory_order_release);
 }
 
-/* To be called after the fence that follows publish_words(). Pushes the connection on the peer's
- * ready ring if the peer requested notification of the changes. Returns true if it did. */
+/* Called after the fence that follows publish_words(). If the peer requested notification of the
+ * changes, pushes the connection on our ready ring, which the peer reads. Returns true if it did.
+ */
 static bool push_ready(struct shm_conn *conn)
 {
 	struct shm_group *group = conn->group;
@@ -326,7 +326,8 @@ static bool push_ready(struct shm_conn *conn)
 	}
 	read = atomic_load_explicit(&group->peer->ready_read, memory_order_acquire);
 	if (group->pushed - read >= SHM_READY_SLOTS) {
-		/* K17: the peer did not consume its entries, which delays only the peer */
+		/* K17: the ring is full because the peer did not consume its entries; only the peer
+		 * is delayed */
 		return false;
 	}
 	conn->answered = number;
@@ -336,8 +337,9 @@ static bool push_ready(struct shm_conn *conn)
 	return true;
 }
 
-/* Publishes all dirty connections with two fences in total: all words, a fence, all checks of want
- * and pushes, a fence, one check of arm for each group that got an entry. */
+/* Publishes all dirty connections with only two fences: first all words are stored; after the first
+ * fence, want is checked for each connection, and entries are pushed on the ready rings; after the
+ * second fence, arm is checked once for each group that got an entry. */
 void shm_publish(struct clan_queue *queue)
 {
 	struct shm_queue *shm = shm_queue(queue);

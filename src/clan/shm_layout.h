@@ -23,10 +23,10 @@ enum {
 	SHM_HEADER_BYTES = 0x400,
 	SHM_SEGMENT_ALIGN = 4096,
 
-	SHM_READY_SLOTS = 512, /* of our ready rings */
+	SHM_READY_SLOTS = 512, /* slots of our ready rings */
 	SHM_READY_SLOTS_MIN = 16,
 	SHM_READY_SLOTS_MAX = 8192,
-	SHM_NUMBERS_MAX = 4096, /* of connections in a group */
+	SHM_NUMBERS_MAX = 4096, /* limit on the numbers of a group's connections */
 
 	SHM_CONTROL_SLOTS = 32,
 	SHM_SYSTEM_SLOTS = 32,
@@ -51,7 +51,7 @@ enum shm_reason {
 };
 enum { SHM_WANT_NUMBER_SHIFT = 8 };
 
-/* Message types of the library in rings. The program has 0x01 to 0xef. */
+/* Message types of the library in rings. Programs use types 0x01 to 0xef. */
 enum shm_type {
 	SHM_TYPE_PAD = 0x00,
 	SHM_TYPE_STREAM = 0xf0,

@@ -117,7 +117,8 @@ static uint64_t peer_busy(const struct shm_conn *conn)
 	return atomic_load_explicit(&conn->peer->busy, memory_order_acquire);
 }
 
-/* Ends the revocations whose copy has ended. All of them wait for the peer's busy word. */
+/* Ends the revocations that were waiting for a copy of the peer to end, as shown by the peer's busy
+ * word. Returns true if there were any. */
 bool shm_look_quiet(struct shm_conn *conn)
 {
 	bool any = false;
@@ -188,8 +189,8 @@ static struct shm_revocation *revocation_create(
 		revocation->slot = cookie->slot;
 		revocation->op = op;
 		if (strict) {
-			/* Taken from our own record, because the peer could have modified the
-			 * cookie. */
+			/* The region number comes from our own record, because the peer could have
+			 * modified the number in the cookie. */
 			revocation->region =
 				clan_share_find(&conn->conn, conn->grants[cookie->slot].region)
 					->region;

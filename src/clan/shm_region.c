@@ -2,7 +2,8 @@
 /*
  * Regions of the peer, mapped here: docs/protocol/clan.md §3 (rules K8 and K9) and §8.1.
  *
- *   REGION ─▶ MAPPING (worker) ─▶ LIVE ─▶ LEAVING (holds remain) ─▶ GONE (events remain) ─▶ freed
+ *   REGION ─▶ MAPPING (worker) ─▶ LIVE ─▶ LEAVING (holds remain) ─▶ REMOVED (events remain) ─▶
+ *   freed
  *
  * Invariant: a mapping is never removed while the program or a copy holds its region.
  */
@@ -86,7 +87,7 @@ static void region_finish(struct shm_peer_region *region)
 }
 
 /* If both events are pending, REGION is given first, and the next call gives REGION_ENDING. A
- * region that is gone is freed with its last event. */
+ * REMOVED region is freed with its last event. */
 static bool shm_region_give_region_event(struct clan_source *source, struct clan_event *event)
 {
 	struct shm_peer_region *region = container_of(source, struct shm_peer_region, source);
@@ -128,7 +129,7 @@ static void region_removed(struct shm_peer_region *region)
 	shm_conn_join(conn);
 }
 
-/* Permits no new holds. The region is gone immediately if there are no holds. */
+/* Permits no new holds. The region is removed immediately if there are no holds. */
 static void shm_region_leaves(struct shm_peer_region *region)
 {
 	shm_region_set_region_state(region, SHM_REGION_LEAVING);
@@ -331,7 +332,7 @@ int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t gener
 	return conn->conn.state == CLAN_OPEN ? 0 : -ENOTCONN;
 }
 
-/* Holds of the program keep LEAVING regions mapped after the end of the connection. */
+/* Regions that the program holds stay mapped (LEAVING) after the end of the connection. */
 void shm_regions_leave(struct shm_conn *conn)
 {
 	list_for_each(node, &conn->region_list)

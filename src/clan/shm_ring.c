@@ -429,7 +429,7 @@ ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 			shm_ring_slot_at(in) + SHM_HEAD_BYTES + in->stream_at, left);
 
 		copied += part;
-		if (peek) { /* the current message only */
+		if (peek) { /* a peek covers the current message only */
 			return (ssize_t)copied;
 		}
 		in->stream_at += (uint32_t)part;

@@ -372,8 +372,8 @@ static int join_group(struct shm_conn *conn, const struct shm_hello *hello)
 	if (hello->group == 0) {
 		uint64_t id;
 
-		/* From the kernel, because a process that has one number must not be able to
-		 * predict another. */
+		/* The number comes from the kernel's random generator, because a process that has
+		 * one number must not be able to predict another. */
 		do {
 			if (getrandom(&id, sizeof(id), 0) != sizeof(id)) {
 				return -EIO;
@@ -450,7 +450,8 @@ static int shm_socket_hello_arrived(struct shm_conn *conn, struct arrival *arriv
 	return 0;
 }
 
-/* WELCOME: as HELLO, for the connector. The group's number was assigned by the acceptor. */
+/* WELCOME: does for the connector what HELLO does for the acceptor. The acceptor has assigned the
+ * group's number. */
 static int welcome_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_welcome welcome;
@@ -696,10 +697,10 @@ static bool next_has_files(int fd)
 }
 
 /* Stops receiving for REREAD_NS. The limit on descriptors that wait to be closed is reached, so
- * further ones stay in the socket, where they count for the sender's user. */
+ * further ones stay in the socket, where the kernel counts them for the sender's user. */
 static void receive_later(struct shm_conn *conn, uint32_t events)
 {
-	if ((events & (EPOLLHUP | EPOLLERR)) != 0) { /* epoll cannot disable these */
+	if ((events & (EPOLLHUP | EPOLLERR)) != 0) { /* epoll reports these even if not requested */
 		shm_conn_end(conn, -ECONNRESET, NULL);
 		return;
 	}

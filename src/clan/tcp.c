@@ -352,7 +352,7 @@ static bool tcp_progress(struct net_queue *net)
 	struct list_node todo;
 	bool any = !list_is_empty(&tcp->ready);
 
-	/* A connection that has used up its turn returns to the list. */
+	/* A connection that has reached its limit per turn returns to the list. */
 	list_init(&todo);
 	while (!list_is_empty(&tcp->ready)) {
 		list_push_back(&todo, list_pop_front(&tcp->ready));

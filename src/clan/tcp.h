@@ -84,7 +84,7 @@ struct tcp_conn {
 	uint32_t out_read;
 
 	/* Receiving. */
-	uint8_t *in; /* TCP_IN_BYTES; NULL: receiving has not started */
+	uint8_t *in; /* TCP_IN_BYTES long; NULL until receiving starts */
 	uint32_t in_at;
 	uint32_t in_end;
 	uint64_t payload_left;

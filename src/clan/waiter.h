@@ -56,13 +56,13 @@ GMB_MUST_CHECK int waiter_file_add(
 void waiter_file_events(struct waiter *waiter, struct waiter_file *file, uint32_t events);
 void waiter_file_remove(struct waiter *waiter, struct waiter_file *file);
 
-/* Returns NULL if there is no memory. */
+/* Creates a futex. Returns NULL if there is no memory. */
 struct waiter_futex *waiter_futex_create(void (*happened)(struct waiter_futex *futex));
 /* Cancels a wait in flight, if there is one, and frees the futex; happened() is not called. The
  * word can be unmapped when this returns. */
 void waiter_futex_destroy(struct waiter *waiter, struct waiter_futex *futex);
-/* Starts to wait until the word no longer has the expected value, or a wake-up. The futex must not
- * be in flight. WAITER_URING only. */
+/* Starts to wait until the word no longer has the expected value, or until the peer wakes the word.
+ * The futex must not be in flight. WAITER_URING only. */
 void waiter_futex_start(struct waiter *waiter, struct waiter_futex *futex,
 	const _Atomic(uint32_t) *word, uint32_t expected);
 

@@ -8,8 +8,9 @@ enum { EVENTS_MAX = 64, NS_PER_MS = 1000000 };
 
 /* --- the queue on the engine's ring ---------------------------------------------------------- */
 
-/* Admits a connection that came to a listener of ours. The door creates the session, which takes
- * service->offered; if it is still set afterwards, the connection was not admitted. */
+/* Admits a connection that came to one of our listeners. The engine's admission check (the door)
+ * creates a session, and the session takes the connection from service->offered. If offered is
+ * still set afterwards, the connection was not admitted. */
 static void clan_service_offer(struct clan_service *service, const struct clan_event *event)
 {
 	struct clan_peer peer;
@@ -54,8 +55,8 @@ static int clan_service_source_poll(struct ring_source *source)
 
 	list_init(&hungry);
 	while ((node = list_pop_front(&service->hungry)) != NULL) {
-		/* Moved to a local list, because take() can add a session to hungry again, for the
-		 * next turn. */
+		/* The sessions move to a local list, because take() can add a session to hungry
+		 * again, for the next turn. */
 		list_push_back(&hungry, node);
 	}
 	while ((node = list_pop_front(&hungry)) != NULL) {
@@ -190,7 +191,8 @@ void clan_service_listen_end(void *context, void *listener)
 
 	clan_listener_close(listener);
 	if (--service->listener_count == 0) {
-		/* Later connections are rejected, because the door may be freed. */
+		/* Connections that arrive later are rejected, because the engine may free the door.
+		 */
 		service->door = NULL;
 	}
 }

@@ -53,9 +53,9 @@ struct carrier_facts {
 	uint32_t payload_max;	  /* limit of one read or write */
 	uint32_t atomic_bytes;	  /* size up to which a write with FUA is atomic; 0: unknown */
 	uint64_t range_max;	  /* limit of one command without payload; UINT64_MAX: none */
-	enum gmb_replies replies; /* a larger value is at least as good */
-	/* See docs/design/0006-reconnect.md. If the server has no takeover extension: false and
-	 * 0. */
+	enum gmb_replies replies; /* ordered: a larger value is at least as good */
+	/* For takeover, see docs/design/0006-reconnect.md. If the server has no takeover extension,
+	 * the flags are false and the epoch is 0. */
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
@@ -90,7 +90,7 @@ struct command {
 	int result;		      /* set by the carrier before carrier_done */
 	struct command_copied copied; /* COPY: set by the carrier before carrier_done */
 
-	/* Used by the client. */
+	/* The members from here on are used by the client. */
 	struct gmb_request *request;
 	/* for a command of a long range: time at which it was first sent; otherwise 0 */
 	uint64_t begun_ns;

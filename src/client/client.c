@@ -396,8 +396,8 @@ static bool has_forgotten(const struct gmb_client *client, const struct carrier_
 	       (client->changes != client->flushed || known->is_volatile || facts->is_volatile);
 }
 
-/* Removes the lost connections that this one has replaced from client->lost; all of them if the
- * server does not support takeover. */
+/* Removes from client->lost the lost connections that this connection has replaced, or all of them
+ * if the server does not support takeover. */
 static void forget_lost(struct gmb_client *client, const struct connection *connection)
 {
 	uint32_t kept = 0;
@@ -481,7 +481,8 @@ int client_connection_ready(
 	if (client->state == CLIENT_DEAD || client->state == CLIENT_CLOSING) {
 		return error_set(error, -ECANCELED, "closed");
 	}
-	/* First ends connections to the old epoch, because the new one must match those left. */
+	/* Connections to the server's previous epoch end first, because the new connection must
+	 * match those that remain. */
 	if (client->lost_count > 0 && facts->can_take_over && facts->epoch != client->facts.epoch) {
 		leave_old_epoch(client, connection);
 	}
@@ -493,7 +494,7 @@ int client_connection_ready(
 			client_resized(client, facts->bytes);
 		}
 		if (err == 0 && !may_be_several(client)) {
-			connection_leave(connection); /* it only had to replace lost ones */
+			connection_leave(connection); /* used only to replace lost connections */
 		}
 		return err;
 	}
@@ -602,7 +603,7 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 
 	connection->was_ready = false;
 	if (client->state == CLIENT_DEAD) {
-		fail_all(client, -ENOTCONN); /* commands that this connection has returned */
+		fail_all(client, -ENOTCONN); /* includes commands that this connection returned */
 		return;
 	}
 	client->trouble = connection->reason;
@@ -619,8 +620,8 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	} else if (!others) {
 		tell_attempt(client, &connection->reason);
 	}
-	/* If it timed out, other connections may be dead as well, so the trouble lasts until a
-	 * command is answered. */
+	/* If the connection timed out, other connections may be dead as well, so the trouble lasts
+	 * until a command is answered. */
 	if ((!others || client->lost_count > 0 || connection->reason.code == -ETIMEDOUT) &&
 		client->lost_ns == 0) {
 		client->lost_ns = ring_now_ns(client->queue->ring);

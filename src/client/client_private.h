@@ -41,7 +41,7 @@ enum {
 
 struct gmb_queue {
 	struct ring *ring;
-	bool owns_ring; /* false: a server's ring; see guest.h */
+	bool owns_ring; /* false: the ring belongs to a server, see guest.h */
 	/* Used if owns_ring is set. ring is NULL while the queue is released. */
 	uint32_t entries;
 	struct list_node clients;
@@ -125,7 +125,8 @@ struct gmb_client {
 	struct error trouble;
 	/* last loss of a connection that was reported to the program */
 	struct error told;
-	/* code: 0: open; -EINPROGRESS; or the reason why it cannot be opened */
+	/* result of opening: code 0: open; -EINPROGRESS; otherwise the reason why it cannot be
+	 * opened */
 	struct error open_error;
 	struct carrier_facts facts;
 	uint32_t capabilities; /* GMB_CAN_ flags allowed by the facts and the options */
@@ -157,7 +158,7 @@ struct gmb_client {
 	uint64_t range_bytes[GMB_COPY + 1]; /* powers of two */
 	struct list_node replays;	    /* commands without a connection, in order */
 	struct list_node free_commands;
-	uint8_t *commands; /* each followed by the carrier's space */
+	uint8_t *commands; /* an array; each is followed by the carrier's space */
 	uint32_t requests_in_flight;
 	uint32_t copies_in_flight; /* requests of other clients that copy from this export */
 	uint32_t copying;	   /* requests in flight that copy to this export */

@@ -308,8 +308,8 @@ void connection_flush(struct connection *connection)
 		timer_set(connection, connection->client->options.request_timeout_ms * NS_PER_MS);
 	}
 	carrier->ops->flush(carrier);
-	/* Checked here because the last answer may arrive before its request was completely
-	 * sent. */
+	/* The end of draining is checked here, because the last answer may arrive before its
+	 * request was completely sent. */
 	if (connection->draining && carrier->command_count == 0) {
 		client_connection_lose(connection, -ESHUTDOWN, "the server is shutting down");
 	}

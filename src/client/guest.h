@@ -23,7 +23,7 @@ struct tls_client;
 
 enum { CLIENT_NAME_BYTES = 48 };
 
-/* Returns NULL if out of memory. */
+/* Creates a queue on the ring. Returns NULL if out of memory. */
 struct gmb_queue *queue_create_on(struct ring *ring);
 /* gmb_open_start() with TLS credentials that are not named by the URI, because the URI comes from
  * another party: see tls_client_create_for_place(). They are borrowed until client_join(). NULL:

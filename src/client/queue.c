@@ -12,7 +12,8 @@
 enum {
 	ENTRIES_DEFAULT = 256,
 	ENTRIES_MAX = 4096,
-	/* with timeout 0: rounds of a wait in which each round completes a request */
+	/* limit on the rounds of one wait with timeout 0, which goes on while each round completes
+	 * a request */
 	ROUNDS_MAX = 16,
 };
 
@@ -362,7 +363,7 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			break;
 		}
 		if (timeout_ms == 0 && ++rounds == ROUNDS_MAX) {
-			more = true; /* returns, so that the program can do other work */
+			more = true; /* the wait returns, so that the program can do other work */
 			break;
 		}
 	}

@@ -6,8 +6,8 @@
 #include "base/bytes.h"
 #include "client/client_private.h"
 
-/* A command of a long range should take at most one sixteenth of request_timeout: nanoseconds of
- * that for each millisecond of request_timeout. */
+/* Target duration of a command of a long range: one sixteenth of request_timeout, as nanoseconds
+ * for each millisecond of request_timeout. */
 #define RANGE_LIMIT_NS_PER_MS (UINT64_C(1000000) / 16)
 
 _Static_assert(sizeof(struct request_state) <= sizeof(((struct gmb_request *)0)->private_space),
@@ -316,7 +316,7 @@ int gmb_cancel(struct gmb_client *client, struct gmb_request *request)
 		return -EINVAL;
 	}
 	state->whole = true;
-	list_remove(&state->node); /* from waiting or ranges */
+	list_remove(&state->node); /* from client->waiting or client->ranges */
 	if (state->parts == 0) {
 		if (request->operation == GMB_COPY) {
 			request->copied = MIN(state->copied, state->split);
@@ -477,7 +477,7 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 	}
 	if (!state->whole) {
 		state->whole = true;
-		list_remove(&state->node); /* from waiting or ranges */
+		list_remove(&state->node); /* from client->waiting or client->ranges */
 	}
 	if (state->parts == 0) {
 		client_request_end(client, request);

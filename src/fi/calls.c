@@ -7,7 +7,7 @@
 #include <string.h>
 
 /* Flags that calls accept. The completion of a write always means that the data is in the target's
- * memory, that of a read that it is in ours. */
+ * memory. The completion of a read means that the data is in ours. */
 #define TX_CALL_FLAGS                                                                              \
 	(FI_COMPLETION | FI_INJECT | FI_INJECT_COMPLETE | FI_TRANSMIT_COMPLETE |                   \
 		FI_REMOTE_CQ_DATA | FI_MORE)
@@ -247,7 +247,7 @@ static ssize_t post(
 		receive->iov[i] = iov[i];
 	}
 	if (ep->in.head_bytes > 0 && !ep->in.open) {
-		prov_stream_receive(ep); /* a message waits for this receive */
+		prov_stream_receive(ep); /* a received message might be waiting for this receive */
 	}
 	return 0;
 }

@@ -366,7 +366,7 @@ static int pep_close(struct fid *fid)
 		prov_eq_forget(pep->eq, fid);
 		pep->eq->users--;
 	}
-	/* Requests that were reported to the program can still be accepted. */
+	/* The fabric keeps reported requests, because they can still be accepted. */
 	while (!list_is_empty(&pep->requests)) {
 		list_push_back(&fabric->requests, list_pop_front(&pep->requests));
 	}
@@ -670,7 +670,7 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 		list_push_back(&ep->fabric->again, &ep->again_node);
 		result = 0;
 	} else if (result == -ECONNREFUSED) {
-		/* Reported by an event, as on a network. */
+		/* An event reports the refused connection, as on a network. */
 		connect_failed(ep, FI_ECONNREFUSED, NULL, 0);
 		result = 0;
 	}
@@ -911,7 +911,7 @@ static struct fi_ops ep_fid_ops = {
 	.control = ep_control,
 };
 
-/* Takes over a connection request. */
+/* Moves the connection of a request to the endpoint that accepts it, and frees the request. */
 static int endpoint_take_request(struct prov_ep *ep, struct prov_request *request)
 {
 	int result = prov_stream_init_answers(ep, request->peer_ops);

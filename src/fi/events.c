@@ -238,7 +238,7 @@ void prov_eq_forget(struct prov_eq *eq, const struct fid *fid)
 	}
 }
 
-/* Arguments of the reading calls. */
+/* Arguments of fi_eq_read() and fi_eq_sread(), for eq_take(). */
 struct eq_read {
 	uint32_t *type;
 	void *buffer;
@@ -332,8 +332,8 @@ static ssize_t eq_readerr(struct fid_eq *fid, struct fi_eq_err_entry *entry, uin
 		.err = event->error,
 		.prov_errno = event->error,
 	};
-	/* Copied to the program's buffer if it provided one, otherwise to ours, which is valid
-	 * until the next call. */
+	/* The error data is copied to the program's buffer if it provided one, otherwise to ours,
+	 * which is valid until the next call. */
 	if (event->bytes > 0) {
 		entry->err_data = own_bytes > 0 ? own_data : eq->error_data;
 		entry->err_data_size =

@@ -114,8 +114,8 @@ void prov_progress(struct prov_fabric *fabric)
 
 /* --- fabrics ---------------------------------------------------------------------------------- */
 
-/* Waits until clan has released the closed connections, at most CLOSE_WAIT_MS for each next
- * event. */
+/* Waits until clan has released the closed connections. Gives up when no event arrives for
+ * CLOSE_WAIT_MS. */
 static void wait_for_closed(struct prov_fabric *fabric)
 {
 	struct clan_event events[EVENTS_BATCH];

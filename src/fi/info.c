@@ -434,7 +434,8 @@ static int find_addresses(const char *node, const char *service, uint64_t flags,
 	}
 	if (result == 0 && src->sa.sa_family == AF_UNSPEC) {
 		if (dest->sa.sa_family != AF_UNSPEC) {
-			/* A route to this machine has its destination as the source address. */
+			/* A connection to an address of this machine has that same address as its
+			 * source. */
 			*src = *dest;
 			prov_address_set_port(src, 0);
 		} else {

@@ -15,8 +15,9 @@ enum {
 
 /* --- keys ------------------------------------------------------------------------------------- */
 
-/* A key has the slot of the table in its low 24 bits. The bits above change with each registration,
- * so old keys are detected. Keys are not secret, because peers belong to our own user. */
+/* A key contains the region's slot in the table (low 24 bits). The bits above change with each
+ * registration, so old keys are detected. Keys are not secret, because peers belong to our own
+ * user. */
 static uint64_t new_key(struct prov_domain *domain, uint32_t slot)
 {
 	uint64_t mixed;
@@ -61,7 +62,7 @@ static bool grow_table(struct prov_domain *domain)
  * cannot grow. */
 static bool take_slot(struct prov_domain *domain, struct prov_mr *mr)
 {
-	/* At most half full, so that the search for a free slot is short. */
+	/* The table is at most half full, so that the search for a free slot is short. */
 	if (domain->mr_count * 2 >= domain->mr_slots && !grow_table(domain)) {
 		return false;
 	}

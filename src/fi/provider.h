@@ -150,7 +150,7 @@ int prov_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric_out
 /* Closes a connection of clan. No more of its events are reported to the program. */
 void prov_conn_close(struct prov_fabric *fabric, struct clan_conn *conn);
 
-/* Entries of tables for objects without the call. */
+/* Table entries for calls that an object does not support. */
 int prov_no_bind(struct fid *fid, struct fid *other, uint64_t flags);
 int prov_no_control(struct fid *fid, int command, void *arg);
 
@@ -161,7 +161,7 @@ int prov_no_control(struct fid *fid, int command, void *arg);
 struct prov_wait {
 	struct prov_fabric *fabric;
 	int set_fd;	   /* -1: FI_WAIT_NONE */
-	int told_fd;	   /* an eventfd in the set */
+	int told_fd;	   /* the eventfd in the epoll set */
 	bool watched;	   /* fi_trywait() was called, so a thread can poll the set */
 	bool told;	   /* the eventfd is readable */
 	bool signalled;	   /* set by fi_cq_signal(): one sleeper returns */
@@ -310,8 +310,8 @@ enum prov_record_kind {
 
 enum { PROV_RECORD_HAS_DATA = 1 }; /* flag: data is for the receiver's completion */
 
-/* The head of a record on a connection (stream.c). Little-endian. SEND, PIECE and ANSWER end before
- * address. */
+/* The head of a record on a connection (stream.c). Little-endian. The heads of SEND, PIECE and
+ * ANSWER end before the member address. */
 struct prov_record {
 	uint8_t kind;
 	uint8_t flags;
@@ -364,7 +364,8 @@ struct prov_receive {
 struct prov_out {
 	struct list_node ops;
 	struct list_node answers;
-	bool answers_next; /* operations and answers alternate */
+	bool answers_next; /* the next record is an answer's, because operations and answers
+			      alternate */
 	struct prov_op *op;
 	struct prov_answer *answer;
 	struct prov_record record; /* the answer's current record */
@@ -424,7 +425,7 @@ int prov_pep_open(
 int prov_ep_open(
 	struct fid_domain *domain, struct fi_info *info, struct fid_ep **ep_out, void *context);
 
-/* Events of clan, for listeners and endpoints. */
+/* Called for clan's events of listeners and endpoints. */
 void prov_request_arrived(struct prov_fabric *fabric, struct clan_conn *conn);
 void prov_request_lost(struct prov_request *request);
 /* Drops a request that can no longer be accepted. handle is the fi_info.handle of the request. */
@@ -432,7 +433,7 @@ void prov_request_drop(struct fid *handle);
 void prov_ep_connected(struct prov_ep *ep);
 void prov_ep_lost(struct prov_ep *ep, int status);
 
-/* Processes an endpoint in the list "again". */
+/* Processes an endpoint from the list fabric->again. */
 void prov_ep_again(struct prov_ep *ep);
 
 /* Ends the connection of a connected endpoint, and fails all operations in flight with that errno.

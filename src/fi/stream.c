@@ -605,7 +605,7 @@ static void write_is_complete(struct prov_ep *ep)
 	struct prov_answer *answer = in->answer;
 
 	if (answer->status == 0 && in->use.mr == NULL) {
-		answer->status = FI_EACCES; /* closed during the write */
+		answer->status = FI_EACCES; /* the region was closed during the write */
 	}
 	if (in->promised && answer->status == 0) {
 		const struct prov_entry entry = {
@@ -694,7 +694,8 @@ static int fi_stream_receive_step(struct prov_ep *ep)
 		}
 		in->done += (uint64_t)count;
 		if (in->done < payload_bytes(&in->record)) {
-			/* The peer can use the space while we copy the rest. */
+			/* Returns the space in the ring to the peer, which can use it while we copy
+			 * the rest. */
 			clan_flush(ep->conn);
 		}
 	}

@@ -755,8 +755,8 @@ static void find_quarters(const struct trace_read *read, struct trace_analysis *
 	}
 }
 
-/* Models a sender that needs the disk's total time to send all bytes. It is idle from the time free
- * on; at the time when, further bytes arrive. Returns the time at which they are sent. */
+/* Models a sender that needs the disk's total time to send all bytes. The sender is idle from
+ * `free` on, and further bytes arrive at `when`. Returns the time at which they are sent. */
 static double sender_free(const struct trace_read *read, double free, uint64_t when, uint32_t bytes)
 {
 	return fmax(free, (double)when) + (double)read->total_ns * bytes / read->bytes;

@@ -374,8 +374,8 @@ bool channel::spin()
 	return false;
 }
 
-/* Waits until the state might have changed; called with the turn. Returns false if the deadline has
- * passed. */
+/* Waits until the state might have changed. The caller has the turn (the right to use the queue).
+ * Returns false if the deadline has passed. */
 bool channel::wait(turn &mine, const omni_time_t &deadline)
 {
 	if (has_passed(deadline)) {
@@ -484,7 +484,7 @@ int channel::fd() const
 	return clan_queue_fd(queue);
 }
 
-/* Returns true if recv() would return; called with the turn. */
+/* Returns true if recv() would return without waiting. The caller has the turn. */
 bool channel::has_input()
 {
 	char byte;
@@ -496,7 +496,7 @@ bool channel::has_input()
 	return conn == nullptr || clan_readv(conn, &iov, 1, CLAN_READ_PEEK) != -EAGAIN;
 }
 
-/* Requests wake-ups from the peer; called with the turn. Returns true if there is input. */
+/* Requests wake-ups from the peer. The caller has the turn. Returns true if there is input. */
 bool channel::arm()
 {
 	do {

@@ -79,8 +79,8 @@ void connection::begin(std::string own, std::string peer)
 	watcher.add(this);
 }
 
-/* Returns a name for one end of a connection that has no port. It is unique among the current
- * connections of this process. Port numbers have 16 bits. */
+/* Returns a name for one end of a connection that has no port. The descriptor, cut to the 16 bits
+ * of a port number, makes it unique among the current connections of this process. */
 static std::string end_text(int fd)
 {
 	return address_text(unsigned(fd) & 0xffff);
@@ -146,9 +146,9 @@ const char *connection::peeridentity()
 
 /* --- watching --------------------------------------------------------------------------------- */
 
-/* now: 0 = before the watching thread waits next, 1 = immediately, 2 = immediately if a watch was
- * requested. If another thread has begun the watch before the holder was selectable, it is begun
- * again, because the holder has not received the result of that watch. */
+/* now: 0 = watch before the watching thread waits next, 1 = watch immediately, 2 = watch
+ * immediately if a watch was requested. If another thread started the watch before the holder was
+ * selectable, the watch is started again, because the holder did not receive its result. */
 void connection::setSelectable(int now, CORBA::Boolean data_in_buffer)
 {
 	if (data_in_buffer) {
@@ -185,8 +185,8 @@ CORBA::Boolean connection::Peek()
 	return SocketHolder::Peek() && is_readable();
 }
 
-/* Starts a watch; the holder is selectable. Input that arrived before the watch causes no wake-up,
- * so it is reported here. */
+/* Starts a watch of a selectable holder. Input that arrived before the watch causes no wake-up, so
+ * it is reported here. */
 void connection::begin_watch()
 {
 	if (watch()) {

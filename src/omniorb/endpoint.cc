@@ -106,7 +106,7 @@ CORBA::Boolean endpoint::publish(const omni::orbServer::PublishSpecs &specs,
 
 /* --- listening -------------------------------------------------------------------------------- */
 
-/* Returns 0 or an errno. */
+/* Binds the socket to the name of port `number`. Returns 0 or an errno. */
 int endpoint::bind_to(unsigned number)
 {
 	const std::string place = socket_place(number);

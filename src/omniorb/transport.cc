@@ -27,8 +27,8 @@ const char LOOPBACK[] = "127.0.0.1";
 
 enum { PORT_MAX = 65535 };
 
-/* Tagged component of an object reference, which contains the clan address of the object: an
- * encapsulation of a string, the place, and an unsigned short, the port ("CLAN"). */
+/* Tagged component ("CLAN") of an object reference. It contains the object's clan address: an
+ * encapsulation of a string (the place) and an unsigned short (the port). */
 const IOP::ComponentId COMPONENT = 0x434c414e;
 
 /* Addresses for object references. Written only while the ORB starts. */

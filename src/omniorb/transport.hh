@@ -151,7 +151,7 @@ class active_collection : public collection, public omni::giopActiveCollection
 class active_connection : public omni::giopActiveConnection, public connection
 {
       public:
-	/* Returns NULL if there is no connection. */
+	/* Connects to a port. Returns NULL if there is no connection. */
 	static active_connection *make(unsigned port, const omni_time_t &deadline, bool &timed_out);
 
 	omni::giopActiveCollection *registerMonitor() override;
@@ -169,7 +169,7 @@ class active_connection : public omni::giopActiveConnection, public connection
 class endpoint : public omni::giopEndpoint, public collection, private omni::SocketHolder
 {
       public:
-	/* port: 0 selects a free one. */
+	/* Creates an endpoint for a port; 0 selects a free one. */
 	explicit endpoint(unsigned port);
 
 	const char *type() const override;
@@ -192,7 +192,8 @@ class endpoint : public omni::giopEndpoint, public collection, private omni::Soc
 
 	unsigned port;
 	omni::orbServer::EndpointList texts;
-	/* Closed for a moment to reject a connection when no descriptors are left. */
+	/* A spare descriptor, closed for a moment to reject a connection when no descriptors are
+	 * left. */
 	int spare_fd = -1;
 	int accepted_fd = -1;
 	omni::giopConnection::notifyReadable_t function = nullptr;

@@ -37,7 +37,7 @@ struct push_nbd_hub {
 	struct ring *ring;
 	struct gmb_queue *queue;
 	struct ring_batch_end batch_end;
-	struct ring_op again;	 /* schedules another batch after batch_end() has had effects */
+	struct ring_op again;	 /* schedules another batch if batch_end() has done work */
 	struct list_node ending; /* struct push_nbd.node */
 };
 
@@ -494,7 +494,8 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 		.flags = GMB_OPEN_NO_RECONNECT,
 		.connections = 1,
 		.depth = DEPTH,
-		/* The coordinator waits for about this time for the answer to START. */
+		/* Half of the handshake timeout, so that START is answered before the coordinator
+		 * gives up. */
 		.connect_timeout_ms = (uint32_t)MIN(timeout_ms / 2 + 1, (uint64_t)UINT32_MAX),
 		.context = nbd,
 		.opened = nbd_opened,

@@ -161,7 +161,8 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	if (session->job == 0) {
 		return;
 	}
-	/* Before the coordinator is informed, because it might start the next job. */
+	/* The snapshot is deleted before the coordinator is informed, because the coordinator might
+	 * start the next job. */
 	if (session->source != NULL) {
 		push_source_ended(session);
 	}
@@ -324,7 +325,7 @@ static void push_service_event(void *context, const struct clan_event *event)
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING || link->is_closing) {
-		return; /* an event of the batch in which the connection began to close */
+		return; /* a late event of the batch in which the connection began to close */
 	}
 	if (link == &session->out) {
 		push_source_event(session, event);

@@ -61,7 +61,7 @@ struct work {
 	enum work_state state;
 	uint64_t offset; /* offset in the range */
 	uint64_t length;
-	uint32_t crc;	    /* as sent by the source */
+	uint32_t crc;	    /* CRC of the piece, as sent by the source */
 	uint32_t found_crc; /* CHECK, READ_BACK: CRC of the bytes read so far */
 	struct push_wire_flush flush;
 	struct mem_segment segment;
@@ -410,7 +410,7 @@ static void work_begin(struct work *work)
 		request->placement_count = 1;
 	}
 	path_start(base->engine->path, request);
-	/* RAM can always be written from */
+	/* RAM was accepted as placement, because it can always be written from */
 	GMB_ASSERT(work->kind != WORK_PIECE || request->placement != NULL);
 }
 

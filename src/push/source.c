@@ -12,8 +12,8 @@
  * If the destination's memory is mapped, the disk reads into it, and only the head of a piece is
  * put. Otherwise each slot has a counterpart in our own memory. A returned cookie acknowledges that
  * its piece is written. For a destination without push, nbd.c plays the destination's part, with
- * slots of our own. Zeroes need no slot. A message without room on the connection is retried when
- * there is room, because frames wait behind puts.
+ * slots of our own. Zeroes need no slot. Messages can lack room on the connection, because they are
+ * sent only after earlier puts. Such a message is retried when there is room.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -310,7 +310,7 @@ static void read_begin(struct push_slot *slot, uint32_t length)
 	request->placement_count = 1;
 	request->progress = source_read_progress;
 	path_start(base->engine->path, request);
-	GMB_ASSERT(request->placement != NULL); /* RAM can always be read into */
+	GMB_ASSERT(request->placement != NULL); /* RAM was accepted: it can always be read into */
 }
 
 /* --- the map of extents ---------------------------------------------------------------------- */
@@ -563,10 +563,12 @@ void push_source_tick(struct push_session *session)
 	uint64_t now_ns = ring_batch_ns(session->base.engine->ring);
 
 	if (session->source->rate > 0 || session->source->nbd != NULL) {
-		/* the job waits for its rate limit or destination, and is not idle */
+		/* counts as progress: the job waits for its rate limit or destination, and is not
+		 * idle */
 		session->base.progress_ns = now_ns;
 	}
-	/* While not connected there is no peer; libgmblock detects silence itself. */
+	/* Silence does not count here: before the connection exists there is no peer, and for a
+	 * destination without push libgmblock detects silence itself. */
 	if (session->source->uri != NULL || session->source->nbd != NULL) {
 		session->heard_ns = now_ns;
 	}
@@ -610,7 +612,7 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 	source->memory = (struct mem_region){
 		.base = base,
 		.bytes = (uint64_t)source->slot_count * PUSH_SLOT_BYTES,
-		/* The destination can change the slots that it has lent. */
+		/* Lent slots are not stable memory, because the destination can change them. */
 		.rights = source->maps ? MEM_RAM & ~MEM_STABLE : MEM_RAM,
 	};
 	/* The registration only makes reads faster, so a failure is ignored. */

@@ -61,7 +61,7 @@ struct push_source {
 	uint16_t region_number;
 	struct clan_region *region; /* our own region */
 	uint32_t staged_slots;
-	struct mem_region memory; /* base is NULL: none */
+	struct mem_region memory; /* the slots' memory; base is NULL: there is none */
 	struct push_slot slots[PUSH_SLOTS];
 
 	bool no_zeroes; /* zeroes are written as data */
@@ -89,7 +89,7 @@ struct push_source {
 
 /* --- source.c, for nbd.c ---------------------------------------------------------------------- */
 
-/* Fails the job. The text is format, which contains one %s, with what. */
+/* Fails the job. The error text is format, with its one %s replaced by what. */
 void push_source_fail(struct push_source *source, int status, const char *format, const char *what);
 bool push_source_is_over(const struct push_source *source);
 uint8_t *push_slot_data(const struct push_source *source, const struct push_slot *slot);

@@ -234,7 +234,7 @@ static struct push_job **table_find_entry(
 		*text = "the server has reached its limit of jobs";
 		return NULL;
 	}
-	/* one is not NULL, because there are more entries than jobs can run */
+	/* room or oldest is not NULL, because there are more entries than jobs can run */
 	return room != NULL ? room : oldest;
 }
 

@@ -64,7 +64,8 @@ struct push_viewer {
 	bool all;
 };
 
-/* Destinations to which sources of this process can connect, each including those before. */
+/* Destinations to which sources of this process can connect. Each value includes the previous ones.
+ */
 enum push_scope {
 	PUSH_SCOPE_LOCAL,    /* Unix sockets */
 	PUSH_SCOPE_LOOPBACK, /* loopback addresses */

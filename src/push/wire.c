@@ -254,8 +254,8 @@ int push_ticket_seal(struct push_wire_ticket *ticket, const uint8_t key[PUSH_KEY
 		key, PUSH_KEY_BYTES, ticket, offsetof(struct push_wire_ticket, mac), ticket->mac);
 }
 
-/* After the check of the MAC, the others can return early, because their results do not depend on
- * the key. */
+/* The checks after that of the MAC can return early, because their results do not depend on the
+ * key. */
 const char *push_ticket_check(const struct push_wire_ticket *ticket,
 	const uint8_t key[PUSH_KEY_BYTES], uint64_t now_s, const struct push_shower *shower)
 {

@@ -119,7 +119,7 @@ struct push_wire_welcome {
 	uint8_t instance[PUSH_INSTANCE_BYTES];
 };
 
-/* LOOK: followed by name_bytes. */
+/* LOOK: followed by the export name, name_bytes long. */
 struct push_wire_look {
 	uint16_t name_bytes;
 	uint16_t zero;
@@ -131,7 +131,7 @@ struct push_wire_job_number {
 	uint64_t job;
 };
 
-/* GRANT: followed by the name and by the name of the export at the source. */
+/* GRANT: followed by the name of the export, and by the name of the export at the source. */
 struct push_wire_grant {
 	uint64_t offset;
 	uint64_t length;

@@ -3,8 +3,9 @@
  * The life of tracked connections: descriptors, the switch back to TCP, events of libclan, and
  * fork.
  *
- * Invariant: a carried connection has a clan connection until both directions have switched back
- * (switch_is_over()). It becomes plain when the buffer is empty as well.
+ * Invariant: a carried connection (its bytes go through rings of libclan) has a clan connection
+ * until both directions have switched back to TCP (switch_is_over()). It becomes plain (TCP only)
+ * when its buffer is empty as well.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -46,8 +47,8 @@ static const uint32_t conn_edges[CONN_STATE_COUNT] = {
 void conn_set_state(struct conn *conn, enum conn_state state)
 {
 	GMB_ASSERT((conn_edges[conn_state(conn)] & BIT(state)) != 0);
-	/* Partner: plain_enter(), which increments plain_readers or plain_writers before it reads
-	 * the state. */
+	/* Partner: plain_enter() increments plain_readers or plain_writers before it reads the
+	 * state. So either the call sees the new state, or we see the call in the counter. */
 	atomic_store(&conn->state, state);
 }
 
@@ -80,8 +81,8 @@ void conn_watch_tcp(struct conn *conn)
 		.data.ptr = conn,
 	};
 
-	/* Without memory for this, events of TCP are seen only by a thread that waits for the
-	 * socket. */
+	/* If this fails for lack of memory, only threads that wait for the socket itself see the
+	 * events of TCP. */
 	(void)REAL(epoll_ctl)(core.epoll_fd, EPOLL_CTL_ADD, conn->fd, &event);
 }
 
@@ -142,8 +143,8 @@ static void sockets_conn_say(
 	struct conn *conn, enum switch_type type, struct switch_message message)
 {
 	if (conn->clan != NULL) {
-		/* The control ring has room for more messages than a connection sends in its life.
-		 * A peer that has ended needs no message. */
+		/* A failure is ignored: the control ring has room for more messages than a
+		 * connection sends in its life, and a peer that has ended needs no message. */
 		(void)clan_send(conn->clan, CLAN_CONTROL, type, &message, sizeof(message));
 		clan_flush(conn->clan);
 	}
@@ -275,7 +276,8 @@ static struct conn *take_conn(void)
 	list_for_each(node, &free_conns)
 	{
 		conn = list_entry(node, struct conn, object.pool_node);
-		/* A call in the kernel might still have to decrement a counter. */
+		/* A connection is not reused while a call in the kernel still has to decrement one
+		 * of its counters. */
 		if (atomic_load(&conn->plain_readers) == 0 &&
 			atomic_load(&conn->plain_writers) == 0 && atomic_load(&conn->pins) == 0) {
 			list_remove(node);
@@ -409,7 +411,8 @@ void conn_broken(struct conn *conn, const char *what)
 
 	stats->reasons[REASON_BROKEN]++;
 	stats_log(true, "descriptor %d is reset: %s", conn->fd, what);
-	/* Dissolves the connection: the peer gets a reset, the program ECONNRESET. */
+	/* connect() to AF_UNSPEC dissolves the connection: the peer gets a reset, and the program
+	 * ECONNRESET. */
 	(void)REAL(connect)(conn->fd, &nowhere, sizeof(nowhere));
 	conn->buffer_at = 0;
 	conn->buffer_end = 0;
@@ -454,8 +457,8 @@ void conn_take_messages(struct conn *conn)
 	}
 }
 
-/* Events of a carried connection. LOST means that no SWITCH follows: if GO was not received, all
- * bytes come by TCP. */
+/* Processes an event of a carried connection. LOST means that the peer will send no SWITCH. If it
+ * has not sent GO either, all of its bytes come by TCP. */
 static void carried_event(struct conn *conn, const struct clan_event *event)
 {
 	conn_take_messages(conn);
@@ -485,7 +488,7 @@ void conn_event(const struct clan_event *event)
 {
 	struct conn *conn = event->context;
 
-	if (conn == NULL || event->conn != conn->clan) { /* abandoned already, or CLOSED */
+	if (conn == NULL || event->conn != conn->clan) { /* abandoned by the library, or CLOSED */
 		return;
 	}
 	core.news = true;
@@ -554,7 +557,7 @@ void conn_bring_back(
 	core_look(true);
 	while (!all_back(choose) && clock_now_ns() < deadline_ns) {
 		wait_moment(BRING_BACK_LOOK_MS);
-		leave_all(choose, reason); /* another thread might have carried some */
+		leave_all(choose, reason); /* another thread might have made connections carried */
 	}
 }
 
@@ -585,7 +588,7 @@ void conn_after_fork(void)
 		if (conn->listen_fd >= 0) {
 			conn_stop_listening(conn);
 		}
-		/* Calls of threads that do not exist in the child. */
+		/* Resets the counts of calls: their threads do not exist in the child. */
 		atomic_store(&conn->plain_readers, 0);
 		atomic_store(&conn->plain_writers, 0);
 		atomic_store(&conn->pins, 0);

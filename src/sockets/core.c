@@ -37,7 +37,7 @@ CORE_THREAD int core_crashed;
 CORE_THREAD uint64_t core_deferred;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int cancel_state; /* of the thread that holds the lock */
+static int cancel_state; /* saved state of the thread that holds the lock */
 static _Atomic(uint8_t) own[SOCKETS_FDS_MAX / 8];
 
 #define REAL_DEFINE(type, name, arguments) type(*real_pointer_##name) arguments;
@@ -111,7 +111,8 @@ bool core_lock(void)
 		errno = EINTR;
 		return false;
 	}
-	/* Calls of libclan are cancellation points. */
+	/* Cancellation is disabled while the lock is held, because libclan contains cancellation
+	 * points. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
 	core_depth = 1;
 	pthread_mutex_lock(&lock);
@@ -143,7 +144,7 @@ static void kick(void)
 	core.kick_epoch++;
 	atomic_store(&core.kick_left, atomic_load(&core.sleepers));
 	written = REAL(write)(core.kick_fd, &one, sizeof(one));
-	GMB_UNUSED(written); /* full: it is readable already */
+	GMB_UNUSED(written); /* fails only if kick_fd is readable already */
 }
 
 void core_unlock(void)
@@ -244,7 +245,8 @@ static void look_at_queue(bool all)
 	int count;
 
 	if (all) {
-		/* clan_queue_wait() always checks the descriptors of an armed queue. */
+		/* The queue is armed, because clan_queue_wait() always checks the descriptors of an
+		 * armed queue. */
 		GMB_UNUSED(clan_queue_arm(core.queue));
 	}
 	do {
@@ -282,7 +284,7 @@ static int wait_until_seen(uint32_t left)
 	sockets_core_unlock();
 	result = syscall(SYS_futex, &core.kick_left, FUTEX_WAIT_PRIVATE, left, &limit, NULL, 0);
 	result = result < 0 ? -errno : 0;
-	GMB_ASSERT(core_lock()); /* this thread held it before */
+	GMB_ASSERT(core_lock()); /* cannot fail: this thread held the lock before */
 	core.kick_waiters--;
 	return result == -EINTR ? -EINTR : 1;
 }
@@ -301,7 +303,7 @@ int core_sleep(uint64_t *epoch_out)
 	 * in the kernel. Or a handler has forked and this is the child, which has no queue. */
 	if (core_deferred != 0 || core.queue == NULL) {
 		core_unlock();
-		GMB_ASSERT(core_lock()); /* this thread held it before */
+		GMB_ASSERT(core_lock()); /* cannot fail: this thread held the lock before */
 		return -EINTR;
 	}
 	left = atomic_load(&core.kick_left);
@@ -353,7 +355,7 @@ void core_woke(uint64_t epoch)
 
 void core_slept(uint64_t epoch)
 {
-	GMB_ASSERT(core_lock()); /* this thread held it before */
+	GMB_ASSERT(core_lock()); /* cannot fail: this thread held the lock before */
 	core_woke(epoch);
 }
 

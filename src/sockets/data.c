@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reading and writing of carried connections. Each byte is read from the place that switch.c
- * determines: the buffer, the ring or TCP.
+ * Reading and writing of carried connections, whose bytes go through a ring of libclan. Each byte
+ * is read from the place that switch.c determines: the buffer, the ring or TCP.
  *
- * Invariant: bytes are counted in side.in and side.out when they are moved, in both places, because
- * the positions of the switch refer to these counts.
+ * Invariant: bytes are counted in side.in and side.out when they are moved, by TCP and by the ring,
+ * because the positions of a switch between the two refer to these counts.
  */
 #include <errno.h>
 #include <limits.h>
@@ -21,11 +21,12 @@
 
 enum {
 	BUFFER_BYTES_FIRST = 65536,
-	BULK_FULLS = 16, /* number of full rings after which a ring is considered too small */
-	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* limit on the bytes between them */
-	BULK_PIECE = RULES_RING_DEFAULT / 4,		      /* size of a large read */
-	SENDS_BETWEEN_LOOKS = 256,			      /* writes between checks that cost
-								 system calls */
+	BULK_FULLS = 16, /* number of full rings after which the ring is considered too small */
+	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* limit on the bytes written between
+								 the first and the last of them */
+	BULK_PIECE = RULES_RING_DEFAULT / 4, /* reads of at least this size count as large */
+	SENDS_BETWEEN_LOOKS = 256,	     /* writes between checks that cost
+						system calls */
 	FULL_MS = 20, /* a blocking writer that waits longer for room returns to TCP, whose buffers
 			 are larger */
 };
@@ -50,7 +51,7 @@ struct part {
 	int count;
 };
 static struct part rest;   /* the unfinished part of a call */
-static struct part ranged; /* the part of the call whose bytes are in one place */
+static struct part ranged; /* bytes of the call that come from TCP only, or from the ring only */
 
 static void data_cut(
 	struct part *part, const struct iovec *iov, int iov_count, size_t skip, size_t bytes)
@@ -85,7 +86,8 @@ static void count_in(struct conn *conn, size_t bytes)
 
 /* Reads from the ring, at most up to the position where TCP continues. Returns a count; the caller
  * must call conn_try_plain() when the bytes are at their destination. Returns -EAGAIN, or -EPIPE if
- * the ring has ended or the connection was reset: the caller must determine the place again. */
+ * the ring has ended or the connection was reset: the caller must determine again where the next
+ * byte comes from. */
 static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	uint64_t limit;
@@ -106,7 +108,7 @@ static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_cou
 		return got;
 	}
 	if (got == -ENOTCONN) {
-		/* All published data has been read. */
+		/* The ring has ended and all of its data has been read. */
 		switch_ring_ended(&conn->side);
 		conn->tcp_event = true;
 		conn_try_plain(conn);
@@ -227,10 +229,10 @@ static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_c
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* Used while the peer can switch to the ring at any time. Bytes that TCP has before the peer's
- * messages are processed come before its bytes in the ring. Later bytes might come after them,
- * because the peer can use the ring and return to TCP. Returns the number of bytes in TCP, 0 for
- * the end, or a negative errno. */
+/* Counts the bytes in TCP while the peer can switch to the ring at any time. Bytes that TCP has
+ * before the peer's messages are processed come before its bytes in the ring. Later bytes might
+ * come after them, because the peer can use the ring and return to TCP. Returns the number of bytes
+ * in TCP, 0 for the end, or a negative errno. */
 static ssize_t tcp_before_look(struct conn *conn)
 {
 	int bytes = 0;
@@ -259,8 +261,8 @@ static ssize_t tcp_behind_ring(struct conn *conn)
 	return got;
 }
 
-/* Returns the result of a read from an empty ring. tcp_said: the result of tcp_behind_ring(), which
- * the peer's messages did not explain. */
+/* Returns the result of a read from an empty ring. tcp_said: the result of tcp_behind_ring(). Bytes
+ * in TCP break the protocol, because the peer has sent no message that announces them. */
 static ssize_t ring_is_empty(struct conn *conn, ssize_t tcp_said)
 {
 	if (tcp_said > 0) {
@@ -337,13 +339,13 @@ static bool has_more(struct conn *conn)
 			       : tcp_has_bytes(conn));
 }
 
-/* See sockets.h. The loop alternates between the places: when one of them is empty, the events of
- * libclan are processed, because they can show that the next byte is in the other one. `looks`
- * limits the rounds. */
+/* See sockets.h. The loop alternates between the ring and TCP: when one of them is empty, the
+ * events of libclan are processed, because they can show that the next byte is in the other one.
+ * `looks` limits the rounds. */
 ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags)
 {
 	bool peek = (flags & MSG_PEEK) != 0;
-	int looks = 0; /* number of times that a place was empty */
+	int looks = 0; /* number of times that the ring or TCP was empty */
 	ssize_t tcp_said = -EAGAIN;
 
 	for (;;) {
@@ -372,7 +374,8 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 		}
 		if (switch_place(&conn->side, &limit) == SWITCH_TCP) {
 			if (peek && limit != UINT64_MAX) {
-				/* The next bytes can be in both places. */
+				/* A peek can cover bytes in the ring and in TCP, so the ring's
+				 * bytes go to the buffer first. */
 				data_pull(conn, SOCKETS_LOOK_BYTES);
 				if (conn_buffered(conn) > 0) {
 					continue;
@@ -455,8 +458,9 @@ bool data_grows(struct conn *conn)
 {
 	struct conn_bulk *bulk = &conn->bulk;
 
-	/* If the peer has requested the return, its writes may have filled the ring first. So half
-	 * as many full rings of ours are enough, or mostly large reads. */
+	/* If the peer requested the return, its own full rings may be the reason. So large rings
+	 * are chosen after half the number of full rings here, or if most bytes came by large
+	 * reads. */
 	if (bulk->on || core.rules.ring_bytes != 0 ||
 		(bulk->fulls < BULK_FULLS / 2 &&
 			(bulk->in < RULES_RING_DEFAULT || bulk->in < conn->ring_in / 2))) {
@@ -511,7 +515,7 @@ ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 	if (sent == -EAGAIN && conn->side.out_place == SWITCH_OUT_RING) {
 		return -EAGAIN;
 	}
-	/* The peer has ended, or has requested the return. */
+	/* The peer has ended, or has requested the return to TCP. */
 	conn->side.out_place = SWITCH_OUT_LEFT;
 	return tcp_send(conn, iov, iov_count);
 }
@@ -631,8 +635,8 @@ static void meet_end(struct conn *conn)
 	}
 }
 
-/* The complete receive call. It ends after the first bytes, unless more can follow from another
- * place without waiting, or MSG_WAITALL is set. */
+/* The complete receive call. It ends after the first bytes, unless MSG_WAITALL is set, or more
+ * bytes can be read elsewhere (buffer, ring or TCP) without waiting. */
 ssize_t data_recv(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out)
 {
@@ -737,7 +741,8 @@ static int send_locked(
 			break;
 		}
 		if (conn->side.out_place == SWITCH_OUT_RING) {
-			/* READY has reported room already, and does not come again. */
+			/* If out_full is not set, READY has already reported room and does not come
+			 * again. */
 			if (!conn->out_full) {
 				sent = 0;
 				continue;

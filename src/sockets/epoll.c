@@ -141,7 +141,8 @@ static struct member *add_member(
 	return member;
 }
 
-/* Adds core.epoll_fd to the set, so that it wakes waiting threads for events of ours. */
+/* Adds core.epoll_fd to the set, so that events of carried connections wake threads that wait for
+ * the set. */
 static void add_core(struct set *set)
 {
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = core.tag };
@@ -289,7 +290,8 @@ static int control_managed(
 		member->event = *event;
 		member->disabled = false;
 		epoll_make_ready(member);
-		/* Another thread might be sleeping in the set, and has not checked for this. */
+		/* Another thread might be sleeping in the set; it has not checked the member with
+		 * the new events. */
 		core.news = core.news || is_ready(member);
 		return 0;
 	case EPOLL_CTL_DEL:
@@ -452,8 +454,8 @@ bool epoll_set_is_ready(struct set *set)
 		}
 		list_remove(&member->ready_node);
 	}
-	/* No managed member is ready. The kernel reports the others, but core.epoll_fd can also
-	 * make its set readable. */
+	/* No managed member is ready. Another member is ready if the kernel's set is readable and
+	 * core.epoll_fd, which is also in the set, is not. */
 	return REAL(poll)(kernel, ARRAY_COUNT(kernel), 0) > 0 && kernel[0].revents != 0 &&
 	       kernel[1].revents == 0;
 }
@@ -575,7 +577,7 @@ static void doze_ends(void *argument)
 	const struct doze *doze = argument;
 	int saved = errno;
 
-	GMB_ASSERT(core_lock()); /* the lock was free in doze() as well */
+	GMB_ASSERT(core_lock()); /* cannot fail: doze() was called without the lock */
 	if (doze->set->core_adds != doze->core_adds) {
 		core_woke(doze->set->core_epoch);
 	} else if (doze->set->dozing > 0) {
@@ -645,7 +647,7 @@ int epoll_take(struct set *set, struct epoll_event *events, int max, const struc
 void epoll_before_fork(void)
 {
 	if (atomic_load(&core.sleepers) > 0) {
-		return; /* sleeping threads need it */
+		return; /* sleeping threads need core.epoll_fd */
 	}
 	for (int fd = 0; fd < core.fds_end; fd++) {
 		struct set *set = set_at(fd);
@@ -671,7 +673,8 @@ void epoll_after_fork(void)
 			{
 				struct member *member = list_entry(node, struct member, set_node);
 
-				/* Events come from the rest of the buffer, and from TCP. */
+				/* The child gets the member's events from the rest of the buffer,
+				 * and from TCP. */
 				if (member->managed && core_start() == 0) {
 					add_core(set);
 				}

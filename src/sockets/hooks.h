@@ -21,7 +21,7 @@ void hooks_connected(int fd, const struct sockaddr *address, socklen_t length);
  * bytes. Returns false if the ring still has bytes that the program has not read. */
 bool hooks_leave(int fd);
 
-/* The target of vfork(). */
+/* The function to which vfork() jumps. */
 extern pid_t (*hooks_vfork)(void);
 
 /* Functions that the headers declare only for programs compiled with _FORTIFY_SOURCE. */

@@ -49,7 +49,7 @@ static void hand_back(struct conn *conn, enum sockets_reason reason)
 
 /* --- reading ---------------------------------------------------------------------------------- */
 
-/* Receives with MSG_TRUNC, which discards the bytes on TCP. */
+/* Receives with MSG_TRUNC, which on TCP discards the bytes instead of copying them. */
 __attribute__((noinline)) static ssize_t discard(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain)
 {
@@ -195,7 +195,7 @@ EXPORT ssize_t recv(int fd, void *buffer, size_t bytes, int flags)
 	return hooks_data_received(&call, REAL(recv)(fd, buffer, bytes, flags), flags);
 }
 
-/* A stream has no addresses and no control data. */
+/* The message gets no address and no control data, because a stream has none. */
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
 	PLAIN_CALL call = { 0 };
@@ -240,7 +240,7 @@ EXPORT int recvmmsg(
 			return done > 0 ? (int)done : -1;
 		}
 		messages[done++].msg_len = (unsigned int)got;
-		if (timeout != NULL) { /* as in the kernel, without an effect before a message */
+		if (timeout != NULL) { /* as in Linux, the timeout applies only after a message */
 			*timeout = wait_left(deadline_ns);
 		}
 		if (got == 0 ||
@@ -506,7 +506,8 @@ bool hooks_leave(int fd)
 			(void)conn_bring_back_one(conn, REASON_CALL, BACK_WAIT_MS);
 			fits = !conn_is_carried(conn);
 			if (fits && conn_at(fd) == conn) {
-				/* A stream closes its descriptor by a call that we do not see. */
+				/* A stdio stream closes its descriptor by a call that we do not
+				 * see. */
 				conn_untrack(conn);
 			}
 		} else if (conn != NULL) {

@@ -325,8 +325,8 @@ EXPORT int ioctl(int fd, unsigned long request, ...)
 
 /* --- copies ----------------------------------------------------------------------------------- */
 
-/* Adds a new descriptor of the object at from. If the lock cannot be taken, the new descriptor is
- * closed. */
+/* Adds fd to the table as another descriptor of the object at `from`. If the lock cannot be taken,
+ * fd is closed. */
 static int hooks_life_copied(int from, int fd)
 {
 	struct object *object;
@@ -390,7 +390,8 @@ static bool hooks_life_make_room(int from, int to)
 		errno = EBUSY;
 		return false;
 	}
-	/* The C library's own streams do not call functions by their exported names. */
+	/* The C library's own streams (stdin, stdout, stderr) bypass our functions, so a connection
+	 * that replaces one of them returns to TCP. */
 	if (to <= STDERR_FILENO && !core_calls()) {
 		(void)hooks_leave(from);
 	}
@@ -469,9 +470,9 @@ EXPORT pid_t fork(void)
 	return pid;
 }
 
-/* The child of a true vfork() would change our memory, so it is replaced by fork() if the library
- * is active. Otherwise it is a jump, because a function that returns twice needs the frame of its
- * caller. */
+/* vfork() is replaced by fork() if the library is active, because the child of a true vfork() would
+ * change our memory. Otherwise our vfork() jumps to the C library's, because a function that
+ * returns twice needs the stack frame of its caller. */
 pid_t (*hooks_vfork)(void) = fork;
 
 #if defined(__x86_64__)
@@ -603,7 +604,8 @@ EXPORT int execle(const char *path, const char *first, ...)
 	return fits ? execve(path, list, environment) : -1;
 }
 
-/* Marks a function that starts a program, until its end, also if the thread is cancelled. */
+/* Declares that the current function starts a program. The declaration holds until the function
+ * ends, also if its thread is cancelled. */
 #define SPAWNING                                                                                   \
 	__attribute__((cleanup(process_after_spawn))) const bool began = process_before_spawn();   \
 	GMB_UNUSED(began)

@@ -67,7 +67,7 @@ static bool defer(int number, siginfo_t *info, ucontext_t *context)
 
 	sigemptyset(&one);
 	sigaddset(&one, number);
-	pthread_sigmask(SIG_BLOCK, &one, NULL); /* not blocked yet with SA_NODEFER */
+	pthread_sigmask(SIG_BLOCK, &one, NULL); /* with SA_NODEFER it is not blocked yet */
 	if (syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), number, info) != 0) {
 		return false;
 	}
@@ -86,7 +86,7 @@ static void interrupted(int number, siginfo_t *info, void *context)
 	errno = saved;
 }
 
-/* Unblocks the signals whose handlers were postponed, so they are delivered now. */
+/* Unblocks the signals whose handlers were deferred, so they are delivered now. */
 void signals_let_in(void)
 {
 	int saved = errno;

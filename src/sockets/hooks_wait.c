@@ -78,9 +78,10 @@ static bool plain_poll_enter(struct plain_poll *plain, const struct pollfd *fds,
 	return true;
 }
 
-/* A thread in the kernel's poll() does not see a ring, so while it waits no MAY is sent for its
- * connections. A single-threaded program need not count, because no other thread can send MAY.
- * *ours: the call must be emulated, and nothing was done. */
+/* A thread in the kernel's poll() does not see a ring. So while it waits, no MAY (the peer's
+ * permission to use the ring) is sent for its connections. A single-threaded program need not
+ * count, because no other thread can send MAY. *ours: the call must be emulated, and nothing was
+ * done. */
 static int poll_plain(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
 	const sigset_t *mask, bool *ours)
 {
@@ -165,7 +166,8 @@ static bool select_is_ours(int count, const fd_set *in, const fd_set *out, const
 	for (int fd = 0; fd < MIN(count, core.fds_end); fd++) {
 		struct pollfd one = { .fd = fd };
 
-		/* A program with several threads must wait like poll(). */
+		/* A program with several threads uses the emulation for every connection, because
+		 * other threads can carry it during the wait. */
 		if (object_at(fd) != NULL &&
 			(is_in(fd, in) || is_in(fd, out) || is_in(fd, except)) &&
 			((conn_at(fd) != NULL && !__libc_single_threaded) ||

@@ -48,7 +48,8 @@ int kernel_counts(int fd, struct kernel_counts *counts)
 	int unread;
 	int result = read_info(fd, &info);
 
-	/* Bytes that arrive between the two calls would look like bytes that were read. */
+	/* The counts must not change between the two calls, because bytes that arrive in between
+	 * would look like bytes that were read. */
 	for (int i = 0; result == 0 && i < COUNT_TRIES; i++) {
 		before = info;
 		if (ioctl(fd, FIONREAD, &unread) != 0) {
@@ -65,8 +66,8 @@ int kernel_counts(int fd, struct kernel_counts *counts)
 	return result == 0 ? -EAGAIN : result;
 }
 
-/* Options that require the bytes to pass through the kernel, with the largest value that does not.
- * The value of TCP_ULP is a name. */
+/* Socket options that can require the bytes to pass through the kernel, with the largest value that
+ * does not. The value of TCP_ULP is a name. */
 static const struct {
 	int level;
 	int option;

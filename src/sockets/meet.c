@@ -24,8 +24,8 @@
 #include "sockets/sockets.h"
 
 enum {
-	ATTEMPTS = 4,	    /* of the connector: at 1, 2, 4 and 8 times "after" */
-	LISTENS = 16,	    /* the acceptor gives up at this multiple of "after" */
+	ATTEMPTS = 4, /* attempts of the connector, after 1, 2, 4 and 8 times "after" writes */
+	LISTENS = 16, /* the acceptor gives up at this multiple of "after" */
 	LISTENS_BULK = 256, /* larger, because there are many reads for each write */
 	SLOT_BYTES = 64,    /* slot size of libclan's rings */
 	UNKNOWN_UID = 65534,
@@ -65,7 +65,8 @@ static void write_address(char text[40], const struct rules_address *address)
 	snprintf(text + 32, 8, ".%u", address->port);
 }
 
-/* "clan-tcp/SERVER/CLIENT". Abstract names belong to a network namespace, as connections do. */
+/* Writes the name of the meeting, "@clan-tcp/SERVER/CLIENT". Abstract names belong to a network
+ * namespace, as connections do. */
 static void meeting_name(const struct conn *conn, char name[STATS_NAME_BYTES])
 {
 	char server[40];

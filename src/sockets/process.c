@@ -331,7 +331,7 @@ static void child_after_fork(void)
 		}
 		if (conn_is_carried(conn) && !conn->stranded && core_start() == 0) {
 			/* If another process reads the bytes in the buffer, the next bytes of this
-			 * one come from TCP. */
+			 * process come from TCP. */
 			conn_watch_tcp(conn);
 			list_push_back(&core.carried, &conn->carried_node);
 		}
@@ -459,7 +459,7 @@ static void give_away(void)
 			continue;
 		}
 		if (conn_is_carried(conn)) {
-			conn->passed = true; /* until its bytes have been read */
+			conn->passed = true; /* forgotten when its bytes have been read */
 		} else {
 			conn_forget(conn, REASON_EXEC);
 		}

@@ -163,7 +163,7 @@ struct conn {
 	/* Calls that are in the kernel for a connection that was not carried when they started. */
 	_Atomic(uint32_t) plain_readers;
 	_Atomic(uint32_t) plain_writers;
-	_Atomic(uint32_t) pins; /* emulated calls that sleep */
+	_Atomic(uint32_t) pins; /* emulated calls that sleep; they prevent reuse of the object */
 	/* Calls that trigger the next attempt: reads for an acceptor, writes for a connector. */
 	_Atomic(uint32_t) calls;
 	_Atomic(uint32_t) next_look; /* value of calls at which the next step is attempted */
@@ -360,8 +360,8 @@ void core_cancelled(void *sleep);
 uint64_t core_wakes(uint32_t more);
 void core_woke(uint64_t epoch);
 void core_after_fork(void);
-/* Makes fd a descriptor of the library, and moves it out of the program's way. Returns its new
- * number. */
+/* Makes fd a descriptor of the library, and moves it to a high number, out of the program's way.
+ * Returns its new number. */
 int core_own(int fd);
 bool core_owns(int fd);
 void core_disown(int fd);
@@ -398,14 +398,14 @@ void conn_event(const struct clan_event *event);
 void conn_touch(struct conn *conn, uint32_t what);
 /* Sends GO if the peer permits it; later writes go to the ring. */
 void conn_go(struct conn *conn);
-/* Changes of the table of descriptors; called with the lock. */
+/* Change the table of descriptors; called with the lock. */
 void object_add(int fd, struct object *object);
 void object_remove(int fd);
-/* The descriptor was closed by a call that the library did not see, and its number has been
- * reused. */
+/* Called when the descriptor was closed by a call that the library did not see, and its number has
+ * been reused. */
 void object_replaced(int fd);
 void conn_after_fork(void);
-/* For meet.c. The transition must be permitted by conn_edges. */
+/* Used by meet.c. The transition must be permitted by conn_edges. */
 void conn_set_state(struct conn *conn, enum conn_state state);
 void conn_stop_listening(struct conn *conn);
 /* Adds the TCP socket to core.epoll_fd, which then reports its events. */
@@ -453,7 +453,7 @@ bool data_restarts(void);
 /* Returns the time at which the timeout ends: 0 = immediately, UINT64_MAX = never (NULL, or more
  * than a clock can represent). */
 uint64_t wait_deadline(const struct timespec *timeout);
-/* The time until deadline_ns; zero if it has passed. */
+/* Returns the time until deadline_ns; zero if it has passed. */
 struct timespec wait_left(uint64_t deadline_ns);
 int wait_poll(
 	struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask);

@@ -58,7 +58,8 @@ int switch_received(struct switch_side *side, uint32_t type, const struct switch
 		side->may = true;
 		return 0;
 	case SWITCH_GO:
-		/* Permitted only after MAY, and not before the bytes that have been read by TCP. */
+		/* GO is permitted only after our MAY, and only from a position that we have not
+		 * read past by TCP. */
 		if (!side->may_said || side->go_from != SWITCH_NOWHERE ||
 			side->switch_from != SWITCH_NOWHERE || from == SWITCH_NOWHERE ||
 			from < position(&side->in)) {
@@ -71,7 +72,7 @@ int switch_received(struct switch_side *side, uint32_t type, const struct switch
 			return -EPROTO;
 		}
 		if (side->go_from == SWITCH_NOWHERE) {
-			/* The peer never switched: all bytes come by TCP. */
+			/* The peer returns without having switched: all bytes come by TCP. */
 			side->go_from = 0;
 			side->switch_from = 0;
 			return 1;

@@ -66,8 +66,8 @@ bool switch_leave(struct switch_side *side, struct switch_message *message);
 GMB_MUST_CHECK int switch_received(
 	struct switch_side *side, uint32_t type, const struct switch_message *message);
 
-/* Returns the place of the next byte, and in *bytes_out the number of bytes that come from there
- * (UINT64_MAX: no end is known). */
+/* Returns from where the next byte comes, TCP or the ring, and in *bytes_out the number of bytes
+ * that come from there (UINT64_MAX: no end is known). */
 enum switch_place switch_place(const struct switch_side *side, uint64_t *bytes_out);
 
 /* Returns true if the peer is permitted to switch and has not sent GO. Bytes in TCP might then come
@@ -75,7 +75,8 @@ enum switch_place switch_place(const struct switch_side *side, uint64_t *bytes_o
  * then reads no more than it counted. */
 bool switch_may_turn(const struct switch_side *side);
 
-/* The ring has ended, with its last byte at the current position, because the peer is gone. */
+/* Called when the ring has ended, with its last byte at the current position, because the peer is
+ * gone. */
 void switch_ring_ended(struct switch_side *side);
 
 /* Returns true if both directions are on TCP for good and the ring has been read. */

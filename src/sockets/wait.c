@@ -154,11 +154,11 @@ static int look_at_ours(struct pollfd *fds, struct pollfd *rest, nfds_t count, b
 		if (conn != NULL && conn_is_carried(conn)) {
 			short all = data_ready(conn);
 
-			/* POLLRDNORM and POLLWRNORM have the same meaning. */
+			/* POLLRDNORM and POLLWRNORM mean the same as POLLIN and POLLOUT. */
 			all = (short)(all | ((all & POLLIN) != 0 ? POLLRDNORM : 0) |
 				      ((all & POLLOUT) != 0 ? POLLWRNORM : 0));
 			fds[i].revents = (short)(all & sockets_wait_asked(&fds[i]));
-			/* data_ready() might have returned it to TCP. */
+			/* data_ready() might have returned the connection to TCP. */
 			rest[i].fd = conn_is_carried(conn) ? -1 : fds[i].fd;
 		} else if (set != NULL && set_has_core(set) && epoll_set_is_ready(set)) {
 			fds[i].revents = (short)((POLLIN | POLLRDNORM) & fds[i].events);

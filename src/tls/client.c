@@ -210,7 +210,8 @@ static void warn_of(const struct tls_client *tls)
 	}
 }
 
-/* Called with the lock held. */
+/* Loads the credentials; the caller holds the lock. If that fails, those loaded before stay in use.
+ */
 static int tls_client_load(struct tls_client *tls, struct error *error)
 {
 	struct tls_context *fresh;

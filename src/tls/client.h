@@ -36,7 +36,7 @@ typedef void tls_client_explain(const struct tls_context *context, struct error 
  * the destination has none. */
 GMB_MUST_CHECK int tls_client_create_for_place(const struct place *place,
 	tls_client_explain *explain, struct tls_client **tls_out, struct error *error);
-/* Must not be called while a connection uses it. NULL is a no-op. */
+/* Frees the object, which no connection may be using. NULL is a no-op. */
 void tls_client_destroy(struct tls_client *tls);
 
 /* Returns the current credentials, with a reference for the caller. Blocks to read files. If new

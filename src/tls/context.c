@@ -109,7 +109,8 @@ static struct passwd *login(struct passwd *entry, char *buffer, size_t bytes)
 	return getpwuid_r(geteuid(), entry, buffer, bytes, &found) == 0 ? found : NULL;
 }
 
-/* Returns the default folder: the first of these that exists. -ENOENT: none does. */
+/* Returns the default folder: /etc/pki/gmblock for root, otherwise the first folder below that
+ * exists in the home directory. -ENOENT: none exists. */
 static int default_folder(char **folder_out)
 {
 	static const char *const in_home[] = { ".pki/gmblock", ".config/pki/gmblock" };

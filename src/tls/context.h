@@ -27,9 +27,9 @@ enum tls_role { TLS_SERVER, TLS_CLIENT };
 /* Where records are processed after the handshake. Auto: in the kernel, if it can change keys. */
 enum tls_records { TLS_RECORDS_AUTO, TLS_RECORDS_KERNEL, TLS_RECORDS_USER };
 
-/* For GnuTLS priority strings. The peer chooses the group. Finite fields of 3072 to 8192 bits are
- * left out, because they cost 50 to 380 ms (GnuTLS 3.7.9; X25519 costs 0.3 ms) and all peers have
- * a curve. The one of 2048 bits, 18 ms, is for TLS 1.2 with DHE-PSK. */
+/* For GnuTLS priority strings. The peer chooses the key exchange group. Finite-field groups of 3072
+ * to 8192 bits are left out, because they cost 50 to 380 ms (GnuTLS 3.7.9; X25519 costs 0.3 ms) and
+ * all peers have a curve. The group of 2048 bits (18 ms) is kept for TLS 1.2 with DHE-PSK. */
 #define TLS_PRIORITY_GROUPS "-GROUP-FFDHE3072:-GROUP-FFDHE4096:-GROUP-FFDHE6144:-GROUP-FFDHE8192"
 
 struct tls_options {
@@ -56,7 +56,7 @@ struct tls_context;
 GMB_MUST_CHECK int tls_context_load(
 	const struct tls_options *options, struct tls_context **context_out, struct error *error);
 void tls_context_get(struct tls_context *context);
-/* NULL is a no-op. */
+/* Releases one reference. NULL is a no-op. */
 void tls_context_put(struct tls_context *context);
 
 /* Returns whether the context should be loaded again: the contents of a file have changed (not only
@@ -65,8 +65,8 @@ bool tls_context_is_stale(const struct tls_context *context);
 /* Returns the path of a file that the context was loaded from, or of an optional one that did not
  * exist; NULL after the last. */
 const char *tls_context_file(const struct tls_context *context, uint32_t idx);
-/* Returns the path of the next file of after, from index *idx on, that differs from the file of
- * before, and sets *idx to the index after it. NULL: no more. */
+/* Returns the path of the next file of `after`, from index *idx on, that differs from the file of
+ * `before`, and sets *idx to the index after it. NULL: no more. */
 const char *tls_context_changed_file(
 	const struct tls_context *before, const struct tls_context *after, uint32_t *idx);
 /* Checks whether a peer accepted earlier would still be accepted. 0, or -EACCES and the reason:
@@ -88,16 +88,17 @@ enum tls_mode {
 struct tls_pool;
 struct tls_policy;
 
-/* Takes the context, also on failure (-ENOMEM); NULL only with TLS_OFF. pool: for its handshakes,
- * borrowed. */
+/* Creates a policy with a context, which may be NULL only with TLS_OFF. The policy takes over the
+ * caller's reference, also on failure (-ENOMEM). pool: for its handshakes, borrowed. */
 GMB_MUST_CHECK int tls_policy_create(enum tls_mode mode, struct tls_context *context,
 	struct tls_pool *pool, struct tls_policy **policy_out);
-/* Must not be called while a connection uses it. NULL is a no-op. */
+/* Frees a policy, which no connection may be using. NULL is a no-op. */
 void tls_policy_destroy(struct tls_policy *policy);
 /* NULL: returns TLS_OFF. */
 enum tls_mode tls_policy_mode(const struct tls_policy *policy);
 struct tls_pool *tls_policy_pool(const struct tls_policy *policy);
 /* Returns the context with a reference for the caller. Any thread. */
 struct tls_context *tls_policy_context(struct tls_policy *policy);
-/* Takes the context. Handshakes in progress keep the old one. Any thread. */
+/* Replaces the context, and takes over the caller's reference. Handshakes in progress keep the old
+ * one. Any thread. */
 void tls_policy_replace(struct tls_policy *policy, struct tls_context *context);

@@ -9,7 +9,7 @@
 
 enum wire_kind { PEER_NOBODY, PEER_PSK, PEER_CHAIN };
 
-/* The data of the kind follows. */
+/* Head of an encoded identity. The data of this kind follows. */
 struct wire_peer {
 	struct be32 kind;
 } __attribute__((packed));
@@ -19,7 +19,8 @@ struct wire_psk {
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 } __attribute__((packed));
 
-/* Certificates follow, each preceded by its length, struct be32. */
+/* The proof of an identity from certificates. The certificates follow, each preceded by its length,
+ * struct be32. */
 struct wire_chain {
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 	struct be64 from;
@@ -131,7 +132,7 @@ static int take_chain(struct tls_context *context, const uint8_t *bytes, uint32_
 			return context_handover_malformed(error);
 		}
 		at += (uint32_t)sizeof(struct be32);
-		/* GnuTLS only reads it. */
+		/* The cast removes const: GnuTLS only reads the certificate. */
 		ders[der_count].data = (uint8_t *)(uintptr_t)(bytes + at);
 		ders[der_count++].size = der_bytes;
 		at += der_bytes;

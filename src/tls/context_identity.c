@@ -239,7 +239,8 @@ static int add_alternative(
 		}
 		memcpy(out, data, bytes);
 	} else {
-		/* Rules cannot match other kinds. */
+		/* Access rules cannot match names of other kinds, so they count for the principal
+		 * only. */
 		hash_part(all->principal, 'o', data, (uint32_t)bytes);
 		return 0;
 	}
@@ -344,7 +345,7 @@ uint32_t tls_identity_chain(const struct identity *identity, struct tls_trust *t
 		GMB_ASSERT(count < TLS_CHAIN_COUNT_MAX);
 		at += (uint32_t)sizeof(struct be32);
 		GMB_ASSERT(bytes <= identity->proof_bytes - at);
-		/* GnuTLS only reads it. */
+		/* The cast removes const: GnuTLS only reads the certificate. */
 		ders[count].data = (uint8_t *)(uintptr_t)(identity->proof + at);
 		ders[count++].size = bytes;
 		at += bytes;

@@ -65,7 +65,7 @@ struct tls_context {
 	enum tls_records records;
 	bool verify_peer;
 	bool use_certificates;
-	bool trusts_system; /* a client without a folder */
+	bool trusts_system; /* a client without a folder: it trusts the system's authorities */
 
 	gnutls_priority_t priority;
 	gnutls_certificate_credentials_t certificates; /* NULL: none */
@@ -108,7 +108,7 @@ void tls_context_warn_crl_expiry(struct tls_context *context, const char *what, 
 
 enum tls_file_kind {
 	TLS_FILE_PUBLIC,
-	TLS_FILE_SECRET, /* only its owner can read it */
+	TLS_FILE_SECRET, /* only its owner, and users in its access control list, may have access */
 };
 
 /* Reads folder/name, or name alone without a folder, and stores its digest. is_optional: a missing
@@ -125,7 +125,7 @@ bool tls_file_is_stale(const struct tls_file *file);
 
 /* Loads the keys of a file, or of keys.psk in a folder. */
 GMB_MUST_CHECK int tls_psk_load(struct tls_context *context, const char *path, struct error *error);
-/* Returns NULL if no key has this name. */
+/* Finds a key by its name. Returns NULL if there is none. */
 const struct tls_psk *tls_psk_find(
 	const struct tls_context *context, const void *name, size_t name_bytes);
 /* Computes a one-way digest of name and key. */
@@ -149,8 +149,8 @@ struct tls_chain {
 	uint32_t count;
 };
 
-/* -EACCES: too many, malformed, or no certificates. Freed with tls_chain_fini(), also on
- * failure. */
+/* Imports a chain from DER. -EACCES: too many certificates, malformed ones, or none. Call
+ * tls_chain_fini() in any case, also after a failure. */
 GMB_MUST_CHECK int tls_chain_init(
 	struct tls_chain *chain, const gnutls_datum_t *ders, uint32_t count, struct error *error);
 void tls_chain_fini(struct tls_chain *chain);

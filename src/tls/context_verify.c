@@ -126,7 +126,7 @@ static bool is_crl_expired(const struct tls_context *context, gnutls_x509_crt_t 
 static int verify_chain(const struct tls_context *context, const struct tls_chain *chain,
 	int *alert, struct error *error)
 {
-	/* Purpose of the peer's certificate. */
+	/* The purpose that the peer's certificate must have. */
 	const char *purpose =
 		context->role == TLS_SERVER ? GNUTLS_KP_TLS_WWW_CLIENT : GNUTLS_KP_TLS_WWW_SERVER;
 	gnutls_x509_crt_t certs[TLS_CHAIN_COUNT_MAX];
@@ -173,7 +173,7 @@ static int verify_chain(const struct tls_context *context, const struct tls_chai
 bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out)
 {
 	char text[64];
-	/* the zone of a link-local address is not part of it */
+	/* inet_pton() does not accept the zone of a link-local address */
 	size_t length = strcspn(name, "%");
 
 	if (length >= sizeof(text)) {

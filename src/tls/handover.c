@@ -14,7 +14,8 @@
 
 enum { FORM = 1, PROTOCOL_1_2 = 0x0303, PROTOCOL_1_3 = 0x0304 };
 
-/* The encoded identity of the peer follows; see tls_peer_tell(). */
+/* State of a layer, as another process gets it. The encoded identity of the peer follows; see
+ * tls_peer_tell(). */
 struct wire_state {
 	struct be16 form;
 	struct be16 protocol;

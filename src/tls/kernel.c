@@ -18,7 +18,7 @@ enum {
 	CONTROL_BYTES = 128,
 	RECORD_BYTES = 16384,
 	BLOCK_BYTES = 16,
-	RECORD_BLOCKS = 2, /* overhead of a record */
+	RECORD_BLOCKS = 2, /* overhead of a record, in AES blocks */
 	KEY_UPDATE_BYTES = 5,
 };
 
@@ -422,7 +422,7 @@ static void tls_kernel_received(struct ring_op *op, int result)
 	struct tls_kernel *kernel = container_of(op, struct tls_kernel, receive_op);
 
 	if (result == -EIO) {
-		/* The next record is not data. */
+		/* EIO means that the next record is not data. */
 		kernel->is_control = true;
 		tls_kernel_receive_step(kernel);
 	} else if (result > 0) {

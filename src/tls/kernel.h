@@ -49,7 +49,8 @@ struct tls_kernel_features {
 const struct tls_kernel_features *tls_kernel_features(void);
 
 /* Probes the features now if records needs them, before the process gives up the privileges for the
- * probe. 0, or -EOPNOTSUPP with the reason: the choice is the kernel, and it has no TLS. */
+ * probe. Returns 0, or -EOPNOTSUPP with the reason if records demands the kernel, which has no TLS.
+ */
 GMB_MUST_CHECK int tls_kernel_look(enum tls_records records, struct error *error);
 
 /* --- keys ------------------------------------------------------------------------------------- */
@@ -155,8 +156,8 @@ GMB_MUST_CHECK int tls_control_input(struct tls_control *control, uint8_t conten
 
 struct tls_kernel;
 
-/* Returns whether a connection that is about to start its handshake might use kernel records: it
- * is a TCP socket, and the kernel suits the choice. Its secrets must then be stored. */
+/* Returns whether a connection that is about to start its handshake might use kernel records: it is
+ * a TCP socket, and `records` and the kernel permit this. Its secrets must then be stored. */
 bool tls_kernel_is_wanted(enum tls_records records, int fd);
 
 /*
@@ -171,7 +172,7 @@ bool tls_kernel_is_wanted(enum tls_records records, int fd);
 GMB_MUST_CHECK int tls_kernel_take(struct stream *stream, enum tls_role role,
 	enum tls_records records, struct gnutls_session_int *session, struct tls_keys *keys,
 	struct error *error, struct tls_kernel **kernel_out);
-/* Must only be called when the layer is idle. Wipes the secrets. NULL is a no-op. */
+/* Frees a layer, which must be idle, and wipes the secrets. NULL is a no-op. */
 void tls_kernel_free(struct tls_kernel *kernel);
 
 /* State that another process needs to continue with a copy of the socket. The socket keeps the
@@ -181,11 +182,12 @@ struct tls_kernel_state {
 	uint64_t blocks_left; /* blocks until the sending key must change */
 };
 
-/* Must only be called when the layer is idle, and no part of a control message was received. */
+/* Fills in the state for another process. The layer must be idle, and no part of a control message
+ * may have been received. */
 void tls_kernel_hand_over(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
-/* In the other process. secret_bytes need not be set. -EOPNOTSUPP: the kernel does not process the
- * socket's records with this version and cipher, or is no longer supposed to. Nothing has changed
- * then. */
+/* Called in the other process. secret_bytes need not be set. -EOPNOTSUPP: the kernel does not
+ * process the socket's records with this version and cipher, or `records` no longer permits this.
+ * In this case nothing has changed. */
 GMB_MUST_CHECK int tls_kernel_adopt(struct stream *stream, enum tls_role role,
 	enum tls_records records, const struct tls_kernel_state *state, struct error *error,
 	struct tls_kernel **kernel_out);

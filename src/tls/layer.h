@@ -40,11 +40,12 @@ struct tls_pool_options {
 	uint32_t handshakes; /* 0: TLS_HANDSHAKES_MAX */
 };
 
-/* Any thread. One pool serves all rings of a process. Threads start with the first handshake. */
+/* Creates a pool. One pool serves all rings of a process. Its threads start with the first
+ * handshake. Any thread. */
 GMB_MUST_CHECK int tls_pool_create(
 	const struct tls_pool_options *options, struct tls_pool **pool_out, struct error *error);
-/* Must be called when no layer uses the pool, and before the rings of its layers are destroyed, or
- * after tls_pool_synchronize(). NULL is a no-op. */
+/* Frees a pool. No layer may use it any more. Called before the rings of its layers are destroyed,
+ * or after tls_pool_synchronize(). NULL is a no-op. */
 void tls_pool_destroy(struct tls_pool *pool);
 /* For destroying a ring while the pool stays. The ring's layers are gone, but a worker that posted
  * the end of its job might still access the ring until this returns. Does not wait for handshakes.
@@ -67,7 +68,8 @@ struct tls_layer_options {
 
 extern const struct stream_ops tls_stream_ops;
 
-/* -ENOMEM. Before its upgrade, a layer is freed with tls_layer_destroy(), later by its stream. */
+/* Creates a layer, or fails with -ENOMEM. Before its upgrade, a layer is freed with
+ * tls_layer_destroy(), later by its stream. */
 GMB_MUST_CHECK int tls_layer_create(
 	const struct tls_layer_options *options, struct tls_layer **layer_out);
 void tls_layer_destroy(struct tls_layer *layer);
@@ -76,27 +78,28 @@ void tls_layer_destroy(struct tls_layer *layer);
 
 enum { TLS_HANDOVER_BYTES_MAX = 12 << 10 };
 
-/* Open: returns whether another process can continue with the socket: the kernel must process its
- * records, and the encoded identity must not be too long. The answer does not change. */
+/* For an open layer: returns whether another process can continue with the socket: the kernel must
+ * process its records, and the encoded identity must not be too long. The answer does not change.
+ */
 bool tls_layer_can_hand_over(const struct stream *stream);
 /*
  * Writes the state that the other process needs in addition to a copy of the socket
  * (docs/protocol/upgrade.md), at most TLS_HANDOVER_BYTES_MAX, and returns its size. The state is
- * secret. The layer can be passed, and the stream is idle. From now on, only one of the two
+ * secret. Requires tls_layer_can_hand_over() and an idle stream. From now on, only one of the two
  * processes can use the socket.
  */
 GMB_MUST_CHECK uint32_t tls_layer_hand_over(const struct stream *stream, uint8_t *bytes);
 /*
  * In the other process: puts a layer in that state on a plain stream without operations in flight.
  * The layer is open. The state is parsed as hostile input. On failure the stream stays plain.
- * -EPROTO: invalid state; -EACCES: the current credentials reject the peer; -EOPNOTSUPP: the
- * kernel does not process the socket's records, or is not supposed to; -ENOMEM.
+ * -EPROTO: invalid state; -EACCES: the current credentials reject the peer; -EOPNOTSUPP: the kernel
+ * does not process the socket's records, or options->context does not permit this; -ENOMEM.
  */
 GMB_MUST_CHECK int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stream,
 	const uint8_t *bytes, uint32_t count, struct error *error);
 
-/* Open: returns the identity of the peer, valid as long as the stream; take a reference to keep
- * it. Never NULL. */
+/* For an open layer: returns the identity of the peer, valid as long as the stream; take a
+ * reference to keep it. Never NULL. */
 struct identity *tls_layer_identity(const struct stream *stream);
 /* After upgraded(-errno), or after a failed receive or send: returns the reason, for the operator.
  * The peer only receives an alert. */

@@ -71,7 +71,7 @@ struct tls_layer {
 	struct tls_context *context;
 	struct tls_pool *pool;
 	struct tls_check check;
-	gnutls_session_t session; /* NULL until a worker creates it, and with kernel */
+	gnutls_session_t session; /* NULL until a worker creates it, and while `kernel` is set */
 	struct tls_keys keys;	  /* traffic secrets, until the layer is open */
 	/* open: processes the records; NULL: GnuTLS does, in records.c */
 	struct tls_kernel *kernel;

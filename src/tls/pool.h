@@ -46,7 +46,7 @@ struct tls_source;
 enum tls_place_state { TLS_PLACE_NONE, TLS_PLACE_WAITING, TLS_PLACE_HELD };
 
 struct tls_place {
-	/* Set by the owner. */
+	/* Members that the owner sets. */
 	struct ring *ring;
 	const uint8_t *source; /* TLS_SOURCE_BYTES; NULL: started by us, not limited by a share */
 	/* Most of the peer's first message has not arrived. Waiters whose first message is
@@ -92,7 +92,7 @@ void tls_pool_make_room(struct tls_pool *pool, uint64_t now_ns);
 struct tls_workers;
 
 struct tls_job {
-	/* Set by the owner. */
+	/* Members that the owner sets. */
 	struct ring *ring;
 	/* run immediately on a thread of normal priority, because it was started by us */
 	bool is_urgent;
@@ -108,11 +108,12 @@ struct tls_job {
 
 GMB_MUST_CHECK int tls_workers_create(
 	uint32_t threads, struct tls_workers **workers_out, struct error *error);
-/* Must not be called while a job waits or runs. NULL is a no-op. */
+/* Frees the workers. No job may wait or run. NULL is a no-op. */
 void tls_workers_destroy(struct tls_workers *workers);
 /* Returns when no worker accesses the ring of any job whose done() was called before. */
 void tls_workers_synchronize(struct tls_workers *workers);
-/* -EAGAIN: no thread could be started, and neither function will be called. */
+/* Queues a job. -EAGAIN: no thread could be started, and neither run() nor done() will be called.
+ */
 GMB_MUST_CHECK int tls_workers_submit(struct tls_workers *workers, struct tls_job *job);
 
 struct tls_workers *tls_pool_workers(struct tls_pool *pool);

@@ -20,7 +20,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Limit of messages in one record; GnuTLS processes one per call. */
+/* Limit on consecutive calls of GnuTLS that neither return nor consume a byte: the number of
+ * messages in one record, because GnuTLS processes one per call. */
 enum { SILENT_CALLS_MAX = TLS_CONTENT_BYTES_MAX / 4 };
 
 /* --- transport functions of GnuTLS ----------------------------------------------------------- */

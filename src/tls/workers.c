@@ -130,7 +130,7 @@ static void run_first(struct tls_workers *workers, struct list_node *jobs)
 	pthread_mutex_unlock(&workers->lock);
 	job->run(job);
 	job->message.deliver = job_deliver;
-	/* Without the lock, so that the ring's thread, which this wakes, does not wait for a
+	/* Posted without the lock, so that the ring's thread, which this wakes, does not wait for a
 	 * thread of low priority. */
 	atomic_fetch_add_explicit(&workers->posting_count, 1, memory_order_relaxed);
 	ring_post(job->ring, &job->message);

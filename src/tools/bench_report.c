@@ -397,7 +397,7 @@ static json_t *json_direction(const struct bench_work *work, const struct bench_
 	return object;
 }
 
-/* Returns null without a rate. */
+/* Returns JSON null if no rate was requested. */
 static json_t *json_rate(const struct bench_work *work, const struct bench_result *result)
 {
 	json_t *object;

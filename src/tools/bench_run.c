@@ -74,7 +74,7 @@ struct bench_worker {
 	uint32_t in_flight;
 	struct bench_order order; /* with work->once and random */
 
-	/* Used with a rate: */
+	/* The members below are used with a rate. */
 	struct bench_schedule schedule;
 	uint64_t sent;		      /* requests of the schedule that were submitted */
 	struct bench_slot *idle;      /* slots that wait for the next due request, in order */
@@ -157,7 +157,7 @@ static void snapshot(struct bench_worker *worker, struct bench_snapshot *out, ui
 		out->stats.bytes_written += stats.bytes_written;
 		out->stats.bytes_moved += stats.bytes_moved;
 		out->stats.connections_lost += stats.connections_lost;
-		/* Each client reports the system calls of the whole queue. */
+		/* Not a sum, because each client reports the system calls of the whole queue. */
 		out->stats.system_calls = stats.system_calls;
 	}
 }
@@ -360,8 +360,8 @@ static void bench_run_slot_done(struct gmb_request *request)
 		atomic_load_explicit(&worker->completed, memory_order_relaxed) + 1,
 		memory_order_relaxed);
 	if (unlikely(now >= worker->phase_end_ns)) {
-		/* After the sample was recorded, so that the number of completions fits the time
-		 * between the first and the last. */
+		/* Called after the sample was recorded, so that the number of completions fits the
+		 * time between the first and the last. */
 		phase_advance(worker, now);
 	}
 	if (likely(worker->phase != BENCH_DRAIN)) {

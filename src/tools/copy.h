@@ -42,7 +42,7 @@ struct copy_io {
 	uint32_t extent_count; /* MAP: at least 1 when result is 0 */
 	uint64_t moved;	       /* READ: length, or less at the end of a stream */
 
-	/* Private to the end. */
+	/* The members below are private to the end. */
 	bool in_flight;
 	struct copy_end *end;
 	struct iovec iov;
@@ -170,7 +170,7 @@ struct copy_loop {
 /* Upper bound on the wait of a turn. */
 enum { COPY_TICK_MS = 200 };
 
-/* remote, local: the kinds of ends in use. */
+/* Creates a loop. remote, local: the kinds of ends in use. */
 GMB_MUST_CHECK int copy_loop_create(
 	struct copy_loop *loop, bool remote, bool local, struct error *error);
 void copy_loop_destroy(struct copy_loop *loop);
@@ -207,13 +207,14 @@ struct copy_pool {
 	size_t buffer_bytes;
 };
 
-/* queue: NULL without a remote end. buffer_bytes: a multiple of the page size. */
+/* Allocates the buffers. queue: NULL without a remote end. buffer_bytes: a multiple of the page
+ * size. */
 GMB_MUST_CHECK int copy_pool_create(struct copy_pool *pool, struct gmb_queue *queue, uint32_t count,
 	size_t buffer_bytes, struct error *error);
-/* All buffers must have been returned. */
+/* Frees the buffers, all of which must have been returned. */
 void copy_pool_destroy(struct copy_pool *pool);
 
-/* Returns NULL when all are in use. */
+/* Returns a free buffer, or NULL when all are in use. */
 uint8_t *copy_pool_get(struct copy_pool *pool);
 void copy_pool_put(struct copy_pool *pool, uint8_t *buffer);
 
@@ -375,7 +376,7 @@ void copy_bad_close(struct copy_bad *bad);
  * "Private".
  */
 struct copy_rescue;
-/* error: an error that ends the copy, or NULL. */
+/* Called when the rescue has ended. error: an error that ends the copy, or NULL. */
 typedef void copy_rescue_fn(struct copy_rescue *rescue, const struct error *error);
 
 struct copy_rescue {
@@ -393,7 +394,7 @@ struct copy_rescue {
 	struct error reason; /* reason of that range */
 };
 
-/* failed: the read that failed; its buffer is reused. */
+/* Starts a rescue. failed: the read that failed; its buffer is reused. */
 void copy_rescue_begin(struct copy_rescue *rescue, const struct copy_io *failed);
 
 /* --- the engine --------------------------------------------------------------------------------

@@ -713,7 +713,8 @@ static void engine_flush(struct engine *engine)
 		return;
 	}
 	if (engine->options->journal->fd >= 0 && engine->stopping) {
-		/* Also after an error: the next run can then continue from here. */
+		/* A checkpoint is made also after an error, so that the next run can continue from
+		 * here. */
 		checkpoint(engine);
 	} else if (!engine->stopping) {
 		copy_engine_flush_start(engine, engine->end);
@@ -802,7 +803,7 @@ int copy_engine_run(const struct copy_engine_options *options, struct error *err
 	return err;
 }
 
-/* Returns NULL if there is no memory. */
+/* Allocates the memory of the pool. Returns NULL if there is none. */
 static void *pool_memory(struct gmb_queue *queue, size_t bytes)
 {
 	void *memory;

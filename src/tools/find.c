@@ -53,7 +53,7 @@ static bool find_same_text(const char *a, const char *b)
 	return a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
 }
 
-/* Returns whether the host is this machine as seen from itself. */
+/* Returns whether the host, as written, always means this machine. */
 static bool find_is_here(const char *host)
 {
 	static const char *const names[] = { "localhost", "127.0.0.1", "::1", "0.0.0.0", "::" };
@@ -284,8 +284,8 @@ static void find_look_at(struct search *search, const char *path, const char *ur
 	uint32_t rank;
 
 	if (document == NULL) {
-		/* Not for a server that has ended: a killed server leaves its socket, and one that
-		 * stops removes it. */
+		/* The error of a server that has ended does not count: a killed server leaves its
+		 * socket, and one that stops removes it. */
 		if (error.code != -ECONNREFUSED && error.code != -ENOENT &&
 			search->error.code == 0) {
 			search->error = error;

@@ -25,7 +25,7 @@ void info_label(const char *label)
 	printf("%-*s", INFO_LABEL_COLUMNS, label);
 }
 
-/* EXTENTS_MAX: extents in one answer. */
+/* EXTENTS_MAX: limit on extents in one answer. */
 enum { EXTENTS_MAX = 4096, KINDS = 4, LOOK_MS = 100 };
 
 /* Bytes of the first query. The server may search this whole range before it answers, so later

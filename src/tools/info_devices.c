@@ -26,7 +26,7 @@ static bool last_device(const char *path, size_t bytes, char bdf[P2PMEM_BDF_BYTE
 		if (length < sizeof(name) && at + length <= path + bytes) {
 			memcpy(name, at, length);
 			name[length] = '\0';
-			/* Only the long form, which sysfs paths use. */
+			/* Accepts only the long form of an address, which sysfs paths use. */
 			if (length == strlen("0000:00:00.0") &&
 				p2pmem_parse_bdf(name, bdf, &(struct error){ 0 }) == 0) {
 				found = true;
@@ -120,7 +120,7 @@ static json_t *disks_of(struct p2pmem *memory, const char *memory_path)
 	return array;
 }
 
-/* Returns NULL if the device has no such memory. */
+/* Describes the memory that a device offers to others; NULL if it offers none. */
 static json_t *device_of(const char *bdf)
 {
 	char name[DEVICE_PATH_BYTES];

@@ -20,7 +20,7 @@
 
 enum { NOTE_MS = 200, SHOWN_BYTES = 300, BESIDE_BYTES = 4096 };
 
-/* One of the two servers. */
+/* One of the two servers: the source or the destination. */
 struct end {
 	struct export_uri uri;
 	struct push_ask *ask;

@@ -217,7 +217,7 @@ static void find_rates(
 	}
 }
 
-/* is_escaped: the name is already escaped; otherwise it is escaped here. */
+/* Fills in a row. is_escaped: the name is already escaped; otherwise it is escaped here. */
 static void make_row(const struct top *top, struct row *row, const json_t *entry,
 	const json_t *before, bool is_escaped)
 {

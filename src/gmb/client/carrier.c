@@ -131,7 +131,7 @@ static void gmb_carrier_connected(struct native_carrier *carrier)
 	}
 	carrier->needs_cookies = (parsed.flags & NATIVE_WELCOME_MOVES) != 0;
 	memcpy(carrier->base.facts.instance, parsed.instance, sizeof(carrier->base.facts.instance));
-	/* the ring of a new connection has room */
+	/* cannot fail for lack of room: the ring of a new connection is empty */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_OPEN, carrier->open, carrier->open_bytes) ==
 		0) {
 		native_carrier_take(carrier);
@@ -154,7 +154,7 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 		return;
 	}
 	if (carrier->state == NATIVE_CLOSING) {
-		return; /* an event of the batch in which the carrier began to close */
+		return; /* a late event of the batch in which the carrier began to close */
 	}
 	switch ((enum clan_event_type)event->type) {
 	case CLAN_EVENT_CONNECTED:

@@ -11,8 +11,9 @@
 _Static_assert(CARRIER_TEXT_BYTES_MAX >= (int)NATIVE_TEXT_BYTES_MAX, "texts");
 _Static_assert(CARRIER_NAME_BYTES_MAX > (int)NATIVE_NAME_BYTES_MAX, "names");
 
-/* Consecutive messages from a server before other connections get a turn. More than the rings can
- * hold, so all messages sent before the connection's end are processed in one call. */
+/* Limit on consecutive messages of a server, after which other connections get a turn. It is more
+ * than the rings can hold, so all messages sent before the connection's end are processed in one
+ * call. */
 enum { MESSAGES_MAX = 512 };
 
 static void take_extents(struct command *command, const struct native_reply *reply)
@@ -69,7 +70,7 @@ static enum native_reply_kind reply_kind(const struct command *command)
 						: NATIVE_REPLY_BARE;
 }
 
-/* Returns the broken rule, or NULL. */
+/* Processes a REPLY. Returns the broken rule, or NULL. */
 static const char *gmb_receive_take_reply(struct native_carrier *carrier, uint32_t len)
 {
 	struct native_reply reply;

@@ -196,7 +196,7 @@ static bool send_copy(struct native_carrier *carrier, struct native_call *call)
 	return true;
 }
 
-/* Returns false if there is no room now, or the connection has ended. */
+/* Sends a command. Returns false if there is no room now, or the connection has ended. */
 static bool send_one(struct native_carrier *carrier, struct native_call *call)
 {
 	static const uint8_t operations[] = {

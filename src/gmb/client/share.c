@@ -33,7 +33,8 @@ void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer)
 /* Sends the region's cookie to the server. */
 static void gmb_share_tell(struct native_carrier *carrier, struct share *share)
 {
-	/* If sending fails, the ring is full, or an event reports the end of the connection. */
+	/* A failure means that the ring is full, or that the connection has ended, which an event
+	 * reports. */
 	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_REGION, &share->cookie,
 		    sizeof(share->cookie)) == 0) {
 		share->state = SHARE_LIVE;
@@ -59,7 +60,7 @@ bool native_share(struct native_carrier *carrier, uint32_t number)
 	return share->state == SHARE_LIVE;
 }
 
-/* The server does not map regions, so it gets a cookie for the whole buffer. */
+/* For a server that does not map regions: grants a cookie for the whole buffer. */
 static void gmb_share_grant(struct native_carrier *carrier, uint32_t number)
 {
 	const struct hub_buffer *buffer = &carrier->hub->buffers[number];

@@ -41,7 +41,7 @@ void native_request_look(struct native_request *request)
 	struct path_fragment fragment;
 
 	if (request->session->base.state == SESSION_TERMINATING) {
-		return; /* native_session_join() checks it at the end of the batch */
+		return; /* native_session_join() checks the request at the end of the batch */
 	}
 	if (request->moved) {
 		native_request_move(request);
@@ -255,7 +255,7 @@ static void gmb_request_start(struct native_request *request)
 	path_start(session->base.engine->path, path);
 	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL); /* placement is RAM */
 	if (request->moved && path->op == STORE_WRITE) {
-		native_request_move(request); /* a read waits for the disk */
+		native_request_move(request); /* the moves of a read begin when the disk has data */
 	}
 }
 
@@ -376,7 +376,7 @@ static void take_copy(struct native_session *session, const uint8_t *bytes, uint
 		native_session_fail(session, rule);
 		return;
 	}
-	/* the copy itself asks for its bytes later */
+	/* 0 bytes: the copy itself requests permission for its bytes later */
 	if (!engine_request_may_move(&session->base, 0)) {
 		gmb_request_hold(session, NATIVE_COPY, bytes, len);
 		return;
@@ -457,7 +457,7 @@ static int result_of(const struct native_request *request, uint64_t *first_out)
 	return request->path.error;
 }
 
-/* copy is NULL for a copy of zero bytes. */
+/* Writes the bytes copied by each method. copy is NULL for a copy of zero bytes. */
 static uint32_t put_copied(const struct session_copy *copy, uint8_t *out)
 {
 	struct native_wire_copied copied = { 0 };

@@ -7,7 +7,7 @@
 #include "base/log.h"
 #include "gmb/server/session.h"
 
-/* Consecutive messages from a client before other connections get a turn. */
+/* Limit on consecutive messages of a client, after which other connections get a turn. */
 enum { MESSAGES_MAX = 256 };
 
 static struct native_session *gmb_session_of(struct session *base)
@@ -466,7 +466,7 @@ void native_session_flush(struct session *base, bool alone)
 		if (!answer_send(session)) {
 			return;
 		}
-		/* messages were left unprocessed while the answer waited */
+		/* processes the messages that were left while the answer waited */
 		native_session_take(session);
 	}
 	if (session->event_due) {
@@ -558,7 +558,7 @@ void native_session_event(struct native_session *session, const struct clan_even
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING) {
-		return; /* an event of the batch in which the session began to close */
+		return; /* a late event of the batch in which the session began to close */
 	}
 	switch ((enum clan_event_type)event->type) {
 	case CLAN_EVENT_CONNECT:

@@ -38,7 +38,7 @@ enum {
 #define NATIVE_SERVICE_REGION_BYTES_MAX (UINT64_C(2) << 30)   /* sum over all clients */
 
 struct native_region {
-	uint32_t generation; /* of the region that has this number; 0: none has */
+	uint32_t generation; /* generation of the region with this number; 0: there is none */
 	uint32_t users;	     /* number of requests that use it */
 	uint32_t rights;     /* enum clan_rights */
 	bool ending;	     /* the client has withdrawn it */
@@ -47,7 +47,7 @@ struct native_region {
 	struct clan_cookie cookie; /* if not mapped */
 };
 
-/* Exists until the last answer is sent. */
+/* State of the handshake; exists until the last answer is sent. */
 struct native_handshake {
 	/* size of an OPEN message that waits for a replaced connection, or for the store */
 	uint32_t open_bytes;
@@ -59,7 +59,7 @@ struct native_handshake {
 };
 
 struct native_request {
-	struct path_request path; /* first: gmb_request_progress() finds the request by it */
+	struct path_request path; /* first, so that gmb_request_progress() finds the request */
 	struct native_session *session;
 	struct list_node node;	    /* in session->requests */
 	struct list_node done_node; /* in session->done */

@@ -17,7 +17,7 @@
 #include "nbd/client/client.h"
 #include "nbd/client/dial.h"
 
-/* Consecutive receives before other connections get a turn. */
+/* Limit on consecutive receives of one connection, after which other connections get a turn. */
 enum { RECEIVES_MAX = 16 };
 
 _Static_assert(CARRIER_DEPTH_MAX <= (int)NBD_CLIENT_SLOTS_MAX, "commands");
@@ -108,7 +108,8 @@ static void nbd_lose(struct carrier *base)
 	struct nbd_carrier *carrier = nbd_of(base);
 
 	if (carrier->state == CARRIER_READY) {
-		/* Commands that have not reached the server must not be delivered later. */
+		/* The stream is aborted, because commands that have not reached the server must not
+		 * be delivered later. */
 		if (base->command_count > 0) {
 			stream_abort(&carrier->dial.stream);
 		} else {
@@ -271,7 +272,8 @@ static void receive_arm(struct nbd_carrier *carrier)
 		return;
 	}
 	if (carrier->base.command_count == 0) {
-		/* The memory for the next payload is not known yet. */
+		/* Polls instead of receiving, because the memory for the next payload is not known
+		 * yet. */
 		ring_poll(carrier->base.ring, &carrier->recv_op, carrier->dial.stream.file.fd,
 			POLLIN, poll_done);
 	} else {

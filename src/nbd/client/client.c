@@ -7,7 +7,8 @@
 
 enum { SPILL_BYTES = NBD_CLIENT_PREDICTED_BYTES_MAX + NBD_CLIENT_STAGE_BYTES, PREDICT_FIRST = 4 };
 
-/* After predictions have stopped, this many replies in the order of their calls restart them. */
+/* Predictions that have stopped start again after this number of consecutive replies in the order
+ * of their calls. */
 enum { ORDERED_RUN_TO_PREDICT = 16 };
 
 void nbd_client_init(struct nbd_client *client, const struct nbd_client_handler *handler,
@@ -272,7 +273,7 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes)
 		client->sent_of_first = 0;
 		client->sent_payload_bytes += payload_to_send(call);
 		list_remove(&call->node);
-		if (call != &client->size_call) { /* its answer may come much later */
+		if (call != &client->size_call) { /* the answer to size_call may come much later */
 			list_push_back(&client->awaiting, &call->node);
 		}
 		call->sent = true;

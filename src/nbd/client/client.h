@@ -100,7 +100,7 @@ struct nbd_call {
 };
 
 struct nbd_client_handler {
-	/* Returns the call to the owner. It may add calls. */
+	/* Returns the call to the owner. The handler may add calls. */
 	void (*done)(struct nbd_client *client, struct nbd_call *call);
 	/* READ: [offset, offset + length) of the export was received as a hole; its memory is
 	 * zeroed. */
@@ -137,11 +137,11 @@ struct nbd_client {
 	struct nbd_call size_call;
 	bool size_asked;       /* size_call is outstanding */
 	bool size_refused;     /* stop asking */
-	uint32_t size_answers; /* replies without a change */
+	uint32_t size_answers; /* x-gmblock:size replies without a change */
 	uint64_t size;	       /* size of the export, as last reported by the server */
 
 	struct nbd_call *current; /* call of the current chunk */
-	bool current_ends;	  /* the chunk has DONE */
+	bool current_ends;	  /* the current chunk has the flag DONE */
 	/* NBD_CLIENT_DATA: position of the next byte, relative to the call's offset */
 	uint64_t data_place;
 	uint64_t left; /* DATA, EXTENTS, SKIP: remaining bytes of the chunk */
@@ -178,11 +178,11 @@ struct nbd_client {
 	uint64_t steps;	       /* progress of replies; signs of life from the server do not count */
 };
 
-/* facts must outlive the client. seed: a number that differs between clients, so that a late reply
- * of an earlier connection cannot match (rule P70). */
+/* Initializes a client. facts must outlive it. seed: a number that differs between clients, so that
+ * a late reply of an earlier connection cannot match (rule P70). */
 void nbd_client_init(struct nbd_client *client, const struct nbd_client_handler *handler,
 	const struct nbd_facts *facts, uint64_t seed);
-/* All calls must have been returned. */
+/* Ends a client. All calls must have been returned. */
 void nbd_client_fini(struct nbd_client *client);
 
 /* Queues a command. At most NBD_CLIENT_SLOTS_MAX can be queued. Lengths must obey the facts, so the

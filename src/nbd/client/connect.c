@@ -280,7 +280,7 @@ static void next_address(struct connector *connector, int err)
 	}
 }
 
-/* The socket is ready, or its time is up. */
+/* Called when the socket is ready, or its time is up. */
 static void attempt_done(struct connector *connector)
 {
 	socklen_t len = sizeof(int);

@@ -112,7 +112,7 @@ static void encrypted(struct stream *stream, int result)
 	struct nbd_dial *dial = container_of(stream, struct nbd_dial, stream);
 
 	if (dial->state == NBD_DIAL_ENDING) {
-		/* It was cancelled or timed out. */
+		/* The attempt was cancelled or timed out. */
 	} else if (result != 0) {
 		dial->error = *tls_layer_error(stream);
 		if (result == -ECONNRESET) {
@@ -334,7 +334,7 @@ static void dial_connected(struct connector *connector, int err)
 
 /* --- credentials ---------------------------------------------------------------------------- */
 
-/* Runs on a thread of the ring. */
+/* Loads the credentials, on a thread of the ring. */
 static int dial_load(struct ring_op *op)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
@@ -491,8 +491,8 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 		}
 		*handshake_out = waiter->dial.handshake;
 	}
-	/* First, because a TLS thread may still be in the call that notifies the ring about a
-	 * handshake. */
+	/* The TLS client is destroyed first, because a TLS thread may still be in the call that
+	 * notifies the ring about a handshake. */
 	tls_client_destroy(own.tls);
 	if (ring != NULL) {
 		ring_destroy(ring);

@@ -23,7 +23,7 @@
 #include "nbd/client/client.h"
 
 enum {
-	CONTEXT_REPLIES_MAX = 16,    /* one context is selected */
+	CONTEXT_REPLIES_MAX = 16,    /* limit on replies; only one context is selected */
 	TAKEOVER_REPLIES_MAX = 1024, /* unsolicited contexts */
 	INFO_REPLIES_MAX = 64,
 	REFUSAL_BYTES = 384,
@@ -50,7 +50,7 @@ enum handshake_state {
 	STATE_STYLE,	  /* next 8 bytes: newstyle or oldstyle */
 	STATE_FLAGS,	  /* rest of the greeting */
 	STATE_TLS,	  /* answer to STARTTLS */
-	STATE_ENCRYPT,	  /* none: the owner has to encrypt */
+	STATE_ENCRYPT,	  /* no message is expected: the owner has to encrypt */
 	STATE_EXTENDED,	  /* answer to EXTENDED_HEADERS */
 	STATE_STRUCTURED, /* answer to STRUCTURED_REPLY */
 	STATE_TAKEOVER,	  /* answer to LIST_META_CONTEXT for the server's own contexts */
@@ -61,14 +61,14 @@ enum handshake_state {
 	STATE_GO,	  /* answer to GO */
 	STATE_OLD_EXPORT, /* answer to EXPORT_NAME: size, flags, and possibly zeroes */
 	STATE_ABORT,	  /* answer to ABORT */
-	STATE_FINISHED,	  /* none; output may still be unsent */
+	STATE_FINISHED,	  /* no message is expected; output may still be unsent */
 	STATE_COUNT
 };
 
 struct nbd_handshake {
 	enum nbd_goal goal;
 	enum handshake_state state;
-	struct error *error;  /* of the call in progress */
+	struct error *error;  /* where the call in progress stores its error */
 	bool in_payload;      /* otherwise in the header of a reply */
 	uint32_t replies;     /* replies to the current option, including the current one */
 	uint32_t reply_type;  /* NBD_REP_ type of the current reply */
@@ -503,7 +503,7 @@ static bool refusal_is_final(struct nbd_handshake *talk)
 	return false;
 }
 
-/* The dialogue cannot continue in clear (rules P53, P57). */
+/* Called when the server refuses TLS. The dialogue cannot continue in clear (rules P53, P57). */
 static int tls_refused(struct nbd_handshake *talk)
 {
 	error_set(&talk->outcome, -EPROTONOSUPPORT,
@@ -812,7 +812,7 @@ static const struct state_rule states[STATE_COUNT] = {
 	[STATE_FINISHED] = { 0, "nothing" },
 };
 
-/* A complete message is in the input. */
+/* Called when a complete message is in the input. */
 static int handle_message(struct nbd_handshake *talk)
 {
 	talk->input_bytes = 0;

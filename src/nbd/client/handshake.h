@@ -69,7 +69,7 @@ struct nbd_handshake_options {
 
 GMB_MUST_CHECK int nbd_handshake_create(const struct nbd_handshake_options *options,
 	struct nbd_handshake **handshake_out, struct error *error);
-/* NULL is a no-op. */
+/* Frees a handshake and its answers. NULL is a no-op. */
 void nbd_handshake_destroy(struct nbd_handshake *handshake);
 
 /* Returns the bytes to send now; *bytes is 0 if the server has to send next. The caller sends them
@@ -109,7 +109,9 @@ GMB_MUST_CHECK int nbd_handshake_outcome(
  * does not. */
 const char *nbd_handshake_awaits(const struct nbd_handshake *handshake);
 
-/* Valid as long as the handshake. GO: complete after a handshake without a refusal. */
+/* Returns the facts, valid as long as the handshake. They are complete after a handshake with the
+ * goal GO and without a refusal. */
 const struct nbd_facts *nbd_handshake_facts(const struct nbd_handshake *handshake);
-/* Valid as long as the handshake. GO and INFO: the first offer is the requested export. */
+/* Returns the offers, valid as long as the handshake. With the goals GO and INFO, the first offer
+ * is the requested export. */
 const struct nbd_offers *nbd_handshake_offers(const struct nbd_handshake *handshake);

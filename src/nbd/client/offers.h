@@ -100,10 +100,10 @@ GMB_MUST_CHECK int nbd_offers_set_text(
 /* NBD_REP_SERVER: an export. */
 GMB_MUST_CHECK int nbd_offers_take_server(
 	struct nbd_offers *offers, const uint8_t *payload, uint32_t length, struct error *error);
-/* NBD_REP_INFO: an item of information about an export. */
+/* Processes NBD_REP_INFO: an item of information about an export. */
 GMB_MUST_CHECK int nbd_offers_take_info(struct nbd_offers *offers, struct nbd_offer *offer,
 	const uint8_t *payload, uint32_t length, struct error *error);
-/* Size and flags: a struct nbd_wire_old_reply. */
+/* Processes size and flags: a struct nbd_wire_old_reply. */
 GMB_MUST_CHECK int nbd_offer_take_size(
 	struct nbd_offer *offer, const uint8_t *bytes, struct error *error);
 /* Checks a text from the server. what: its description in the error message. */

@@ -43,7 +43,7 @@ int nbd_client_find(
 	return 0;
 }
 
-/* The reply of x-gmblock:size is complete. */
+/* Called when the reply of x-gmblock:size is complete. */
 static void end_size_call(struct nbd_client *client)
 {
 	bool is_news = client->size_call.result == 0 && client->size != client->size_call.offset;
@@ -427,7 +427,8 @@ static int not_asked(struct error *error)
 		error, -EPROTO, "the server sent block status that was not requested (rule P97)");
 }
 
-/* A chunk of any reply that only shows that the server is alive (docs/protocol/nbd.md). */
+/* Processes a chunk that only shows that the server is alive (docs/protocol/nbd.md). It can belong
+ * to any reply. */
 static int replies_take_alive(struct nbd_client *client, struct nbd_call *call,
 	const struct reply *reply, size_t head, uint64_t count, struct error *error)
 {
@@ -442,8 +443,8 @@ static int replies_take_alive(struct nbd_client *client, struct nbd_call *call,
 	return (int)head;
 }
 
-/* The reply of x-gmblock:size: the flags of its extents hold the 64 bits of the size (same
- * page). */
+/* Processes the reply of x-gmblock:size: the flags of its extents hold the 64 bits of the size
+ * (docs/protocol/nbd.md). */
 static int replies_take_size(struct nbd_client *client, struct nbd_call *call,
 	const struct reply *reply, const uint8_t *body, size_t len, size_t head, uint64_t count,
 	bool *more, struct error *error)
@@ -483,7 +484,7 @@ static int replies_take_size(struct nbd_client *client, struct nbd_call *call,
 	return chunk_end(client, call, true, error) != 0 ? -EPROTO : (int)reply->length;
 }
 
-/* The header of a block status chunk; its extents are processed one by one. */
+/* Processes the header of a block status chunk; its extents are processed one by one. */
 static int replies_take_status(struct nbd_client *client, struct nbd_call *call,
 	const struct reply *reply, const uint8_t *body, size_t len, bool *more, struct error *error)
 {

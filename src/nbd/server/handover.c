@@ -70,8 +70,8 @@ void nbd_session_pause(struct session *base)
 	struct nbd_session *session = nbd_handover_of(base);
 
 	receive_pause(session);
-	/* The peer repeats this request to the next process, so it is answered now and not handed
-	 * over. */
+	/* The request of x-gmblock:size is answered now and not handed over, because the peer sends
+	 * it again to the next process. */
 	if (session->size_asked) {
 		session->size_due = true;
 		session_mark_dirty(base);
@@ -103,7 +103,7 @@ enum session_rest nbd_session_rest(struct session *base)
 {
 	struct nbd_session *session = nbd_handover_of(base);
 
-	/* The stream itself announces a key change. */
+	/* A change of the TLS keys ends by itself, and the stream reports its end. */
 	if (session->send_op.in_flight ||
 		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
 		return SESSION_WAITS_FOR_PEER;

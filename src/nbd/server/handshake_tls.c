@@ -90,7 +90,8 @@ static void log_tls(const struct nbd_session *session)
 		session->base.peer.proved->text);
 }
 
-/* result: from tls_layer_error() or the socket. */
+/* Returns the kind of failure that is counted for result, a negative errno of the TLS layer or the
+ * socket. */
 static enum engine_tls_failure failure_of(int result)
 {
 	switch (result) {

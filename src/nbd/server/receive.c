@@ -192,7 +192,7 @@ static void discard_payload(
 	}
 }
 
-/* The request failed: discards the rest of its payload. */
+/* Called when the request has failed: discards the rest of its payload. */
 static void give_up_payload(struct nbd_session *session)
 {
 	struct nbd_request *request = session->rx_request;
@@ -206,7 +206,7 @@ static void give_up_payload(struct nbd_session *session)
 	session->rx_request = NULL;
 }
 
-/* Returns false if more bytes or more memory are needed. */
+/* Receives and stores the payload. Returns false if more bytes or more memory are needed. */
 static bool nbd_receive_take_payload(struct nbd_session *session)
 {
 	struct nbd_request *request = session->rx_request;
@@ -345,7 +345,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 		start_write(session, request);
 		return;
 	}
-	if (payload > 0) { /* BLOCK_STATUS: the payload has been parsed */
+	if (payload > 0) { /* BLOCK_STATUS: its payload has been parsed, and is discarded */
 		discard_payload(session, NULL, payload);
 	}
 	if (head->type == NBD_CMD_FLUSH) {

@@ -478,7 +478,7 @@ static void reply_fill(struct nbd_session *session, struct send_batch *send)
 		struct nbd_request *request = list_entry(node, struct nbd_request, send_node);
 		struct send_slot *slot = &send->slots[send->slot_count];
 
-		if (!list_is_linked(node)) { /* or the queue is empty */
+		if (!list_is_linked(node)) { /* not sendable, or the queue is empty */
 			return;
 		}
 		list_remove(node);
@@ -596,7 +596,7 @@ void reply_flush(struct session *base, bool alone)
 	}
 	send->message = (struct msghdr){ .msg_iov = send->iov, .msg_iovlen = send->iov_count };
 	if (!send->is_alive) {
-		/* its time limit starts */
+		/* the time limit of the send starts */
 		session->base.progress_ns = ring_batch_ns(service->ring);
 	}
 	session->base.engine->turn_bytes += send->bytes;
@@ -713,7 +713,7 @@ void reply_done(struct ring_op *op, int result)
 			reply_send_rest(session);
 			return;
 		}
-		/* Otherwise the peer is gone. */
+		/* With an error other than EFAULT the peer is gone. */
 		if (result == -EFAULT) {
 			memory_failed(send);
 		}

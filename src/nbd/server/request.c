@@ -181,7 +181,8 @@ uint32_t request_disk_error(const struct nbd_request *request)
 	uint32_t error = nbd_error_from_errno(request->path.error);
 	bool fast_zero = (request->command_flags & NBD_CMD_FLAG_FAST_ZERO) != 0;
 
-	/* ENOTSUP without FAST_ZERO, and EOVERFLOW, would mislead this client (P84, P118). */
+	/* ENOTSUP without FAST_ZERO, and EOVERFLOW, would mislead this client, so it gets EIO (P84,
+	 * P118). */
 	return (error == NBD_ENOTSUP && !fast_zero) || error == NBD_EOVERFLOW ? (uint32_t)NBD_EIO
 									      : error;
 }
@@ -290,7 +291,7 @@ void request_progress(struct path_request *path)
 	struct nbd_session *session = request->session;
 
 	if (session->base.state == SESSION_TERMINATING) {
-		return; /* session_join() checks it at the end of the batch */
+		return; /* session_join() checks the request at the end of the batch */
 	}
 	if (session->rx_request == request) {
 		/* There is memory for more payload, or the request failed and the remaining payload

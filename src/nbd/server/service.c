@@ -19,10 +19,10 @@ struct rx_buf *service_rx_get(struct nbd_session *session)
 	struct rx_buf *rx;
 
 	if (rate_is_limited(&session->base.rate)) {
-		return NULL; /* its requests would wait in the buffer */
+		return NULL; /* with a rate limit, requests would only wait in the buffer */
 	}
 	node = list_pop_front(&service->rx_free);
-	/* More are allocated only while the number of busy connections grows. */
+	/* New buffers are allocated only while the number of busy connections grows. */
 	rx = node != NULL ? list_entry(node, struct rx_buf, node) : malloc(sizeof(*rx));
 	if (rx == NULL) {
 		return NULL;
@@ -67,7 +67,7 @@ static int nbd_service_create(struct engine *engine, void **service_out, struct 
 	struct nbd_service *service = calloc(1, sizeof(*service));
 
 	if (service != NULL) {
-		/* Each session has one reserved slot. */
+		/* The engine's limit, and one reserved slot for each session. */
 		service->request_max = engine->limits.inflight_max + engine->limits.sessions_max;
 		service->requests = calloc(service->request_max, sizeof(*service->requests));
 	}

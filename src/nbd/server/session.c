@@ -10,7 +10,8 @@
 /* Detects after two minutes that a client's host has failed, which frees its slot. */
 static const struct stream_keep_alive keep_alive = { .idle_s = 60, .interval_s = 15, .probes = 4 };
 
-/* The TLS layer has sent its end of stream, which can take a while if the socket is full. */
+/* Called when the TLS layer has sent its end of stream, which can take a while if the socket is
+ * full. */
 static void nbd_session_stream_idle(struct stream *stream)
 {
 	struct nbd_session *session = container_of(stream, struct nbd_session, stream);
@@ -83,8 +84,8 @@ static bool peer_has_received(struct nbd_session *session)
 
 bool nbd_session_peer_receives(struct session *base)
 {
-	/* The first check after a send always finds a change; it counts if something is
-	 * unacknowledged. */
+	/* The first check after a send always finds a change, so a change counts as progress only
+	 * while bytes are unacknowledged. */
 	return peer_has_received(nbd_session_of(base)) && nbd_session_of(base)->unacked_bytes > 0;
 }
 
@@ -130,7 +131,8 @@ void nbd_session_abort(struct session *base)
 {
 	struct nbd_session *session = nbd_session_of(base);
 
-	/* Before the socket is closed, because the peer may reconnect as soon as it sees that. */
+	/* The requests end before the socket is closed, because the peer may reconnect as soon as
+	 * it detects the close. */
 	list_for_each(node, &session->requests)
 	{
 		struct nbd_request *request = list_entry(node, struct nbd_request, session_node);
@@ -165,7 +167,7 @@ void session_drain(struct nbd_session *session)
 {
 	GMB_ASSERT(session->base.state == SESSION_READY);
 	session_set_state(&session->base, SESSION_DRAINING);
-	/* it asks for later size changes, which the peer will not receive */
+	/* dropped, because it asks for later size changes, which the peer will not receive */
 	session->size_asked = false;
 	list_for_each(node, &session->requests)
 	{
@@ -187,7 +189,7 @@ void nbd_session_drain(struct session *base)
 	}
 	if (base->state != SESSION_NEGOTIATING) {
 		session_drain_check(nbd_session_of(base));
-	} else if (nbd_session_of(base)->told_choice != NULL) { /* it only waits for its export */
+	} else if (nbd_session_of(base)->told_choice != NULL) { /* the session awaits its export */
 		session_terminate(base, session_stop_text(base));
 	}
 }

@@ -70,7 +70,7 @@ enum handshake_state {
 	HANDSHAKE_UPGRADING, /* upgrading to TLS; the stream is paused */
 };
 
-/* Action when the replies are sent. */
+/* The step that follows when the replies are sent. */
 enum handshake_next {
 	HANDSHAKE_NEXT_OPTION,
 	HANDSHAKE_NEXT_TLS,
@@ -114,7 +114,7 @@ struct rx_buf {
 };
 
 struct nbd_request {
-	struct path_request path; /* first: request_progress() finds the request by it */
+	struct path_request path; /* must be first: request_progress() finds the request by it */
 	struct nbd_session *session;
 	struct list_node session_node; /* in session->requests */
 	struct list_node send_node;    /* in session->sendable while there is something to send */
@@ -302,7 +302,7 @@ void handshake_begin_tls(struct nbd_session *session);
  * tls_layer_adopt(), and also -EACCES if the address does not offer TLS. */
 GMB_MUST_CHECK int handshake_adopt_tls(
 	struct nbd_session *session, const uint8_t *bytes, uint32_t count, struct error *error);
-/* The session closes: removes it from the count of TLS sessions. */
+/* Called when the session closes: removes it from the count of TLS sessions. */
 void handshake_tls_closed(struct nbd_session *session);
 
 /* receive.c */
@@ -319,14 +319,15 @@ bool receive_owes_nothing(const struct nbd_session *session);
  * received part of a payload counts as progress. */
 void receive_interrupt(struct nbd_session *session);
 
-/* The session was paused: stops receiving, even in the middle of a request. */
+/* Called when the session is paused: stops receiving, even in the middle of a request. */
 void receive_pause(struct nbd_session *session);
 /* Makes room in rx_data for count bytes that another process received; the caller writes them.
  * Returns false if there is no memory. */
 GMB_MUST_CHECK bool receive_told(struct nbd_session *session, uint32_t count);
 
 /* handover.c */
-/* NEGOTIATING, with told_choice: retries, because the export may be available now. */
+/* Called for a session in NEGOTIATING with told_choice: tries again to select its export, which may
+ * be available now. */
 void nbd_session_choose_again(struct nbd_session *session);
 bool nbd_session_can_hand_over(const struct session *base);
 void nbd_session_pause(struct session *base);
@@ -365,7 +366,7 @@ uint32_t request_check_status_payload(const struct nbd_session *session, const u
 	uint64_t payload_bytes, struct request_head *head, const char **text);
 /* See engine_request_bytes(). */
 uint64_t request_bytes(const struct nbd_session *session, const struct request_head *head);
-/* Decides how the request is answered, and its window. */
+/* Decides how the request is answered, and how much payload memory it may hold (its window). */
 void request_plan(const struct nbd_session *session, struct request_head *head);
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head);
 void request_end(struct nbd_request *request);
