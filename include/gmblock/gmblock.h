@@ -235,8 +235,8 @@ struct gmb_options {
 	uint32_t reconnect_timeout_ms; /* how long to try to reconnect before requests fail;
 					  0 = 120 s */
 	uint32_t depth; /* commands in flight per connection; 0 = 128; at most 1024 */
-	/* Called when connections are lost or restored, from gmb_queue_wait() and the blocking
-	 * calls; must not call the library, except gmb_get_info(). May be NULL. */
+	/* Called when connections are lost or restored, from gmb_queue_wait(), gmb_close() and the
+	 * blocking calls; must not call the library, except gmb_get_info(). May be NULL. */
 	void (*event)(void *context, enum gmb_event event, const char *text);
 	void *context; /* for event and opened */
 	/* gmb_open_start() only: called once, when the export is open or cannot be opened, from
@@ -430,9 +430,9 @@ struct gmb_extent {
 	uint32_t reserved;
 };
 
-/* Called once, from gmb_queue_wait() or a blocking call on the same queue. It may submit and
- * cancel requests, submit the same one again or free it, and call gmb_open_start(). It must not
- * wait, close a client or make blocking calls, including gmb_open(). */
+/* Called once, from gmb_queue_wait(), gmb_close() or a blocking call on the same queue. It may
+ * submit and cancel requests, submit the same one again or free it, and call gmb_open_start(). It
+ * must not wait, close a client or make blocking calls, including gmb_open(). */
 typedef void gmb_done(struct gmb_request *request);
 
 /*
