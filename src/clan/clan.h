@@ -106,8 +106,10 @@ enum clan_state {
 	CLAN_OFFERED,	 /* waits for clan_accept() or clan_reject() */
 	CLAN_OPEN,	 /* established */
 	CLAN_LOST,	 /* waits for clan_close() */
-	CLAN_CLOSING,	 /* waits for the release of the last hold, and for workers */
-	CLAN_CLOSED,	 /* waits for delivery of CLAN_EVENT_CLOSED */
+	/* Waits for the release of the last hold, and for workers. On tcp and ofi, also waits until
+	 * the peer has received everything, for at most 2 s. */
+	CLAN_CLOSING,
+	CLAN_CLOSED, /* waits for delivery of CLAN_EVENT_CLOSED */
 	CLAN_STATE_COUNT
 };
 

@@ -8,11 +8,11 @@
  *
  *   c = sqrt(l k max(d, n)),
  *
- * where l is the number of bytes of all requests in flight: with several requests, disk and network
- * overlap anyway, and larger parts are cheaper. Both rates are measured, the disk's rate in
- * store_submit(). While n is unknown, d is used instead. The m members of a striped disk work on m
- * parts at the same time, each at a share of d. So their parts have c / m bytes, and the members
- * together have as much unfinished data as a single disk.
+ * where l is the total length of the requests in flight (request_bytes below): with several
+ * requests, disk and network overlap anyway, and larger parts are cheaper. Both rates are measured,
+ * the disk's rate in store_submit(). While n is unknown, d is used instead. The m members of a
+ * striped disk work on m parts at the same time, each at a share of d. So their parts have c / m
+ * bytes, and the members together have as much unfinished data as a single disk.
  *
  * Some disks complete all parts of a request together, whatever their size, because they process
  * one command internally. Parts then only cost time. Other disks add latency to each part, so that
@@ -42,8 +42,11 @@ struct overlap {
 	 * regular intervals, which is the assumption before the first measurement. */
 	uint32_t early;
 	bool early_measured;
-	uint32_t chosen;	/* the last part size chosen for a request that is cut */
-	uint64_t request_bytes; /* size of all requests in flight; updated by the path */
+	uint32_t chosen; /* the last part size chosen for a request that is cut */
+	/* Total length of the requests in flight, without those that cut_begin() does not measure,
+	 * such as short requests and durable writes. A read is counted until the session has all of
+	 * its bytes. */
+	uint64_t request_bytes;
 
 	/* Bytes per second of requests that ran alone, from their start to the last byte sent: of
 	 * requests that were cut, and of whole ones. 0 = unknown. */

@@ -79,7 +79,8 @@ void plain_leave(struct plain_call *call)
 			(uint64_t)call->bytes, memory_order_relaxed);
 	}
 	conn_count_off(call->writes ? &conn->plain_writers : &conn->plain_readers);
-	/* If the connection has become carried during the call, the last plain reader sends MAY. */
+	/* If the connection has become carried during the call, the last read that leaves the
+	 * kernel sends MAY. */
 	if (!call->writes && atomic_load(&conn->state) == CONN_CARRIED && core_lock()) {
 		conn_say_may(conn);
 		core_unlock();

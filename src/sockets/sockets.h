@@ -153,7 +153,7 @@ enum conn_touch {
 struct conn_bulk {
 	bool on;	     /* the rings are large, or will be */
 	uint32_t fulls;	     /* writes that found too little room since fulls_from */
-	uint64_t fulls_from; /* value of ring_out at the first of them */
+	uint64_t fulls_from; /* value of ring_out when the count of fulls was last set to 0 */
 	uint64_t in;	     /* part of ring_in that was read in large pieces */
 };
 
@@ -384,7 +384,8 @@ void conn_bring_back(
 	bool (*choose)(struct conn *conn), enum sockets_reason reason, uint32_t timeout_ms);
 /* Returns one connection to TCP, like conn_bring_back(). Returns true if it is on TCP or closed. */
 bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t timeout_ms);
-/* Sends MAY, unless a plain reader remains: our reader now accepts bytes from both TCP and the
+/* Sends MAY, once, when no read that started on TCP is in the kernel any more (plain_readers). It
+ * permits the peer to write to the ring, because our reads now accept bytes from both TCP and the
  * ring. */
 void conn_say_may(struct conn *conn);
 /* If both directions are on TCP, closes the clan connection. When the buffer is empty as well, the
@@ -396,7 +397,8 @@ void conn_broken(struct conn *conn, const char *what);
 void conn_take_messages(struct conn *conn);
 void conn_event(const struct clan_event *event);
 void conn_touch(struct conn *conn, uint32_t what);
-/* Sends GO if the peer permits it; later writes go to the ring. */
+/* Sends GO if the peer permits it and no write that started on TCP is in the kernel any more
+ * (plain_writers). Later writes go to the ring. */
 void conn_go(struct conn *conn);
 /* Change the table of descriptors; called with the lock. */
 void object_add(int fd, struct object *object);

@@ -416,8 +416,8 @@ static void put_summary(struct top *top)
 		log_escape(shown, sizeof(shown), version, strlen(version)), number(top->now, "pid"),
 		number(top->now, "uptime_seconds"), (unsigned long long)counters.sessions,
 		counters.sessions == 1 ? "" : "s", (unsigned long long)counters.inflight);
-	/* The numbers come from the server and can have hundreds of digits, so their length is
-	 * checked. */
+	/* strlen(), because the result of snprintf() would exceed the buffer if the line was cut.
+	 * Numbers from the server can have hundreds of digits. */
 	used = strlen(line);
 	if (counters.tls_sessions > 0) {
 		snprintf(line + used, sizeof(line) - used, ", TLS %llu (kernel %llu)",

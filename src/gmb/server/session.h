@@ -13,8 +13,9 @@
  * Replies and events wait in the session while the client's ring is full.
  *
  * Threading: the ring's thread. Ownership: the service owns requests; a session owns its
- * connection, and holds each region of its client from REGION until the last request that uses it
- * has ended. Errors: native_session_fail() ends a session that broke a rule.
+ * connection. It holds each mapped region until the client withdraws the region or the session
+ * ends, and until no request uses it. Errors: native_session_fail() ends a session that broke a
+ * rule.
  */
 #pragma once
 
