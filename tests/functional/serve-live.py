@@ -12,6 +12,7 @@ import struct
 import subprocess
 import sys
 import threading
+import unittest.mock
 
 import nbdmini
 import support
@@ -230,7 +231,7 @@ class Commands(Live):
     def test_added_where_old_writes_are(self):
         """What was removed, and has not ended, is waited for at its path, by whatever name."""
         one = self.image("one")
-        server = self.serve("--export-folder", self.folder)
+        server = self.serve("--export-folder", self.folder, "--handshake-timeout", "10min")
         code = 0
         for seconds in 3, 30, 300:  # until the remove is faster than the write
             self.export("add", "a", one, f"delay=write:{seconds}s")
@@ -245,7 +246,8 @@ class Commands(Live):
                 break
         self.assertEqual(code, 1)
         self.export("add", "b", one)
-        with nbdmini.open_export(server.uri, b"b") as newcomer:
+        with unittest.mock.patch.object(nbdmini, "TIMEOUT_S", 2 * seconds + nbdmini.TIMEOUT_S), \
+                nbdmini.open_export(server.uri, b"b") as newcomer:
             self.assertEqual(newcomer.read(0, 4), b"late")
             newcomer.write(0, b"next")
             self.assertEqual(newcomer.read(0, 4), b"next")
