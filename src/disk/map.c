@@ -246,8 +246,3 @@ bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t co
 	}
 	return pread(map->fd, bytes, count, (off_t)offset) == (ssize_t)count;
 }
-
-void disk_drop_cache(int fd)
-{
-	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-}

@@ -286,13 +286,16 @@ void sim_disk_lose(struct sim_disk *disk)
 	}
 }
 
-void sim_disk_drop_cache(struct sim_disk *disk)
+void sim_disk_drop_cache(struct sim_disk *disk, uint64_t offset, uint64_t length)
 {
+	uint64_t end = length == 0 ? UINT64_MAX : offset + length;
+
 	list_for_each(node, &disk->pages)
 	{
 		struct sim_page *page = list_entry(node, struct sim_page, node);
+		uint64_t at = page->index * SIM_PAGE_BYTES;
 
-		if (page->cache_dirty) {
+		if (at + SIM_PAGE_BYTES <= offset || at >= end) {
 			continue;
 		}
 		sim_cache_page_leave(page, true);

@@ -502,10 +502,10 @@ int disk_sync(int fd)
 	return 0;
 }
 
-void disk_drop_cache(int fd)
+void disk_drop_cache(int fd, uint64_t offset, uint64_t length)
 {
 	check_may_block();
-	sim_disk_drop_cache(sim_disk_file(fd)->disk);
+	sim_disk_drop_cache(sim_disk_file(fd)->disk, offset, length);
 }
 
 /* Always succeeds, because no other program in the simulated world could claim the disk. */

@@ -261,7 +261,7 @@ void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, ui
 /* Simulates a failed flush: marks all sectors clean, and loses some. */
 void sim_disk_lose(struct sim_disk *disk);
 /* Drops the clean pages of the page cache. What sim_disk_lose() has lost reads as it was before. */
-void sim_disk_drop_cache(struct sim_disk *disk);
+void sim_disk_drop_cache(struct sim_disk *disk, uint64_t offset, uint64_t length);
 struct sim_file *sim_disk_file(int fd);
 /* Returns the error for an operation on the range, because of a bad range or by chance; 0: none. */
 int sim_disk_fault(struct sim_disk *disk, enum sim_fault_kind kind, uint64_t offset,

@@ -102,7 +102,6 @@ void blame_note(struct scenario *scenario, struct scenario_export *export, enum 
 	}
 	if (kind == SIM_FAULT_FLUSH) {
 		note->export->flush_may_fail = true;
-		note->export->disk_has_lost = true;
 	}
 	if (note->export->is_flash) { /* whose log is anybody's, and which then fails for all */
 		note->reported = true;

@@ -3,7 +3,6 @@
 #include "contents.h"
 
 #include <endian.h>
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -71,11 +70,9 @@ static void cache_folder(const char *disk, char folder[FOLDER_BYTES])
 	snprintf(folder, FOLDER_BYTES, "/%s/", disk);
 }
 
-/* Opens the store with its cache file, if there is one. Changes the disk only as every start does:
- * by a sync, after which the page cache is dropped. A disk that has lost records of which its cache
- * file knows is opened as its user is told: without that file. */
-static void *flash_begin(const struct scenario_export *export, struct flash *flash,
-	const char *disk, uint64_t *bytes_out)
+/* Opens the store with its cache file, if there is one; to be read only, so that the disk stays as
+ * it is. */
+static void *flash_begin(struct flash *flash, const char *disk, uint64_t *bytes_out)
 {
 	char folder[FOLDER_BYTES];
 	/* The disk of the next process has another identity here, and the file is its own. */
@@ -84,9 +81,7 @@ static void *flash_begin(const struct scenario_export *export, struct flash *fla
 	struct disk_info info;
 	struct error error;
 	void *memory;
-	int result;
 
-	*flash = (struct flash){ 0 };
 	cache_folder(disk, folder);
 	flash->path = (char *)(uintptr_t)disk;
 	if (disk_open(disk, true, false, &flash->fd, &error) != 0 ||
@@ -94,7 +89,7 @@ static void *flash_begin(const struct scenario_export *export, struct flash *fla
 		model_fail("%s", error.text);
 	}
 	memcpy(flash->identity, info.identity, sizeof(info.identity));
-	if (flash_look_at_disk(flash, &error) != 0 || flash_anchors_read(flash, &error) != 0 ||
+	if (flash_anchors_read(flash, &error) != 0 ||
 		flash_cache_open(flash, &cache, &error) != 0) {
 		model_fail("%s", error.text);
 	}
@@ -104,14 +99,7 @@ static void *flash_begin(const struct scenario_export *export, struct flash *fla
 	memory = mmap(NULL, *bytes_out, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	GMB_ASSERT(memory != MAP_FAILED);
 	flash_init(flash, memory);
-	result = flash_recover(flash, &error);
-	if (result == -ESTALE && export->disk_has_lost) {
-		disk_shared_close(&flash->cache.file, true);
-		disk_close(flash->fd);
-		(void)munmap(memory, *bytes_out);
-		return flash_begin(export, flash, disk, bytes_out);
-	}
-	if (result != 0) {
+	if (flash_recover(flash, &error) != 0) {
 		model_fail("%s", error.text);
 	}
 	if (flash_has_loss(flash)) {
@@ -127,7 +115,7 @@ struct found {
 	bool has_lost_cache; /* the disk refers to a file that is not there */
 };
 
-/* Returns what a start of the store on that disk finds. */
+/* Whoever opens the store on that disk finds these bytes. The disk stays as it is. */
 static struct found flash_contents(const struct scenario_export *export, const char *disk)
 {
 	struct flash *flash = calloc(1, sizeof(*flash));
@@ -138,7 +126,7 @@ static struct found flash_contents(const struct scenario_export *export, const c
 
 	GMB_ASSERT(flash != NULL);
 	sim_set_faults(&(struct sim_faults){ 0 }); /* it is we who look */
-	memory = flash_begin(export, flash, disk, &bytes);
+	memory = flash_begin(flash, disk, &bytes);
 	found.has_lost_cache = flash->anchor.cache_tag != 0 && !flash->cache.is_found;
 	blocks = flash->anchor.geometry.disk_blocks;
 	found.bytes = calloc(blocks, FLASH_BLOCK_BYTES);
@@ -261,7 +249,7 @@ static uint64_t look(struct looking *looking, const char *disk, bool has_cache)
 
 	if (export->is_flash) {
 		found = flash_contents(export, disk);
-		if (has_cache && found.has_lost_cache && !export->disk_has_lost) {
+		if (has_cache && found.has_lost_cache) {
 			model_fail("flash store '%s' has no cache file, and needs it", disk);
 		}
 	}
@@ -350,9 +338,7 @@ static void lose_power(const struct scenario_export *export)
 
 static void kill_server(const struct scenario_export *export)
 {
-	/* A flash store does not read from the page cache what its disk has lost. */
-	struct looking looking = { .export = export,
-		.check = export->is_flash && export->disk_has_lost ? is_durable : is_current };
+	struct looking looking = { .export = export, .check = is_current };
 	char name[NAME_BYTES];
 	char from[FOLDER_BYTES];
 	char folder[FOLDER_BYTES];
@@ -419,10 +405,8 @@ void contents_check_current(const struct scenario_export *export)
 				"flash store '%s' was closed, and its cache file is there", disk);
 		}
 	}
-	look(&(struct looking){ .export = export,
-		     .disk = export->disk,
-		     .check = export->is_flash && export->disk_has_lost ? is_durable : is_current },
-		disk, true);
+	look(&(struct looking){ .export = export, .disk = export->disk, .check = is_current }, disk,
+		true);
 }
 
 static void base_read(void *context, uint64_t offset, uint8_t *out, size_t len)

@@ -900,7 +900,6 @@ static void reborn(struct scenario *scenario)
 			contents_go_on(export);
 		}
 		export->flush_may_fail = false;
-		export->disk_has_lost = false;
 		export->changes_may_fail = false;
 		export->flush_failed = 0;
 		if (export->size_may_change) {

@@ -73,8 +73,6 @@ struct scenario_export {
 	uint32_t page_cache_looks;
 	bool stalled; /* its disk answers nothing for a long time, or did so */
 	bool flush_may_fail;
-	/* A flush of the disk has failed, so its page cache may contain what the disk has lost. */
-	bool disk_has_lost;
 	bool changes_may_fail; /* a flash store that could not write: nothing changes any more */
 	uint64_t flush_failed; /* oracle time of the first failed flush: P77, it stays an error */
 };

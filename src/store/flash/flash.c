@@ -602,9 +602,11 @@ static int flash_open(struct store *base, const struct store_options *options,
 	}
 	/* The claim is taken before the contents are read. */
 	result = open_below(flash, options, error);
-	/* A process that hands its store over ends with a checkpoint that is durable. */
-	if (result == 0 && !is_inherited(flash, options->inherited)) {
-		result = flash_look_at_disk(flash, error);
+	/* The page cache may have anchors that could not be written; flash_recover() writes records
+	 * again, but no anchors. The anchors of an upgrade are read again when the other process
+	 * has made them durable. */
+	if (result == 0 && !flash->is_read_only && !flash_has_zones(flash)) {
+		disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);
 	}
 	if (result == 0) {
 		result = flash_anchors_read(flash, error);

@@ -83,28 +83,6 @@ static int decode_anchor(const struct flash *flash, const uint8_t block[FLASH_BL
 	return result;
 }
 
-/* The log of a killed server might be in a volatile cache only. It must be durable before segments
- * that it has emptied are written, because the map of the old anchor would need them. */
-static int sync_found(const struct flash *flash, struct error *error)
-{
-	int result = flash->is_read_only ? 0 : disk_sync(flash->fd);
-
-	return result == 0
-		       ? 0
-		       : error_set(error, result, "cannot make the contents of '%s' durable: %s",
-				 flash->path, strerror(-result));
-}
-
-int flash_look_at_disk(const struct flash *flash, struct error *error)
-{
-	int result = sync_found(flash, error);
-
-	if (result == 0 && !flash->is_read_only) {
-		disk_drop_cache(flash->fd);
-	}
-	return result;
-}
-
 int flash_anchors_read(struct flash *flash, struct error *error)
 {
 	struct flash_anchor *anchor = &flash->anchor;
@@ -440,20 +418,28 @@ static int search_later(struct replay *replay)
 	return 0;
 }
 
+/* Reads headers up to the end of the log, and finds the largest `durable` in them. */
+static int find_durable(struct replay *replay)
+{
+	int result;
+
+	while ((result = read_record(replay)) > 0) {
+		replay->durable = MAX(replay->durable, replay->record.durable);
+		go_to(replay, &replay->next);
+		if (is_cancelled(replay->flash)) {
+			return -ECANCELED;
+		}
+	}
+	return result;
+}
+
 /* Finds the largest `durable` of the records from this one on. Earlier records cannot declare this
  * one durable. */
 static int replay_look_ahead(struct replay *replay)
 {
 	struct replay other = *replay;
-	int result;
+	int result = find_durable(&other);
 
-	while ((result = read_record(&other)) > 0) {
-		other.durable = MAX(other.durable, other.record.durable);
-		go_to(&other, &other.next);
-		if (is_cancelled(other.flash)) {
-			return -ECANCELED;
-		}
-	}
 	if (result == 0 || flash_is_of_medium(result)) {
 		result = search_later(&other);
 	}
@@ -568,6 +554,81 @@ static void judge_end(struct replay *replay)
 		   flash_cache_knows_end(flash, replay->at.seq)) {
 		flash->damage.lost_error = 0;
 	}
+}
+
+/* --- what only the page cache has ------------------------------------------------------------ */
+
+/* Writes a record again if all of it can be read. Returns 0 if not. */
+static int write_again(struct replay *replay)
+{
+	const struct flash *flash = replay->flash;
+	uint32_t count = replay->record.block_count;
+	const uint8_t *bytes;
+	int result = check_blocks(replay);
+
+	if (result > 0) {
+		result = read_log(replay, replay_block(replay), count, count, &bytes);
+		result = result < 0 ? result : 1;
+	}
+	if (result <= 0) {
+		return flash_is_of_medium(result) ? 0 : result; /* the log ends here */
+	}
+	result = disk_write(flash->fd, bytes, (size_t)count * FLASH_BLOCK_BYTES,
+		flash_block_offset(flash, replay_block(replay)));
+	return result < 0 ? result : 1;
+}
+
+/* Writes all records of the log again that no later record declares durable. */
+static int write_log_again(struct flash *flash)
+{
+	struct replay replay = { .flash = flash };
+	int result;
+
+	go_to(&replay, &flash->anchor.next);
+	result = find_durable(&replay);
+	if (result < 0 && !flash_is_of_medium(result)) {
+		return result;
+	}
+	go_to(&replay, &flash->anchor.next);
+	replay.has_looked = true;
+	while ((result = read_record(&replay)) > 0) {
+		result = is_doubtful(&replay) ? write_again(&replay) : 1;
+		if (result <= 0) {
+			return result;
+		}
+		go_to(&replay, &replay.next);
+		if (is_cancelled(flash)) {
+			return -ECANCELED;
+		}
+	}
+	return flash_is_of_medium(result) ? 0 : result;
+}
+
+/*
+ * Makes the log durable before segments that it has emptied are written, because the map of the old
+ * anchor would need them. After a failed write through the page cache, its pages can be read, but
+ * no sync writes them again, and only the killed server may have got the error. So all records that
+ * might not be durable are written again.
+ */
+static int make_durable(struct flash *flash)
+{
+	bool is_cached = flash->memory_align == 1 && !flash_has_zones(flash);
+	int result = disk_sync(flash->fd);
+
+	if (is_cached && (result == 0 || flash_is_of_medium(result))) {
+		/* The first sync reports errors of earlier writes. */
+		result = write_log_again(flash);
+		result = result == 0 ? disk_sync(flash->fd) : result;
+		if (flash_is_of_medium(result)) {
+			log_warning(
+				"flash store '%s': what was written after its last flush cannot be "
+				"made durable: %s; changes that its disk lacks are lost",
+				flash->path, strerror(-result));
+			disk_drop_cache(flash->fd, 0, 0);
+			result = disk_sync(flash->fd);
+		}
+	}
+	return result;
 }
 
 /* --- segments -------------------------------------------------------------------------------- */
@@ -690,17 +751,17 @@ static int refuse_loss(const struct flash *flash, struct error *error)
 int flash_recover(struct flash *flash, struct error *error)
 {
 	struct replay replay = { .flash = flash, .clock = flash->anchor.clock };
-	/* Writes of a killed server may have ended since the store was opened. */
-	int result = sync_found(flash, error);
+	int result = flash->is_read_only ? 0 : make_durable(flash);
 
-	if (result < 0) {
-		return result;
+	if (result < 0 && result != -ECANCELED) {
+		return error_set(error, result, "cannot make the contents of '%s' durable: %s",
+			flash->path, strerror(-result));
 	}
 	replay.seen = calloc(flash->anchor.geometry.segment_count, sizeof(*replay.seen));
 	if (replay.seen == NULL) {
 		return error_set(error, -ENOMEM, "not enough memory to open '%s'", flash->path);
 	}
-	result = flash_cache_load(flash);
+	result = result == 0 ? flash_cache_load(flash) : result;
 	if (result == 0) {
 		result = recover(flash, &replay, error);
 	}

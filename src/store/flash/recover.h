@@ -58,10 +58,6 @@ struct flash_seen {
 
 /* --- recover.c ------------------------------------------------------------------------------- */
 
-/* Makes durable what is on the device, and drops it from the page cache unless the store is
- * read-only: after an error of an earlier process the page cache has what the device lacks. Returns
- * an error with a sentence. Blocks. */
-GMB_MUST_CHECK int flash_look_at_disk(const struct flash *flash, struct error *error);
 /* Reads the anchors of the device whose fd and path are set. Returns -EINVAL with a sentence if
  * neither is valid. Blocks. */
 GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, struct error *error);

@@ -25,7 +25,7 @@ MUTANTS = {
         "recover.c", "flash_kind_is_copy(entry->kind) && le32toh(at->block) != entry->source", "false"),
     "torn-record-replayed": ("recover.c", "replay->at.seq >= replay->durable", "false"),
     "log-reused-before-checkpoint": ("recover.c", "seen[i].in_log ||", "(seen[i].in_log && !MUTANT) ||"),
-    "recovered-without-sync": ("recover.c", "flash->is_read_only ? 0 : disk_sync(flash->fd)", "0"),
+    "recovered-without-sync": ("recover.c", "flash->is_read_only ? 0 : make_durable(flash)", "0"),
     "other-run-believed": (
         "recover.c", "record->seq >> FLASH_SEQ_SHIFT == replay->at.seq >> FLASH_SEQ_SHIFT", "true"),
     "later-records-ignored": (
@@ -186,8 +186,12 @@ MUTANTS = {
         "if (!MUTANT) { flash_detour_follow(&replay->flash->anchor, &replay->at); }"),
     "moved-without-anchor": ("move.c", "if (!is_anchored(flash)) {", "if (MUTANT || !is_anchored(flash)) {"),
     "old-one-of-two-records": ("rebuild.c", "one->moves > other->moves", "one->moves < other->moves"),
-    "page-cache-believed": (
-        "recover.c", "disk_drop_cache(flash->fd);", "if (!MUTANT) { disk_drop_cache(flash->fd); }"),
+    "page-cache-believed": ("recover.c", "is_doubtful(&replay) ? write_again(&replay) : 1", "1"),
+    "failed-sync-of-a-start-believed": (
+        "recover.c", "result == 0 ? disk_sync(flash->fd) : result", "disk_sync(flash->fd) > 0 ? 1 : result"),
+    "anchor-in-page-cache-believed": (
+        "flash.c", "disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);",
+        "if (!MUTANT) { disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES); }"),
     "redo-from-what-is-written": (
         "redo.c", "redo->at = flash->log.durable_at;",
         "redo->at = MUTANT ? flash->log.written_at : flash->log.durable_at;"),
@@ -219,7 +223,8 @@ FOUND_BY = {
         "first-records-moved-without-detour", "nothing-told-by-a-checkpoint"],
     "small": ["step-of-a-page-of-zeroes", "refused-flush-is-final"],
     "move": [
-        "page-cache-believed", "redo-from-what-is-written", "redo-leaves-out-what-is-in-flight"],
+        "page-cache-believed", "failed-sync-of-a-start-believed", "anchor-in-page-cache-believed",
+        "redo-from-what-is-written", "redo-leaves-out-what-is-in-flight"],
 }
 BEGIN = """#include <stdlib.h>
 #include <string.h>
