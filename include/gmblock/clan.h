@@ -23,16 +23,18 @@
  * sides.
  *
  * Threads: a queue and all of its objects belong to the thread that created the queue. Only
- * clan_queue_wake() can be called from other threads. Queues are independent of each other. After
- * fork() only the parent may use a queue; the child must call clan_queue_after_fork().
+ * clan_queue_wake() and clan_version() can be called from other threads. Queues are independent of
+ * each other. After fork() only the parent may use a queue; the child must call
+ * clan_queue_after_fork().
  *
  * Calls: the library never calls back into the program, and only clan_queue_wait() blocks
  * (exceptions: queues with CLAN_QUEUE_PASSIVE, see there, and clan_listen(), which might look up a
- * name). clan_put(), clan_get(), clan_cookie_revoke() and clan_region_fetch() return 0 if the
- * operation has already ended, -EINPROGRESS if an event will report its end, and another negative
- * errno if it was not started. Other calls that start an operation return 0, and the event named in
- * their comment follows. -EAGAIN always means "not now": an event reports when to try again.
- * -ENOBUFS means that there is no room in the kernel, and no event follows.
+ * name, and the calls of clan_rpc.h that say so). clan_put(), clan_get(), clan_cookie_revoke() and
+ * clan_region_fetch() return 0 if the operation has already ended, -EINPROGRESS if an event will
+ * report its end, and another negative errno if it was not started. Other calls that start an
+ * operation return 0, and the event named in their comment follows. -EAGAIN always means "not now":
+ * an event reports when to try again. -ENOBUFS means that there is no room in the kernel, and no
+ * event follows.
  *
  * Ownership: structs, vectors and buffers passed to a call are borrowed until it returns, unless
  * its comment says otherwise. In structs that begin with a member "size", set it to the sizeof of
@@ -85,8 +87,9 @@ struct clan_error {
 enum clan_queue_flags {
 	/* No io_uring and no threads: the queue makes progress only inside calls, and all wake-ups
 	 * come through sockets. For programs whose event loop, sandbox or fork() rules out io_uring
-	 * or threads. A call can then block while the kernel closes a descriptor that a peer sent,
-	 * so use it only with peers that are trusted not to exploit this. */
+	 * or threads. A call can then block while the kernel closes a descriptor that a peer sent
+	 * or maps its memory, so use it only with peers that are trusted not to exploit this.
+	 * clan_connect() to a network looks up the name in the call. */
 	CLAN_QUEUE_PASSIVE = 1 << 0,
 };
 
@@ -129,8 +132,9 @@ enum clan_event_type {
 	 * the text), -ECONNRESET (the peer ended or closed it), -EPROTO (the peer broke a rule; see
 	 * clan_conn_reason()), -ETIMEDOUT (the handshake was not answered, or a strict revocation
 	 * was not obeyed), -ETOOMANYREFS (the user of this process had more descriptors in flight
-	 * than the limit on open files for too long), or another errno of connecting. Data that the
-	 * peer had already published can still be received. Call clan_close(). */
+	 * than the limit on open files for too long), or another errno of connecting. After
+	 * -ECONNRESET, data that the peer had already published can still be received. Call
+	 * clan_close(). */
 	CLAN_EVENT_LOST,
 	/* clan_close() has completed: the library no longer uses the connection and cannot reach
 	 * the peer's memory through it. The handle in .conn is invalid from here on; it can only be
@@ -150,12 +154,14 @@ enum clan_event_type {
 	 * the library returns the region after the last clan_peer_region_put(). Also given when the
 	 * connection is lost. */
 	CLAN_EVENT_REGION_ENDING,
-	/* clan_cookie_revoke() has ended; .op is its argument and .number the cookie's slot.
-	 * .status 0: no more data can arrive through the cookie. */
+	/* A clan_cookie_revoke() that returned -EINPROGRESS has ended; .op is its argument and
+	 * .number the cookie's slot. .status 0: no more data can arrive through the cookie. Without
+	 * CLAN_REVOKE_STRICT, .status is -ENOTCONN if the connection was lost before. */
 	CLAN_EVENT_REVOKED,
 	/* A put touched tripwire .number. It is off until clan_rearm(). */
 	CLAN_EVENT_TRIPPED,
-	/* A put, get or fetch that returned 0 has ended with .status; .op is its argument. */
+	/* A put, get or fetch that returned -EINPROGRESS has ended with .status; .op is its
+	 * argument. */
 	CLAN_EVENT_DONE,
 	/* Only with CLAN_HANDSHAKES_OWN: a peer has connected and has not introduced itself yet.
 	 * clan_conn_peer() returns its address. CLAN_EVENT_CONNECT or CLAN_EVENT_LOST follows.
@@ -266,17 +272,17 @@ struct clan_conn_options {
 /*
  * Listens at an address:
  *
- * - "shm:PATH": a Unix socket with mode 0600, or 0666 with CLAN_ACCESS_ANY; a stale socket file on
- *   which no process listens is replaced
+ * - "shm:PATH": a Unix socket with mode 0600, or 0666 with CLAN_ACCESS_ANY and CLAN_ACCESS_WARY,
+ *   less the umask; a stale socket file on which no process listens is replaced
  * - "shm:@NAME": an abstract Unix socket
  * - "tcp:HOST:PORT": a network; IPv6 addresses in brackets; port 0 picks a free one
  * - "ofi:HOST:PORT": libfabric, with "?provider=tcp" (default) or "?provider=verbs" (RDMA) after
  *   the port
  *
- * Networks do not identify users, so they require CLAN_ACCESS_ANY. They are not encrypted. New
- * peers are reported by CLAN_EVENT_CONNECT. Errors: -EINVAL, -EADDRINUSE, -EACCES, -EMFILE,
- * -ENOMEM, -EPROTONOSUPPORT (unknown scheme, or libfabric is not installed), and the errors of
- * bind(2).
+ * Networks do not identify users, so they require CLAN_ACCESS_ANY or CLAN_ACCESS_WARY. They are not
+ * encrypted. New peers are reported by CLAN_EVENT_CONNECT. Errors: -EINVAL, -EADDRINUSE, -EACCES,
+ * -EMFILE, -ENOMEM, -EPROTONOSUPPORT (unknown scheme, or libfabric is not installed), and the
+ * errors of bind(2).
  */
 int clan_listen(struct clan_queue *queue, const char *address,
 	const struct clan_conn_options *options, struct clan_listener **listener_out,
@@ -325,10 +331,10 @@ int clan_accept(struct clan_conn *conn, const void *hello, size_t hello_bytes);
 void clan_reject(struct clan_conn *conn, const char *text);
 
 /* Publishes submitted messages, notifies the peer, and closes the connection. CLAN_EVENT_CLOSED
- * follows when the library no longer uses it: after the last clan_peer_region_put(), and on a
- * network when the peer has received everything or has not read for 2 s. On a network, our regions
- * stay shared until then. After clan_close(), clan_peer_region_put() is the only permitted call on
- * the connection. Events that have not been given are dropped. */
+ * follows when the library no longer uses it: after the last clan_peer_region_put() and the copies
+ * of helper threads, and on a network when the peer has received everything, or after 2 s. On a
+ * network, our regions stay shared until then. After clan_close(), clan_peer_region_put() is the
+ * only permitted call on the connection. Events that have not been given are dropped. */
 void clan_close(struct clan_conn *conn);
 
 /* A pointer that the program sets and every event returns. */
@@ -435,7 +441,7 @@ void clan_flush(struct clan_conn *conn);
  * once; the peer cannot change it afterwards. Returns 0 and fills in *message. Errors: -EAGAIN no
  * message (CLAN_EVENT_READY with CLAN_READY_... follows when one arrives), -EMSGSIZE the message is
  * longer than bytes (*message is filled in and the message stays queued), -ENOTCONN the connection
- * has ended and all messages have been received.
+ * has ended and all messages have been received, or it has ended otherwise than with -ECONNRESET.
  */
 int clan_recv(struct clan_conn *conn, uint32_t classes, struct clan_message *message, void *buffer,
 	uint32_t bytes);

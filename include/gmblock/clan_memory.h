@@ -35,8 +35,9 @@ int clan_region_create(struct clan_queue *queue, size_t bytes, uint32_t flags,
 
 /* Creates a region from a memfd of the program (memfd_create(2)), which must be sealed with
  * F_SEAL_GROW and F_SEAL_SHRINK. offset and bytes are multiples of the page size. The descriptor is
- * borrowed. The pages of such a region cannot be replaced. Errors: as clan_region_create(), and
- * -EPERM (missing seals). */
+ * borrowed, and must be open for reading and writing. The pages of such a region cannot be
+ * replaced. Errors: as clan_region_create(), -EPERM (no memfd, missing seals, sealed against
+ * writing, or huge pages) and -EACCES (not open for writing). */
 int clan_region_import(struct clan_queue *queue, int memfd, uint64_t offset, size_t bytes,
 	struct clan_region **region_out, void **base_out);
 
@@ -164,9 +165,9 @@ enum clan_revoke_flags {
 
 /*
  * Revokes a cookie. Returns 0 if no more data can arrive through it, or -EINPROGRESS if the peer
- * is in the middle of a put or get; CLAN_EVENT_REVOKED follows, without STRICT when the peer has
- * finished. Errors: -ESTALE not granted (any more), -EALREADY, -ENOTCONN lost: only
- * clan_region_replace() can stop the peer.
+ * might be in the middle of a put or get; CLAN_EVENT_REVOKED follows, without STRICT when the peer
+ * has finished or the connection is lost. Errors: -ESTALE not granted (any more), -EALREADY,
+ * -ENOMEM, -ENOTCONN lost: only clan_region_replace() can stop the peer.
  */
 int clan_cookie_revoke(
 	struct clan_conn *conn, const struct clan_cookie *cookie, uint32_t flags, void *op);

@@ -45,8 +45,8 @@ enum {
 /* Numbers chosen by programs are below this; locally assigned numbers start here. */
 #define CLAN_RPC_NODES_MAX UINT32_C(0x80000000)
 
-/* A NULL pointer and zero members select the defaults. A connection takes 4 * calls * (bytes_max +
- * 64) bytes of memory. */
+/* A NULL pointer selects the defaults and no number; zero members, except node, select the
+ * defaults. A connection takes 4 * calls * (bytes_max + 64) bytes of memory, plus that of clan. */
 struct clan_rpc_options {
 	size_t size;
 	uint32_t node; /* our number, below CLAN_RPC_NODES_MAX, or CLAN_RPC_NO_NODE */
@@ -57,7 +57,7 @@ struct clan_rpc_options {
 	 * limits applies. 0 = 4096; at most CLAN_RPC_BYTES_MAX. */
 	uint32_t bytes_max;
 	uint32_t conns;	    /* that we open to a node; 0 = 1; at most CLAN_RPC_CONNS_MAX */
-	uint32_t access;    /* enum clan_access, of listeners */
+	uint32_t access;    /* enum clan_access, of listeners; not CLAN_ACCESS_WARY */
 	uint32_t conns_max; /* limit on connections from other nodes; 0 = 256 */
 };
 
@@ -92,8 +92,9 @@ int clan_rpc_dial(
 /*
  * Connects all nodes with each other: node i listens at addresses[i] and dials the nodes with lower
  * numbers. Our number is the one in the options. CLAN_RPC_UP reports each node. Returns the number
- * of lower nodes that do not listen yet; call it again later to dial only those. Errors: as
- * clan_rpc_listen() and clan_rpc_dial().
+ * of lower nodes that do not listen yet, or whose backlog is full; call it again later to dial only
+ * those. On a network, CLAN_RPC_DOWN reports such nodes instead. Errors: as clan_rpc_listen() and
+ * clan_rpc_dial(), and -EINVAL our number is not below count.
  */
 int clan_rpc_mesh(struct clan_rpc *rpc, const char *const *addresses, uint32_t count,
 	struct clan_error *error);

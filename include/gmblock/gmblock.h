@@ -12,14 +12,14 @@
  *
  * The library receives payloads directly into their scatter list, splits requests that are larger
  * than the server allows, uses several connections if the server says that they are coherent,
- * restores lost connections, and replays the requests in flight (see gmb_options). It checks every
- * byte that a server sends.
+ * restores lost connections, and replays the requests in flight (see gmb_options). It checks
+ * everything that a server sends, except the data of the export.
  *
  * Threads: the library's own threads only resolve names, read credentials and calculate handshakes,
  * and never call the program, except for gmb_set_log(). A queue and everything opened on it belong
  * to the thread that created or acquired the queue; only gmb_queue_wake() may be called from other
- * threads. Queues are independent of each other. After fork() only the parent may
- * use a queue.
+ * threads. Functions that use no queue (gmb_version(), gmb_list_exports()) can be called by any
+ * thread. Queues are independent of each other. After fork() only the parent may use a queue.
  *
  * Ownership: requests, scatter lists and buffers belong to the caller and must stay in place and
  * unchanged from gmb_submit() until done is called. Structs that begin with a member "size" must
@@ -27,11 +27,13 @@
  * of the library uses it to determine which members the caller knows. A call with options fails
  * with -EINVAL if size is less than in 0.1.0 or a reserved member is not zero.
  *
- * Errors: functions that can fail return 0 or a negative errno; those that take a struct gmb_error
- * also fill it with a message: what failed, on which object, why, and what to do. NULL: no message.
+ * Errors: functions that can fail return 0, or the result that their comment states, or a negative
+ * errno; those that take a struct gmb_error then also fill it with a message: what failed, on which
+ * object, why, and what to do. NULL: no message.
  *
  * The protocol is NBD as its proto.md describes it: fixed newstyle, simple, structured and extended
- * replies, base:allocation; or gmb (docs/protocol/gmb.md), between processes of one machine.
+ * replies, base:allocation; or gmb (docs/protocol/gmb.md), between processes of one machine or over
+ * a network.
  */
 #ifndef GMBLOCK_GMBLOCK_H
 #define GMBLOCK_GMBLOCK_H
@@ -111,8 +113,9 @@ int gmb_queue_destroy(struct gmb_queue *queue);
  * Sends what was submitted, and waits until at least one request or opening has completed,
  * gmb_queue_wake() was called, or timeout_ms have passed: 0 = does not wait, -1 = no limit. Calls
  * done for everything that completed. Returns the number of requests and openings that completed (0
- * after a timeout or a wake-up). Without requests in flight it still maintains connections, and a
- * long wait in an idle program costs nothing. -EDEADLK when called inside a callback.
+ * after a timeout or a wake-up). Without requests in flight it still maintains connections, as
+ * blocking calls do, and a long wait in an idle program costs nothing. -EDEADLK when called inside
+ * a callback.
  */
 int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms);
 
@@ -142,9 +145,10 @@ int gmb_queue_fd(const struct gmb_queue *queue);
  *
  * Over gmb+unix the server reads and writes the memory of a request directly; over gmb it transfers
  * the data with remote reads and writes. Both require memory that was allocated here: the library
- * copies requests with other memory (gmb_stats.bytes_moved). Over NBD these buffers have no
- * advantage. A connected server can read and change the whole buffer of a request, so keep no other
- * data in it.
+ * copies parts of requests (up to 1 MiB) with other memory or more than 64 pieces, and over gmb
+ * those in a buffer of 4 GiB or more (gmb_stats.bytes_moved). It also copies writes of up to 512
+ * bytes, which are not counted. Over NBD these buffers have no advantage. A connected server can
+ * read and change the whole buffer of a request, so keep no other data in it.
  */
 
 enum gmb_buffer_flags {
@@ -157,8 +161,8 @@ enum { GMB_BUFFERS_MAX = 15 }; /* limit on buffers per queue: use few large ones
  * Allocates zeroed, page-aligned memory for the requests of all clients on the queue. flags: enum
  * gmb_buffer_flags. For direct I/O, addresses and lengths must be multiples of the export's
  * block_preferred; otherwise the server copies the data. After fork() the child must not use the
- * memory. Freed with gmb_buffer_free(), or with the queue. Errors: -EINVAL, -ENOMEM, -EMFILE,
- * -ENOSPC (GMB_BUFFERS_MAX).
+ * memory. Freed with gmb_buffer_free(), or with the queue (also when it is released). Errors:
+ * -EINVAL, -ENOMEM, -EMFILE, -ENOSPC (GMB_BUFFERS_MAX).
  */
 int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void **base_out,
 	struct gmb_error *error);
@@ -174,8 +178,8 @@ int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void
  * exports whose disk is known to the server's machine; not with GMB_OPEN_NO_RECONNECT); otherwise
  * the data of reads is copied. Replayed requests wait for that end. A request that ends with
  * -ENOTCONN has not waited: its memory may still change until the server's process has ended and
- * its disk has completed all requests. Errors: -EINVAL, -EPERM memfd is not sealed or open as
- * required, -ENOMEM, -EMFILE, -ENOSPC, -EOPNOTSUPP.
+ * its disk has completed all requests. Errors: -EINVAL, -EPERM memfd is not sealed as required or
+ * has huge pages, -EACCES it is not open for reading and writing, -ENOMEM, -EMFILE, -ENOSPC.
  */
 int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_t bytes,
 	void **base_out, struct gmb_error *error);
@@ -188,10 +192,11 @@ void gmb_buffer_free(struct gmb_queue *queue, void *base);
  */
 
 enum gmb_open_flags {
-	GMB_OPEN_READ_ONLY = 1 << 0,	/* refuse to write, whatever the server allows */
-	GMB_OPEN_NO_RECONNECT = 1 << 1, /* requests fail when the last connection is lost */
-	GMB_OPEN_NO_EXTENDED = 1 << 2,	/* do not ask for 64-bit extended headers */
-	GMB_OPEN_SIMPLE = 1 << 3,	/* ask for simple replies only (implies NO_EXTENDED) */
+	GMB_OPEN_READ_ONLY = 1 << 0, /* refuse to write, whatever the server allows */
+	/* the requests on a lost connection fail, and all when the last connection is lost */
+	GMB_OPEN_NO_RECONNECT = 1 << 1,
+	GMB_OPEN_NO_EXTENDED = 1 << 2, /* NBD: do not ask for 64-bit extended headers */
+	GMB_OPEN_SIMPLE = 1 << 3,      /* NBD: ask for simple replies only (implies NO_EXTENDED) */
 	/* The URI may name files of this machine (tls-certificates, tls-psk-file): set this only if
 	 * the URI comes from the user. */
 	GMB_OPEN_URI_FILES = 1 << 4,
@@ -215,7 +220,8 @@ struct gmb_tls_settings {
 
 enum gmb_event {
 	GMB_EVENT_LOST,	       /* a connection was lost; the text says why */
-	GMB_EVENT_RECONNECTED, /* restored; requests in flight were replayed */
+	GMB_EVENT_RECONNECTED, /* restored after the last one was lost; requests in flight are
+				  replayed */
 	GMB_EVENT_GAVE_UP,     /* requests fail with -ENOTCONN from now on */
 	GMB_EVENT_RESIZED,     /* the export's size has changed, see gmb_get_info(). gmblock serve
 				  reports it while connected; other servers after a reconnect */
@@ -228,8 +234,8 @@ struct gmb_options {
 	uint32_t flags;		     /* enum gmb_open_flags */
 	uint32_t connections;	     /* 1 to 16; above 1 only if the server offers multi-conn;
 					0: the library chooses */
-	uint32_t connect_timeout_ms; /* time for name resolution, connecting and handshake together;
-					0 = 10 s */
+	uint32_t connect_timeout_ms; /* time for name resolution, connecting and handshake together,
+					for each attempt; 0 = 10 s */
 	uint32_t request_timeout_ms; /* a connection on which requests wait and nothing arrives for
 					this long counts as lost; 0 = 30 s; see slow_timeout_ms */
 	uint32_t reconnect_timeout_ms; /* how long to try to reconnect before requests fail;
@@ -245,10 +251,11 @@ struct gmb_options {
 	 * callback may make. NULL: use gmb_open_result(). */
 	void (*opened)(void *context, struct gmb_client *client, const struct gmb_error *error);
 	/* Replaces request_timeout_ms for flushes, trims, zeroes, caching, copies and writes with
-	 * GMB_FUA, during which some servers send nothing. gmblock serve sends signs of life: with
-	 * it, request_timeout_ms limits its silence for all requests, and slow_timeout_ms is the
-	 * time within which it must answer at least one of them. 0 = 600 s; at least
-	 * request_timeout_ms. */
+	 * GMB_FUA, during which some servers send nothing. gmblock serve sends signs of life (over
+	 * NBD not with GMB_OPEN_SIMPLE; not if request_timeout_ms is below 50): with them,
+	 * request_timeout_ms limits its silence for all requests. slow_timeout_ms is also the time
+	 * within which every server must answer at least one of the waiting requests. 0 = 600 s; at
+	 * least request_timeout_ms. */
 	uint32_t slow_timeout_ms;
 	uint32_t reserved; /* 0 */
 	/* TLS settings; copied by the call. Only for URIs with TLS. NULL: the parameters of the URI
@@ -262,14 +269,16 @@ struct gmb_options {
  * nbds+unix:///EXPORT?socket=PATH with tls-certificates=FOLDER, tls-psk-file=FILE,
  * tls-hostname=NAME and tls-verify-peer=0 (gmblock(1)), gmb+unix:///EXPORT?socket=PATH or
  * gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]. Credentials are read before each
- * connection when their files have changed. Blocks until the export is usable; requests of other
- * clients on the queue continue. options may be NULL.
+ * connection when their files have changed. Blocks until the export is usable, and then until the
+ * other connections are open, at most 2 s longer than the first one took; requests of other clients
+ * on the queue continue. options may be NULL.
  *
- * Errors: -EINVAL invalid URI, -EPERM it names files (GMB_OPEN_URI_FILES), -ENOENT no such export,
- * or a certificate or key file is missing, -EPROTO the server violated the protocol, -ETIMEDOUT,
- * -EPROTONOSUPPORT only one side requires TLS, -EACCES the server's policy forbids it, or its
- * certificate is not trusted, -EKEYREJECTED the server does not accept our credentials, -EDEADLK
- * inside a callback, and those of name resolution and connecting.
+ * Errors: -EINVAL invalid URI, options or credentials, -EPERM it names files (GMB_OPEN_URI_FILES),
+ * -ENOENT no such export, or a certificate or key file is missing, -EPROTO the server violated the
+ * protocol, -ETIMEDOUT, -EPROTONOSUPPORT only one side requires TLS, or no protocol in common,
+ * -EACCES the server's policy forbids it, or its certificate is not trusted, -EKEYREJECTED the
+ * server does not accept our credentials, -EDEADLK inside a callback, and those of name resolution
+ * and connecting.
  */
 int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
@@ -278,12 +287,13 @@ int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options 
  * Starts to open an export and returns a client immediately. It never blocks, not even to resolve a
  * name. The result is one completion of gmb_queue_wait(), reported by options->opened and
  * gmb_open_result(). Requests can be submitted before that: they wait, and are checked once the
- * export is known; blocking calls wait; gmb_get_info() returns zeroes. If it fails, these and all
- * later requests fail with -ENOTCONN, and gmb_close() must still be called. options->opened is
- * called before the done of any request. May be called inside a callback.
+ * export is known; blocking calls wait; gmb_get_info() returns zeroes, except for depth. If it
+ * fails, these and all later requests fail with -ENOTCONN, and gmb_close() must still be called.
+ * options->opened is called before the done of any request. May be called inside a callback.
  *
  * Returns 0 and sets *client_out, or, if nothing was started: -EINVAL invalid URI or options,
- * -EPERM it names files, -ENOMEM.
+ * -EPERM it names files, -EPROTONOSUPPORT clients cannot open such URIs, -ENOMEM, -EIO the system
+ * gives no random numbers.
  */
 int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
@@ -293,10 +303,11 @@ int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_op
 int gmb_open_result(const struct gmb_client *client, struct gmb_error *error);
 
 /*
- * Waits for the requests in flight (bounded by the timeouts of gmb_options), disconnects from the
- * server, and frees the client in any case. Does not flush. An opening in progress is cancelled,
- * without waiting for the server or for name resolution: options->opened gets -ECANCELED, requests
- * -ENOTCONN. Returns 0, or -EDEADLK inside a callback (nothing is closed then). NULL is a no-op.
+ * Waits for the requests in flight (if the server does not answer, until the timeouts of
+ * gmb_options), disconnects from the server, and frees the client in any case. Does not flush. An
+ * opening in progress is cancelled, without waiting for the server or for name resolution:
+ * options->opened gets -ECANCELED, requests -ENOTCONN. Returns 0, or -EDEADLK inside a callback
+ * (nothing is closed then). NULL is a no-op.
  */
 int gmb_close(struct gmb_client *client);
 
@@ -344,9 +355,12 @@ enum gmb_replies {
 
 struct gmb_info {
 	size_t size;
-	uint64_t bytes;		  /* size of the export */
-	uint32_t capabilities;	  /* enum gmb_capabilities; what the server and the options allow */
-	uint32_t block_minimum;	  /* requests must be multiples of it; a power of two, 1 to 65536 */
+	uint64_t bytes;	       /* size of the export */
+	uint32_t capabilities; /* enum gmb_capabilities; what the server and the options allow */
+	/* Requests must be multiples of it, except for a length up to the end of the export; a
+	 * power of two, 1 to 65536. 512 if the server does not report it; then it is not checked.
+	 */
+	uint32_t block_minimum;
 	uint32_t block_preferred; /* a power of two, >= 512 */
 	uint32_t payload_max;	  /* longer reads and writes are split by the library */
 	uint32_t connections;	  /* open now */
@@ -382,7 +396,7 @@ struct gmb_stats {
 	uint64_t bytes_written; /* of writes that succeeded */
 	uint64_t bytes_moved;  /* payload that was copied, because it could not be received in place
 				  or the server cannot access its memory (gmb) */
-	uint64_t system_calls; /* of the whole queue */
+	uint64_t system_calls; /* of the whole queue, since it was created or acquired */
 	uint64_t connections_lost;
 	uint64_t commands_replayed;
 	/* Bytes copied by the server (GMB_COPY), by method: blocks shared by both files, copied by
@@ -412,8 +426,8 @@ enum gmb_operation {
 enum gmb_request_flags {
 	GMB_FUA = 1 << 0, /* WRITE, TRIM, ZERO, COPY: durable before done; a flush replaces it if
 			     the server has no FUA */
-	GMB_NO_HOLE = 1 << 1,	 /* ZERO: keep the range allocated */
-	GMB_DF = 1 << 2,	 /* READ: one piece, or -EOVERFLOW */
+	GMB_NO_HOLE = 1 << 1, /* ZERO: keep the range allocated */
+	GMB_DF = 1 << 2,      /* READ: one piece, or -EOVERFLOW; applies to parts of a split read */
 	GMB_STATUS_ONE = 1 << 3, /* STATUS: only the first extent */
 	GMB_FAST_ZERO = 1 << 4,	 /* ZERO: only if faster than writing; else -EOPNOTSUPP */
 };
@@ -458,8 +472,8 @@ struct gmb_request {
 
 	/* Results. */
 	int32_t result;	       /* 0, or a negative errno: -EIO, -ENOSPC, -EPERM, -EINVAL, -ENOTCONN
-				  (gave up reconnecting), -ESHUTDOWN, -ENOMEM, -EOVERFLOW,
-				  -EOPNOTSUPP, -ECANCELED (gmb_cancel()) */
+				  (not opened, lost, or gave up reconnecting), -ESHUTDOWN,
+				  -ENOMEM, -EOVERFLOW, -EOPNOTSUPP, -ECANCELED (gmb_cancel()) */
 	uint32_t extent_count; /* filled in extents; STATUS: at least 1 when result is 0. The
 				  extents begin at offset, are without gaps, and may end before
 				  offset + length (ask again from there); never run past it */
@@ -504,13 +518,14 @@ void gmb_prepare_copy(struct gmb_request *request, uint64_t offset, struct gmb_c
 	uint64_t source_offset, uint64_t bytes);
 
 /* Returns 1 if the server can copy from source to target by itself, else 0: one of the clients has
- * no GMB_CAN_COPY, or they use different servers or different queues. */
+ * no GMB_CAN_COPY, or they use different servers or different queues. Does not check whether the
+ * target can be written. */
 int gmb_can_copy(const struct gmb_client *target, const struct gmb_client *source);
 
 /*
  * Submits a request. It never fails and never blocks: errors are reported later, as the result.
- * Nothing is sent before the next gmb_queue_wait(). The number of submitted requests is unlimited;
- * those beyond the depth wait in the library, in order.
+ * Nothing is sent before the next gmb_queue_wait() or blocking call. The number of submitted
+ * requests is unlimited; those beyond the depth wait in the library, in order.
  *
  * Order: requests in flight at the same time may be executed in any order, as on a disk. A caller
  * that needs an order waits for done. A request is done when every part of it is.
@@ -579,11 +594,12 @@ enum gmb_send_file_flags {
 
 /*
  * Writes bytes of a file, from fd_offset on, to the export at offset. The position of fd is not
- * used. Over gmb the data is written from the memory that the file is read into, without a copy.
- * crc_out: set to the CRC-32C of the bytes; may be NULL. flags: enum gmb_send_file_flags. Uses one
+ * used. Over gmb the server accesses the memory that the file is read into. crc_out: set to the
+ * CRC-32C of the bytes on success; may be NULL. flags: enum gmb_send_file_flags. Uses one
  * buffer of the queue (GMB_BUFFERS_MAX) during the call. After an error a part may have been
  * written. Errors, besides those of a write, of gmb_buffer_alloc() and of pread(): -ENODATA the
- * file ends before its last byte, -EINVAL, -EDEADLK inside a callback.
+ * file ends before its last byte, -EINVAL, -EOPNOTSUPP the server has no flush for GMB_FLUSH_AFTER,
+ * -EDEADLK inside a callback.
  */
 int gmb_send_file(struct gmb_client *client, int fd, uint64_t fd_offset, uint64_t bytes,
 	uint64_t offset, uint32_t flags, uint32_t *crc_out);
