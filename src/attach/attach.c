@@ -237,8 +237,8 @@ static void attach_answer(const struct daemon *daemon, const struct detach *deta
 		control_reply(detach->client, json_pack("{s:s}", "state", "detached"));
 	} else if (daemon->hurried) {
 		snprintf(text, sizeof(text),
-			"%.400s was removed by a concurrent --force: writes since the last flush "
-			"may be lost",
+			"%.400s was removed by another gmblock detach --force: writes since "
+			"the last flush may be lost",
 			daemon->device->path);
 		control_fail(detach->client, -ECANCELED, text);
 	} else {
@@ -481,7 +481,8 @@ static void begin_detach(void *context, struct control_client *client, const jso
 
 	if (daemon->detach_count >= DETACHES_MAX) {
 		control_fail(client, -EAGAIN,
-			"too many clients are waiting for this disk to be detached");
+			"too many other gmblock detach commands are waiting for this disk; try "
+			"again later");
 	} else if (limit_ms < 0 || limit_ms > UINT32_MAX) {
 		control_fail(client, -EINVAL, "limit_ms is not a valid time limit");
 	} else {

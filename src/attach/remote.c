@@ -14,7 +14,7 @@ static void remote_remote_event(void *context, enum gmb_event event, const char 
 	struct gmb_info info = { .size = sizeof(info) };
 
 	if (remote->only_watches && event != GMB_EVENT_RESIZED) {
-		log_debug("size watch connection: %s", text);
+		log_debug("connection that watches the export size: %s", text);
 		return;
 	}
 	switch (event) {

@@ -113,8 +113,8 @@ int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid, size_t 
 
 	GMB_ASSERT(!joins || dn->rdn_count > 0);
 	if (oid_bytes == 0 || oid_bytes > IDENTITY_OID_BYTES_MAX) {
-		return error_set(
-			error, -EINVAL, "the type of an attribute has %zu bytes", oid_bytes);
+		return error_set(error, -EINVAL,
+			"the OID of an attribute is empty or too long: %zu bytes", oid_bytes);
 	}
 	if (value_bytes == 0 || value_bytes > IDENTITY_STRING_BYTES_MAX) {
 		return error_set(error, -EINVAL,
@@ -266,9 +266,8 @@ static int parse_hex_value(const char **at, struct dn_value *value, struct error
 		value->bytes[header - 1] != value->len - header ||
 		(value->bytes[header - 1] >= 0x80) != (header == 3)) {
 		return error_set(error, -EINVAL,
-			"'%.40s' is not '#' and the hexadecimal BER encoding of a string of at "
-			"most "
-			"255 bytes",
+			"'%.40s' is not '#' followed by the hexadecimal BER encoding of a "
+			"string of at most 255 bytes",
 			*at);
 	}
 	value->len -= header;
@@ -341,8 +340,8 @@ static int parse_dn(const char *text, struct identity_dn *dn, struct error *erro
 			return 0;
 		}
 		if (*text != ',' && *text != '+') {
-			return error_set(
-				error, -EINVAL, "'%.40s' follows a hexadecimal value", text);
+			return error_set(error, -EINVAL,
+				"'%.40s' after a hexadecimal value is not ',' or '+'", text);
 		}
 		joins = *text++ == '+';
 	}

@@ -302,7 +302,8 @@ int clan_connect(struct clan_queue *queue, const char *address,
 	struct error error = { 0 };
 
 	if (hello_bytes > CLAN_HELLO_BYTES_MAX) {
-		error_set(&error, -EINVAL, "a hello of more than %d bytes", CLAN_HELLO_BYTES_MAX);
+		error_set(
+			&error, -EINVAL, "the hello has more than %d bytes", CLAN_HELLO_BYTES_MAX);
 	} else if (clan_conn_check_options(given, &options, &error) == 0) {
 		provider = clan_conn_find_provider(address, &error);
 	}

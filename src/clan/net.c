@@ -591,7 +591,7 @@ int net_setup_arrived(
 		return clan_net_refused_arrived(conn, data, bytes);
 	}
 	if ((type == NET_WELCOME) != conn->conn.connector) {
-		return net_broken(conn, 8, "it sent a record of the wrong side");
+		return net_broken(conn, 8, "it sent a record that only the other side may send");
 	}
 	return clan_net_hello_arrived(conn, data, bytes);
 }
@@ -715,7 +715,8 @@ static int net_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 	GMB_UNUSED(fd);
 	GMB_UNUSED(options);
 	GMB_UNUSED(conn_out);
-	return error_set(error, -EOPNOTSUPP, "a network listener takes no sockets");
+	return error_set(
+		error, -EOPNOTSUPP, "a network listener does not accept sockets from the caller");
 }
 
 struct net_conn *net_arrived(struct net_listener *listener)

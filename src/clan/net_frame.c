@@ -447,7 +447,7 @@ static bool net_frame_head_is_valid(
 		return false;
 	}
 	if (head->credits > conn->transport->receives - conn->credits) {
-		net_broken(conn, 2, "it acknowledged more frames than it can");
+		net_broken(conn, 2, "it acknowledged frames that were not sent");
 		return false;
 	}
 	for (int class = 0; class < NET_RING_COUNT; class ++) {

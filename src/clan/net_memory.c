@@ -795,7 +795,7 @@ static int net_memory_cookie_arrived(struct net_conn *conn, const struct net_coo
 	uint32_t entry;
 
 	if (record->queue >= CLAN_COOKIE_QUEUES || conn->fifo_count == conn->ticket_count) {
-		return net_broken(conn, 13, "it sent more cookies than it has");
+		return net_broken(conn, 13, "it sent more cookies than it announced");
 	}
 	if (conn->fifo == NULL && net_memory_make_fifo(conn) != 0) {
 		net_conn_end(conn, -ENOMEM, "not enough memory for cookies that the peer sent");

@@ -118,11 +118,11 @@ int ofi_look_up(const struct net_place *place, bool listen, void **found_out, st
 			result != -ENODATA ? result
 			: by_device	   ? -ENODEV
 					   : -EADDRNOTAVAIL,
-			"libfabric has no path by %s: %s", place->provider,
-			by_device
-				? "no RDMA device here reaches the host, or libfabric has no verbs"
-			: listen ? "this machine does not have that address"
-				 : "the host is unknown, or cannot be reached");
+			"libfabric cannot use the provider %s: %s", place->provider,
+			by_device ? "no RDMA device of this machine reaches the host, or "
+				    "libfabric has no provider verbs"
+			: listen  ? "this machine does not have that address"
+				  : "the host is unknown, or cannot be reached");
 	}
 	*found_out = info;
 	return 0;

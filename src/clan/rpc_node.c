@@ -309,7 +309,8 @@ int clan_rpc_dial(
 	if (number >= CLAN_RPC_NODES_MAX || rpc_node_find(rpc, number) != NULL) {
 		error_set(&text, number >= CLAN_RPC_NODES_MAX ? -EINVAL : -EALREADY,
 			"cannot connect to node %u: %s", number,
-			number >= CLAN_RPC_NODES_MAX ? "no such number" : "the number is in use");
+			number >= CLAN_RPC_NODES_MAX ? "the node number is too large"
+						     : "the node number is in use");
 		return clan_error_give(error, &text);
 	}
 	if (getrandom(&hello.key, sizeof(hello.key), 0) != sizeof(hello.key)) {

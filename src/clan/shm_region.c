@@ -270,7 +270,7 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 
 	if (!message_is_valid(conn, message)) {
 		dispose_fd(fd, conn->conn.peer.uid, passive);
-		return shm_broken(conn, 8, "it shared a region in an invalid way");
+		return shm_broken(conn, 8, "its message that shares a region has invalid values");
 	}
 	if (message->region >= conn->conn.options.peer_regions_max ||
 		message->bytes > conn->conn.options.peer_region_bytes_max - conn->region_bytes) {

@@ -477,7 +477,7 @@ static int shm_ring_cookie_arrived(
 	uint32_t entry;
 
 	if (number >= CLAN_COOKIE_QUEUES || conn->fifo_count == conn->peer_cookie_count) {
-		return shm_broken(conn, 21, "it sent more cookies than it has");
+		return shm_broken(conn, 21, "it sent more cookies than it announced");
 	}
 	if (conn->fifo == NULL && shm_ring_make_fifo(conn) != 0) {
 		shm_conn_end(conn, -ENOMEM, "not enough memory for cookies that it sent");

@@ -306,12 +306,13 @@ static void drop_fds(struct shm_conn *conn, struct arrival *arrival)
 
 static int shm_socket_wrong_length(struct shm_conn *conn)
 {
-	return shm_broken(conn, 5, "a message of the socket has a wrong length or reserved bytes");
+	return shm_broken(conn, 5,
+		"a message on the socket has a wrong length, or its reserved bytes are not 0");
 }
 
 static int wrong_fds(struct shm_conn *conn)
 {
-	return shm_broken(conn, 6, "a message of the socket has too many or too few descriptors");
+	return shm_broken(conn, 6, "a message on the socket has too many or too few descriptors");
 }
 
 static int wrong_state(struct shm_conn *conn)
@@ -534,7 +535,7 @@ static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 		result = shm_send_hello(conn);
 	}
 	if (result != 0) {
-		shm_conn_end(conn, result, "it cannot introduce itself again");
+		shm_conn_end(conn, result, "cannot send a second hello to the peer");
 	}
 	return result;
 }

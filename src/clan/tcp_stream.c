@@ -311,7 +311,7 @@ static int access_arrived(struct tcp_conn *conn, const struct tcp_access_head *h
 		return 0;
 	}
 	if (conn->answers == TCP_READS) {
-		return net_broken(net, 16, "it reads more at a time than allowed");
+		return net_broken(net, 16, "it has more reads in progress than allowed");
 	}
 	conn->answers++;
 	access.grant->reads++;

@@ -323,7 +323,7 @@ static const struct field fields[] = {
 		AT(progress) },
 	{ "request-size", "SIZE", "request size, a power of two (default 512K)",
 		.set = take_request_size },
-	{ "requests", "N", "requests in flight (default: by latency, 6 to 128)",
+	{ "requests", "N", "requests in flight (default: 6 to 128, depending on latency)",
 		.type = FIELD_COUNT, .min = 1, .max = REQUESTS_MAX, AT(requests) },
 	{ "resume", "FILE", "keep a journal in FILE, and resume from it", .type = FIELD_ARGUMENT,
 		AT(journal) },

@@ -22,7 +22,7 @@ static const char notes[] = "\n"
 #define AT(member) FIELD_IN(struct store_create, member)
 
 static const struct field fields[] = {
-	{ "size", "SIZE", "create a file of this size; it must not exist, and its disk is smaller",
+	{ "size", "SIZE", "create a new file of this size; the disk in it is smaller",
 		.type = FIELD_BYTES, .min = 1, AT(size) },
 	{ "spare", "PERCENT", "percentage reserved for garbage collection, 7 to 50 (default 15)",
 		.type = FIELD_COUNT, .min = 7, .max = 50, AT(spare_percent) },

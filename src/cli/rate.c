@@ -16,8 +16,8 @@ static const char name[] = "rate";
 static const char help[] =
 	"Usage: gmblock rate EXPORT RATE|memory=SIZE|memory=off [--server SERVER]\n"
 	"       gmblock rate --rule=N RATE|memory=SIZE|memory=off [--server SERVER]\n"
-	"Changes the rate limit or the memory limit of an export, or of the identities of a\n"
-	"rate rule, on a running server on this machine. The change lasts until the\n"
+	"Changes the rate limit or the memory limit of an export, or of each identity that\n"
+	"matches a rate rule, on a running server on this machine. The change lasts until the\n"
 	"configuration is read again. Clients stay connected. The default export has the name\n"
 	"\"\".\n"
 	"\n"

@@ -115,8 +115,8 @@ static int count_check(const struct trace_arguments *arguments,
 		strcmp(requests->ended, "stop") == 0 ? "the server stopped" : "the wait ended",
 		requests->count, requests->wanted,
 		requests->count > 0 ? ""
-		: chooses	    ? ": no client made one that fits the options"
-				    : ": no client made one",
+		: chooses	    ? ": no client made a request that matches the options"
+				    : ": no client made a request",
 		requests->count == 0 && arguments->svg_path != NULL
 			? ", so there is nothing to draw"
 			: "");

@@ -513,8 +513,8 @@ static int print_forecast(const json_t *result, pid_t pid)
 		printf("\n");
 	}
 	if (handshakes > 0) {
-		printf("without an export yet, and would end unless they choose one in time: "
-		       "%lld\n",
+		printf("connections that have not chosen an export, and would end unless they "
+		       "choose one in time: %lld\n",
 			handshakes);
 	}
 	return cli_print("");
@@ -598,8 +598,8 @@ struct upgrade_arguments {
 
 static const struct field fields[] = {
 	{ "dry-run", NULL,
-		"print which connections would be passed and which would end, with reasons, or why "
-		"the server cannot be upgraded, without upgrading",
+		"do not upgrade; print which connections would be passed or would end, with "
+		"reasons, or why the server cannot be upgraded",
 		.type = FIELD_FLAG, AT(wish.is_dry) },
 	{ "all-or-nothing", NULL, "do not upgrade if a connection would end", .type = FIELD_FLAG,
 		AT(wish.keeps_all) },

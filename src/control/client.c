@@ -186,8 +186,8 @@ static int explain_connect(const char *path, int code, struct error *error)
 	}
 	if (code == -EXDEV) {
 		return error_set(error, code,
-			"%s: the listening process belongs to another user than the directory, or "
-			"its process ID differs from the name",
+			"%s: the listening process belongs to another user than the directory, "
+			"or its process ID does not match the name of the socket",
 			path);
 	}
 	return error_set(error, code, "%s: cannot connect: %s%s", path, strerror(-code),

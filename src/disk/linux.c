@@ -750,8 +750,8 @@ const char *disk_marker_refusal(int fd)
 		return "it cannot be examined";
 	}
 	if (!S_ISBLK(status.st_mode)) {
-		return "it is a file, and a filesystem might write the memory of a read more than "
-		       "once";
+		return "it is a file, and a filesystem might write to the memory of a read "
+		       "more than once";
 	}
 	return disk_sysfs_marker_refusal("/sys", status.st_rdev);
 }

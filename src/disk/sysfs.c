@@ -223,8 +223,8 @@ static bool is_local_nvme(const char *device, const char *name)
 static const char *explain_kind(const char *device)
 {
 	if (exists(device, "dm")) {
-		return "it is a device-mapper device, which might write the memory of a read more "
-		       "than once, as dm-crypt does";
+		return "it is a device-mapper device, which might write to the memory of a "
+		       "read more than once, as dm-crypt does";
 	}
 	if (exists(device, "md")) {
 		return "it is a RAID array, which repeats a read from another member after an "
@@ -234,8 +234,8 @@ static const char *explain_kind(const char *device)
 		return "it is a loop device, which reads through a filesystem";
 	}
 	if (strstr(device, "/nvme-subsystem/") != NULL) {
-		return "it is a multipath NVMe device, which repeats a read by another path after "
-		       "an error";
+		return "it is a multipath NVMe device, which repeats a read over another path "
+		       "after an error";
 	}
 	return "it is neither an NVMe device on PCI nor a virtio disk";
 }

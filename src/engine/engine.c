@@ -48,9 +48,10 @@ static const struct counter engine_counter_list[] = {
 		"disk",
 		.metric = "error_replies"),
 	SERVER(place_waits, TOTAL, ITEMS, "place_waits",
-		"Requests that waited for the limit on requests in flight"),
+		"Requests that waited because the limit on requests in flight was reached"),
 	SERVER(identity_memory_waits, TOTAL, ITEMS, "identity_memory_waits",
-		"Times a client waited for the limit on payload memory of its identity"),
+		"Times a client waited because its identity had reached its limit on payload "
+		"memory"),
 	SERVER(bytes_read, TOTAL, BYTES, "bytes_read", "Data sent to clients",
 		.metric = "payload_bytes", .labels = "direction=\"sent\"",
 		.family = "Payload sent to and received from clients"),

@@ -603,10 +603,10 @@ uint32_t engine_export_rights(struct engine *engine, const struct export *export
 		session->rights = rights;
 		if (rights == 0) {
 			ended += !session->stopping;
-			session_log(session, "has lost its rights on");
+			session_log(session, "has lost its access rights on");
 			engine_stop_session(session, ENGINE_RIGHTS_STOP_NS);
 		} else {
-			session_log(session, "has other rights on");
+			session_log(session, "now has different access rights on");
 			engine_export_tell(session, EXPORT_RIGHTS);
 		}
 	}

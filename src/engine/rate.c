@@ -21,7 +21,7 @@ static const struct counter rate_counter_list[] = {
 	COUNTER(struct rate_counters, delayed, TOTAL, ITEMS, "requests_delayed",
 		"Requests delayed by the rate limit", .metric = "export_rate_delayed_requests"),
 	COUNTER(struct rate_counters, delayed_ns, TOTAL, NS, "delay_ns",
-		"Sum of the delays by the rate limit"),
+		"Total delay of requests by the rate limit"),
 };
 
 const struct counter_table rate_counter_table = { "rate", "export", "export_rate_",

@@ -62,8 +62,8 @@ static void deleted(struct ring *ring, struct ring_message *message)
 	GMB_UNUSED(ring);
 	snapshot->of->engine->snapshot_requests--;
 	if (request->result < 0 && request->result != -ENOENT) {
-		log_warning("cannot delete the snapshot '%s' of a job, which remains until the "
-			    "disk is opened again: %s %s",
+		log_warning("cannot delete the snapshot '%s' of a push job; it remains until "
+			    "the disk is opened again: %s %s",
 			request->snapshot.name, engine_snapshot_label(snapshot, shown),
 			request->error.text);
 	}

@@ -239,7 +239,7 @@ void prov_request_arrived(struct prov_fabric *fabric, struct clan_conn *conn)
 		pep = find_pep(fabric, hello.port);
 	}
 	if (pep == NULL || offer_request(pep, conn, &hello, data) != 0) {
-		clan_reject(conn, "clan-fi: not a connection of this provider, or no memory");
+		clan_reject(conn, "clan-fi: not a clan-fi connection, or out of memory");
 		fabric->closing++;
 	}
 }

@@ -236,7 +236,8 @@ static void watch_forks(void)
 {
 	if (pthread_atfork(fabric_before_fork, fabric_after_fork_in_parent,
 		    fabric_after_fork_in_child) != 0) {
-		PROV_WARN(FI_LOG_FABRIC, "out of memory to detect fork(): do not fork\n");
+		PROV_WARN(FI_LOG_FABRIC, "out of memory: fork() cannot be detected, so this "
+					 "process must not fork\n");
 	}
 }
 

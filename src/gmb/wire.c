@@ -28,12 +28,12 @@ static const char *native_check_open(void *object)
 	for (uint32_t i = 0; i < open->head.replaces_count; i++) {
 		if (left == 0 || at[0] == 0 || at[0] > NATIVE_TOKEN_BYTES_MAX ||
 			left < 1 + (uint32_t)at[0]) {
-			return "G4: a token in OPEN";
+			return "G4: invalid token in OPEN";
 		}
 		left -= 1 + (uint32_t)at[0];
 		at += 1 + (size_t)at[0];
 	}
-	return left == 0 ? NULL : "G3: the length of OPEN";
+	return left == 0 ? NULL : "G3: invalid length of OPEN";
 }
 
 static const char *native_check_export(void *object)
@@ -45,7 +45,7 @@ static const char *native_check_export(void *object)
 					    head->block_preferred < 512 ||
 					    head->block_preferred > head->payload_max ||
 					    head->atomic_bytes > head->payload_max)
-		       ? "G15: the size or the block sizes in EXPORT"
+		       ? "G15: invalid size or block sizes in EXPORT"
 		       : NULL;
 }
 
@@ -53,7 +53,7 @@ static const char *native_check_event(void *object)
 {
 	const struct native_wire_event *event = object;
 
-	return event->bytes <= INT64_MAX ? NULL : "G15: the size in EVENT";
+	return event->bytes <= INT64_MAX ? NULL : "G15: invalid size in EVENT";
 }
 
 static const char *native_check_region(void *object)
@@ -63,7 +63,7 @@ static const char *native_check_region(void *object)
 	return cookie->region >= NATIVE_REGIONS_MAX || cookie->generation == 0 ||
 			       cookie->bytes == 0 || cookie->rights == 0 ||
 			       (cookie->rights & ~(uint32_t)(CLAN_READ | CLAN_WRITE)) != 0
-		       ? "G18: the cookie in REGION"
+		       ? "G18: invalid cookie in REGION"
 		       : NULL;
 }
 
@@ -130,7 +130,7 @@ static const char *check_carried(const struct native_request_message *request)
 		struct native_wire_segment segment = native_segment_at(request, i);
 
 		if (segment.zero != 0) {
-			return "G3: a reserved field of a segment";
+			return "G3: a reserved field of a segment is not 0";
 		}
 		if (segment.bytes == 0 || !checked_add_u64(carried, segment.bytes, &carried)) {
 			return "G7: a segment is empty or too long";
@@ -148,11 +148,11 @@ const char *native_request_parse(
 	size_t segments;
 
 	if (len < sizeof(*head)) {
-		return "G3: the length of REQUEST";
+		return "G3: invalid length of REQUEST";
 	}
 	memcpy(head, at, sizeof(*head));
 	if (head->zero != 0) {
-		return "G3: a reserved field of REQUEST";
+		return "G3: a reserved field of REQUEST is not 0";
 	}
 	if (head->segment_count > NATIVE_SEGMENTS_MAX ||
 		head->inline_bytes > NATIVE_INLINE_BYTES_MAX) {
@@ -160,7 +160,7 @@ const char *native_request_parse(
 	}
 	segments = head->segment_count * sizeof(struct native_wire_segment);
 	if (len != sizeof(*head) + segments + head->inline_bytes) {
-		return "G3: the length of REQUEST";
+		return "G3: invalid length of REQUEST";
 	}
 	request->segments = at + sizeof(*head);
 	request->inlined = request->segments + segments;
@@ -193,7 +193,7 @@ const char *native_welcome_parse(const void *bytes, size_t len, struct native_we
 	size_t more;
 
 	if (len < sizeof(head)) {
-		return "G1: the length of the welcome";
+		return "G1: invalid length of the welcome";
 	}
 	memcpy(&head, bytes, sizeof(head));
 	more = head.version >= NATIVE_VERSION_COPY ? sizeof(welcome->instance) : 0;
@@ -203,7 +203,7 @@ const char *native_welcome_parse(const void *bytes, size_t len, struct native_we
 		return "G1: not a gmb welcome of a supported version";
 	}
 	if (len != sizeof(head) + more) {
-		return "G1: the length of the welcome";
+		return "G1: invalid length of the welcome";
 	}
 	*welcome = (struct native_welcome){ .version = head.version, .flags = head.flags };
 	memcpy(welcome->instance, (const uint8_t *)bytes + sizeof(head), more);
@@ -228,7 +228,7 @@ static const char *check_extents(const struct native_reply *reply, uint64_t leng
 		struct native_wire_extent extent = native_extent_at(reply, i);
 
 		if (extent.zero != 0) {
-			return "G3: a reserved field of an extent";
+			return "G3: a reserved field of an extent is not 0";
 		}
 		if (extent.bytes == 0 || extent.bytes > left) {
 			return "G14: an extent is empty, or exceeds the request";
@@ -245,10 +245,11 @@ static const char *check_copied(const struct native_wire_copied *copied, uint64_
 
 	for (size_t i = 0; i < ARRAY_COUNT(copied->bytes); i++) {
 		if (!checked_add_u64(sum, copied->bytes[i], &sum)) {
-			return "G20: the result of a COPY";
+			return "G20: the bytes copied do not add up to the length of the COPY";
 		}
 	}
-	return sum == length ? NULL : "G20: the result of a COPY";
+	return sum == length ? NULL
+			     : "G20: the bytes copied do not add up to the length of the COPY";
 }
 
 const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_kind kind,
@@ -259,7 +260,7 @@ const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_
 	size_t left = len - sizeof(*head);
 
 	if (len < sizeof(*head)) {
-		return "G3: the length of REPLY";
+		return "G3: invalid length of REPLY";
 	}
 	memcpy(head, bytes, sizeof(*head));
 	reply->extents = rest;
@@ -267,14 +268,14 @@ const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_
 	reply->text = (struct message_text){ .bytes = rest, .length = 0 };
 	if (head->status != 0) {
 		reply->text.length = (uint32_t)left;
-		return left <= NATIVE_TEXT_BYTES_MAX ? NULL : "G3: the length of REPLY";
+		return left <= NATIVE_TEXT_BYTES_MAX ? NULL : "G3: invalid length of REPLY";
 	}
 	if (kind == NATIVE_REPLY_EXTENTS) {
 		if (head->value == 0 || head->value > extents_max) {
-			return "G14: the number of extents";
+			return "G14: invalid number of extents";
 		}
 		if (left != head->value * sizeof(struct native_wire_extent)) {
-			return "G3: the length of REPLY";
+			return "G3: invalid length of REPLY";
 		}
 		return check_extents(reply, length);
 	}

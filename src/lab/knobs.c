@@ -44,7 +44,7 @@ static int knobs_progress(struct store *base, const struct store_options *option
 		if (!is_memory || strcmp(base->info.kind, "memory") != 0) {
 			return error_set(error, -EOPNOTSUPP,
 				"'%s' cannot count the progress of a read: progress=counter "
-				"requires memory:SIZE or a disk with a pace; omit it",
+				"requires memory:SIZE or the key pace; omit progress",
 				options->path);
 		}
 		base->info.has_progress = true;

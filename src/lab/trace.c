@@ -78,7 +78,7 @@ static int lab_trace_take_size(void *context, const char *text, struct error *er
 	struct trace_work *work = &((struct trace_arguments *)context)->work;
 
 	return work->size_count == TRACE_SIZES_MAX
-		       ? error_set(error, -EINVAL, "at most %d of them", TRACE_SIZES_MAX)
+		       ? error_set(error, -EINVAL, "at most %d can be given", TRACE_SIZES_MAX)
 		       : take_length(text, &work->sizes[work->size_count++], error);
 }
 

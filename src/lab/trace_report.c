@@ -126,9 +126,9 @@ static const struct row {
 	{ "data in memory at 75 % of the time", "%", "arrived_75", value_arrived_75 },
 	{ "chunks seen before completion", "%", "early", value_early },
 	{ "streams", "", "streams", value_streams },
-	{ "  chunks in the largest", "%", "largest_stream", value_largest },
-	{ "chunks after a chunk above them", "%", "reordered", value_reordered },
-	{ "  farthest, in KiB", "", "reordered_kib", value_distance },
+	{ "  chunks in the largest stream", "%", "largest_stream", value_largest },
+	{ "chunks after a higher chunk", "%", "reordered", value_reordered },
+	{ "  largest distance, in KiB", "", "reordered_kib", value_distance },
 	{ "sending hidden, any order", "%", "hidden_any_order", value_any },
 	{ "  in ascending order only", "%", "hidden_ascending", value_ascending },
 	{ "  by completed parts", "%", "hidden_by_parts", value_parts },
@@ -327,7 +327,8 @@ int trace_show_text(
 	}
 	printf("\n"
 	       "1-9, a-z: chunks at the time they were seen, by stream   |: end of a part\n"
-	       "Sending hidden: share of its time that a sender as fast as the disk would save.\n");
+	       "Sending hidden: share of the sending time that overlaps the read, if sending "
+	       "is as fast as the disk.\n");
 	return print_end(error);
 }
 

@@ -21,7 +21,7 @@ static const struct counter path_quota_counter_list[] = {
 		"Payload memory held by the clients of the export",
 		.metric = "export_memory_bytes"),
 	COUNTER(struct path_quota, waits, TOTAL, ITEMS, "waits",
-		"Times a client waited for the limit on payload memory of the export"),
+		"Times a client waited because the export had reached its limit on payload memory"),
 };
 
 const struct counter_table path_quota_counter_table = { "memory", "export", "export_memory_",

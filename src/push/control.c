@@ -44,8 +44,8 @@ static const char *refusal(const struct export *export, uint32_t rights)
 		return "the destination is served read-only";
 	}
 	return (rights & ENGINE_RIGHT_READ) != 0
-		       ? "the access rules of the destination do not permit you to write, and read "
-			 "for comparison"
+		       ? "the access rules of the destination do not permit you both to write "
+			 "and to read, which the comparison needs"
 		       : "the access rules of the destination do not permit you to write";
 }
 
@@ -151,7 +151,7 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 		result = -ENOSPC;
 		snprintf(sizes, sizeof(sizes),
 			"the destination is too small: it has %" PRIu64
-			" bytes, but the push ends at %" PRIu64 PRIu64,
+			" bytes, but the push ends at %" PRIu64,
 			bytes, head->offset + head->length);
 		text = sizes;
 	} else if (push_control_is_onto_itself(session, grant)) {
@@ -229,8 +229,8 @@ static void push_control_take_cancel(struct push_session *session, uint64_t id)
 	struct push_viewer viewer = push_viewer_of(session);
 	int result = push_job_cancel(id, &viewer);
 
-	push_control_answer(
-		session, result, result == 0 ? NULL : "no such job of yours is running here");
+	push_control_answer(session, result,
+		result == 0 ? NULL : "no job of yours with this number is running on this server");
 }
 
 /* A JOB message for which the connection has no room stays due, and is sent at READY or at the next

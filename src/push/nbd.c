@@ -376,7 +376,7 @@ static int nbd_look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 	if (end > info.bytes) {
 		snprintf(text, PUSH_TEXT_BYTES_MAX,
 			"the destination is too small: it has %" PRIu64
-			" bytes, but the push ends at %" PRIu64 PRIu64,
+			" bytes, but the push ends at %" PRIu64,
 			info.bytes, end);
 		return -ENOSPC;
 	}

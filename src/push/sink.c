@@ -150,7 +150,7 @@ static bool lend(struct push_sink *sink, uint32_t slot)
 
 	sink->lent[slot] = result == 0;
 	if (result != 0 && result != -EAGAIN && result != -ENOTCONN) {
-		sink_fail(sink, result, "cannot lend a slot");
+		sink_fail(sink, result, "cannot lend a staging slot to the source");
 	}
 	return result == 0;
 }
@@ -283,7 +283,8 @@ static void sink_flush_done(struct work *work)
 	if ((work->flush.flags & PUSH_FLUSH_FINISH) == 0) {
 		answer_add(work);
 	} else if (progress->done != length) {
-		push_session_fail(sink->session, "H9: less than the range of the ticket");
+		push_session_fail(sink->session, "H9: the last FLUSH came before the whole "
+						 "range of the ticket was received");
 	} else if (progress->digest != work->flush.digest) {
 		push_session_job_fail(sink->session, -EIO,
 			"the received data differs from what the source has read");
@@ -512,7 +513,7 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 
 	if (value >> PUSH_NOTIFY_SHIFT != PUSH_NOTIFY_PIECE || slot >= sink->slot_count ||
 		!sink->lent[slot] || sink->works[slot].state != WORK_IDLE) {
-		return "H10: a slot that the source does not have";
+		return "H10: a slot that was not lent to the source";
 	}
 	sink->lent[slot] = false;
 	if (sink->fetched != NULL) {

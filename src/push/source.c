@@ -705,7 +705,7 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
 	source->flushing = false;
 	session->progress.durable = source->flush_mark;
 	if (source->finishing && flushed->digest != session->progress.digest) {
-		push_source_fail(source, -EIO, "the digest of %s differs", "the destination");
+		push_source_fail(source, -EIO, "%s has a different digest", "the destination");
 	} else if (source->finishing) {
 		push_link_close(&session->out);
 		push_session_job_end(session, 0, NULL); /* may end the session */

@@ -207,7 +207,7 @@ static int start_admit(
 		return -EINVAL;
 	}
 	if (head->length != start->ticket.length) {
-		*text = "the ticket is for a different length";
+		*text = "the ticket is for a push of a different length";
 		return -EINVAL;
 	}
 	return 0;

@@ -128,7 +128,7 @@ int push_ticket_make(struct push_claim *claim, uint64_t now_ns, const char **tex
 	room = find_room(&claim->asker.identity, now_ns / NS_PER_S, text);
 	if (room != NULL) {
 		claim->ticket.expires_s = now_ns / NS_PER_S + PUSH_TICKET_LIFE_S;
-		*text = "the server has no ciphers";
+		*text = "the TLS library of the server cannot sign tickets";
 		result = push_ticket_seal(&claim->ticket, table.key);
 	}
 	if (result == 0) {

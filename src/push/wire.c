@@ -46,14 +46,14 @@ static const char *check_grant(void *object)
 
 	if (head->length == 0 || head->length > INT64_MAX || head->offset > INT64_MAX ||
 		head->source_offset > INT64_MAX) {
-		return "H5: the range in GRANT";
+		return "H5: invalid range in GRANT";
 	}
 	if ((head->flags & ~(uint32_t)(PUSH_COMPARE | PUSH_READ_BACK)) != 0 ||
 		head->binding < PUSH_BOUND_UID || head->binding > PUSH_BOUND_ASKER ||
 		(head->binding != PUSH_BOUND_UID && head->uid != 0) ||
 		(head->binding != PUSH_BOUND_ADDRESS &&
 			!message_is_zero(head->address, sizeof(head->address)))) {
-		return "H6: flags of GRANT, or the permitted user of the ticket";
+		return "H6: invalid flags, or invalid user or address for the ticket, in GRANT";
 	}
 	return NULL;
 }
@@ -69,11 +69,11 @@ static const char *check_no_ticket(const struct push_start *start)
 	rest.length = 0;
 	if ((ticket->flags & ~(PUSH_COMPARE | PUSH_READ_BACK)) != 0 ||
 		start->head.uid != PUSH_UID_UNKNOWN || !message_is_zero(&rest, sizeof(rest))) {
-		return "H6: the ticket in START, or its owner, without a ticket";
+		return "H6: START for an NBD destination has ticket fields that must be 0";
 	}
 	return ticket->length == start->head.length && ticket->offset <= INT64_MAX
 		       ? NULL
-		       : "H5: the range in START";
+		       : "H5: invalid range in START";
 }
 
 static const char *check_start(void *object)
@@ -82,14 +82,14 @@ static const char *check_start(void *object)
 	const struct push_wire_start *head = &start->head;
 
 	if (start->rest.length != sizeof(start->ticket)) {
-		return "H3: the length of START";
+		return "H3: invalid length of START";
 	}
 	memcpy(&start->ticket, start->rest.bytes, sizeof(start->ticket));
 	if (head->length == 0 || head->length > INT64_MAX || head->source_offset > INT64_MAX) {
-		return "H5: the range in START";
+		return "H5: invalid range in START";
 	}
 	if ((head->flags & ~(uint32_t)PUSH_FLAGS) != 0) {
-		return "H6: flags of START";
+		return "H6: invalid flags in START";
 	}
 	return (head->flags & (uint32_t)PUSH_NBD) != 0 ? check_no_ticket(start) : NULL;
 }
@@ -100,7 +100,7 @@ static const char *check_answer(void *object)
 
 	answer->has_ticket = answer->rest.length != 0;
 	if (answer->has_ticket && answer->rest.length != sizeof(answer->ticket)) {
-		return "H3: the length of ANSWER";
+		return "H3: invalid length of ANSWER";
 	}
 	memcpy(&answer->ticket, answer->rest.bytes, answer->rest.length);
 	return NULL;
@@ -116,7 +116,7 @@ static const char *check_job(void *object)
 			       head->skipped > head->done - head->zeroes ||
 			       head->durable > head->length ||
 			       (head->state == PUSH_JOB_FAILED) != (head->status != 0)
-		       ? "H7: a number in JOB"
+		       ? "H7: invalid values in JOB"
 		       : NULL;
 }
 
@@ -124,7 +124,7 @@ static const char *check_job(void *object)
 
 const char *push_alive_parse(size_t len)
 {
-	return len == 0 ? NULL : "H3: the length of ALIVE";
+	return len == 0 ? NULL : "H3: invalid length of ALIVE";
 }
 
 static const char *check_used(void *object)
@@ -135,19 +135,20 @@ static const char *check_used(void *object)
 			       used->silence_ms >= PUSH_SILENCE_MS_MIN &&
 			       used->silence_ms <= PUSH_SILENCE_MS_MAX
 		       ? NULL
-		       : "H8: the slots in USED, or the silence";
+		       : "H8: invalid number of slots, or invalid time limit, in USED";
 }
 
 static const char *check_checked(void *object)
 {
-	return ((struct push_wire_checked *)object)->same <= 1 ? NULL : "H3: a number in CHECKED";
+	return ((struct push_wire_checked *)object)->same <= 1 ? NULL
+							       : "H3: invalid value in CHECKED";
 }
 
 static const char *check_flush(void *object)
 {
 	return (((struct push_wire_flush *)object)->flags & ~(uint32_t)PUSH_FLUSH_FINISH) == 0
 		       ? NULL
-		       : "H3: flags of FLUSH or FLUSHED";
+		       : "H3: invalid flags in FLUSH or FLUSHED";
 }
 
 static const char *check_failed(void *object)
@@ -175,12 +176,12 @@ const char *push_zero_check(const struct push_wire_range *zero, uint64_t total)
 {
 	return are_pieces(zero->offset, zero->length, total, PUSH_ZERO_BYTES_MAX)
 		       ? NULL
-		       : "H9: the pieces in ZERO";
+		       : "H9: invalid pieces in ZERO";
 }
 
 const char *push_check_check(const struct push_wire_check *check, uint64_t total)
 {
-	return is_piece(check->offset, check->length, total) ? NULL : "H9: the piece in CHECK";
+	return is_piece(check->offset, check->length, total) ? NULL : "H9: invalid piece in CHECK";
 }
 
 const char *push_piece_check(const struct push_wire_piece *piece, uint64_t total)
@@ -189,7 +190,7 @@ const char *push_piece_check(const struct push_wire_piece *piece, uint64_t total
 			       message_is_zero(piece->zero, sizeof(piece->zero)) &&
 			       is_piece(piece->offset, piece->length, total)
 		       ? NULL
-		       : "H10: the header of a piece";
+		       : "H10: invalid header of a piece";
 }
 
 /* --- layouts --------------------------------------------------------------------------------- */

@@ -609,7 +609,8 @@ const char *disk_marker_refusal(int fd)
 {
 	return sim_disk_file(fd)->disk->options.is_block
 		       ? NULL
-		       : "it is a file, and a filesystem may write a read's memory more than once";
+		       : "it is a file, and a filesystem might write to the memory of a read "
+			 "more than once";
 }
 
 int disk_info(int fd, struct disk_info *info)

@@ -446,7 +446,8 @@ void conn_take_messages(struct conn *conn)
 
 		core.news = true; /* another thread might be sleeping until this message */
 		if (result < 0) {
-			conn_broken(conn, "the other library broke the protocol of the switch");
+			conn_broken(conn, "the library of the peer broke the protocol for "
+					  "switching to clan");
 			return;
 		}
 		if (result == 1) {

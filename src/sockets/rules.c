@@ -93,8 +93,8 @@ static int rules_add_rule(
 	snprintf(copy, sizeof(copy), "%s", word);
 	if (!rules_parse_place(copy, &rule)) {
 		return error_set(error, -EINVAL,
-			"\"%s\" is not a valid place: write ADDRESS:PORT, ADDRESS/BITS:PORT or "
-			"[ADDRESS]:PORT, with * for any address or port",
+			"\"%s\" is not a valid address: write ADDRESS:PORT, ADDRESS/BITS:PORT "
+			"or [ADDRESS]:PORT, with * for any address or port",
 			word);
 	}
 	rules->rule[rules->count++] = rule;
@@ -163,7 +163,7 @@ static int rules_parse_line(
 		rules->refuse = true;
 		return strtok_r(NULL, blanks, &rest) == NULL
 			       ? 0
-			       : error_set(error, -EINVAL, "refuse takes no word");
+			       : error_set(error, -EINVAL, "refuse takes no argument");
 	}
 	while ((word = strtok_r(NULL, blanks, &rest)) != NULL) {
 		int result = strlen(word) < WORD_BYTES

@@ -65,7 +65,8 @@ static void show_stats(int pid, struct stats *shown)
 		(unsigned long long)shown->out_bytes);
 	for (int i = 0; i < REASON_COUNT; i++) {
 		if (shown->reasons[i] > 0) {
-			printf("%s%s %llu", any ? ", " : "  why others are not, or no longer: ",
+			printf("%s%s %llu",
+				any ? ", " : "  why others are not carried, or no longer: ",
 				stats_reason_names[i], (unsigned long long)shown->reasons[i]);
 			any = true;
 		}

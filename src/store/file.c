@@ -617,7 +617,7 @@ static void open_auto(struct file_store *store, const struct store_options *opti
 		return;
 	}
 	if (store->direct_fd < 0 && open_direct(store, options, &error) < 0) {
-		log_debug("'%s' is read only through the page cache: %s",
+		log_debug("'%s': all reads use the page cache: %s",
 			log_escape(shown, sizeof(shown), options->path, strlen(options->path)),
 			error.text);
 		if (store->direct_fd >= 0) {

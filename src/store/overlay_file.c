@@ -160,7 +160,8 @@ int overlay_base_compare(const char *path, const struct overlay_base *recorded,
 			" (if only its time has changed, with 'touch -d @%lld.%09lld')",
 			(long long)(recorded->changed_ns / SECOND_NS),
 			(long long)(recorded->changed_ns % SECOND_NS));
-		return refuse_base(path, found, "the base has been written since", text, error);
+		return refuse_base(path, found,
+			"the base has been written since the overlay was created", text, error);
 	}
 	return 0;
 }
@@ -506,7 +507,8 @@ static void check_base(
 	struct error error;
 
 	if (base[0] == '\0') {
-		check->fault(check, "the path of the base is not recorded, so it is not compared");
+		check->fault(check, "the path of the base is not recorded, so the base is not "
+				    "compared with the recorded one");
 	} else if (overlay_base_look(base, &found, &error) < 0 ||
 		   overlay_base_compare(path, recorded, &found, &error) < 0) {
 		check->fault(check, error.text);

@@ -447,7 +447,8 @@ static void server_copied(struct copy_io *io)
 		task_progress(task, task->length);
 		task_end(task);
 	} else if (copy_engine_is_refused(io->result) && !engine->stopping) {
-		log_info("the server no longer copies by itself: %s", engine->target->failure.text);
+		log_info("the server can no longer copy the data itself: %s",
+			engine->target->failure.text);
 		engine->copies = false;
 		engine->begins_again = true;
 		engine->position = task->offset;
@@ -767,8 +768,8 @@ static int engine_init(
 		reason = "the options search for zeroes, allocate every block or skip errors";
 	}
 	log_debug("%s%s",
-		engine->copies ? "the server copies by itself"
-			       : "the server does not copy by itself: ",
+		engine->copies ? "the server copies the data itself"
+			       : "the server does not copy the data itself: ",
 		engine->copies ? "" : reason);
 	return 0;
 }

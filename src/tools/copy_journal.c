@@ -167,7 +167,8 @@ static int options_check(
 	}
 	if ((was_allocate != 0) != allocate) {
 		return error_set(error, -ESTALE,
-			"the copy in the journal '%s' was started %s --allocate",
+			"the copy in the journal '%s' was started %s --allocate; resume it in "
+			"the same way, or remove the journal to copy from the beginning",
 			copy_journal_shown_path(journal, shown),
 			was_allocate != 0 ? "with" : "without");
 	}

@@ -319,7 +319,7 @@ static void show_page_cache_refusal(const json_t *entry)
 	char shown[QUOTE_BYTES];
 
 	if (refusal[0] != '\0' && has_large_reads(entry)) {
-		printf("  reads: the server copies all of them: %s\n",
+		printf("  reads: all copied by the server, none sent from the page cache: %s\n",
 			log_escape_sentence(shown, sizeof(shown), refusal_sentence(refusal)));
 	}
 }

@@ -358,7 +358,7 @@ class File(attach_tool.Case):
         for waits in (first, second):
             output, errors = waits.communicate()
             self.assertEqual((waits.returncode, output), (1, ""), errors)
-            self.assertIn(f"{disk} was removed by a concurrent --force", errors)
+            self.assertIn(f"{disk} was removed by another gmblock detach --force", errors)
         self.assertEqual(self.attachments(), [])
         self.assertFalse(os.path.exists(disk))
 
@@ -387,7 +387,7 @@ class File(attach_tool.Case):
         self.detach_by_force()
         _, errors = waits.communicate()
         self.assertEqual(waits.returncode, 1)
-        self.assertIn("was removed by a concurrent --force", errors)
+        self.assertIn("was removed by another gmblock detach --force", errors)
         self.assertFalse(os.path.exists(disk))
         select.select([daemon], [], [])  # no thread of it is left
 
@@ -500,7 +500,7 @@ class File(attach_tool.Case):
         self.detach_by_force()
         _, errors = waits.communicate()
         self.assertEqual(waits.returncode, 1)
-        self.assertIn("was removed by a concurrent --force", errors)
+        self.assertIn("was removed by another gmblock detach --force", errors)
 
     def test_a_detach_waits_for_the_server(self):
         image = self.image()

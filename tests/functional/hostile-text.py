@@ -470,7 +470,7 @@ while True:
         fake_process = self.impostor(f"{self.user}/gmblock/serve/{pid}.sock", server.uri, self.uid)
         code, _, errors = self.run_gmblock("stats", str(pid))
         self.assertEqual(code, 1)
-        self.assertIn("its process ID differs from the name", errors)
+        self.assertIn("its process ID does not match the name", errors)
         right = f"{self.user}/gmblock/serve/{fake_process.pid}.sock"
         os.rename(f"{self.user}/gmblock/serve/{pid}.sock", right)
         code, output, _ = self.run_gmblock("stats", "--json", str(fake_process.pid))

@@ -83,7 +83,7 @@ class FlashCache(support.Case):
         newer = shutil.copyfile(self.file, self.path("newer"))
         cache, = self.caches()
         shutil.copyfile(earlier, self.file)  # the same inode: as an LVM snapshot that is merged
-        self.refused(self.file, "the store was replaced by an earlier copy", cache, "restore the newer copy, or remove that file")
+        self.refused(self.file, "the store was replaced by an earlier copy", cache, "restore the newer copy, or remove the cache file")
         # Both remedies.
         shutil.copyfile(newer, self.file)
         server = self.serve(self.file)
@@ -148,7 +148,7 @@ class FlashCache(support.Case):
         cache = self.leave_changes()
         moved = shutil.copyfile(self.file, self.path("moved"))
         os.remove(self.file)
-        self.refused(moved, "if it is this one, serve it once with cache-file=take")
+        self.refused(moved, "if it was moved here, serve it here once with cache-file=take")
         server = self.serve(moved, "cache-file=take")
         self.expect(server.uri, 1)
         self.write(server.uri, 0, 2)

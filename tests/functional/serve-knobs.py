@@ -24,7 +24,7 @@ class Knobs(support.Case):
 
     def test_where_they_do_nothing_they_are_refused(self):
         image = self.make_file("disk.img", bytes(MIB))
-        self.refused(f"{image},progress=counter", image, "cannot count", "omit it")
+        self.refused(f"{image},progress=counter", image, "cannot count", "omit progress")
         self.refused("memory:1M,device-cpu=yes", "device-cpu has no effect here",
                      "neither mode nor write-mode is device")
         for key in ("gc=auto", "cold=50"):

@@ -116,7 +116,7 @@ class PageCacheSend(support.Case):
                 told = self.told()
                 self.assertEqual(told["page_cache_send_bytes"], 0)
                 self.assertEqual(told["page_cache_send_refusal"], refusal)
-                self.assertIn(f"  reads: the server copies all of them: {sentence}", self.shown())
+                self.assertIn(f"  reads: all copied by the server, none sent from the page cache: {sentence}", self.shown())
                 self.assertEqual(self.server.stop(), (0, ""))
 
     def test_why_nothing_can_be_sent_so(self):

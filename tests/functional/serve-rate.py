@@ -184,7 +184,8 @@ class Rate(support.Case):
                 client.read(0, MIB)
         _, output, _ = self.run_gmblock("stats", self.control)
         self.assertRegex(output, r"  Limit on payload memory held by the clients of the export: 4\.194 MB\n"
-                                 r"(.*\n)?  Times a client waited for the limit on payload memory of the export: [0-9]+\n")
+                                 r"(.*\n)?  Times a client waited because the export had reached its limit on "
+                                 r"payload memory: [0-9]+\n")
         self.assertEqual(self.change("memory=8M", "small"), 'export "small": max-memory=8M (was 4M)\n')
         self.wait_for(lambda: self.memory()["held_bytes"] > 4 * MIB)
         self.assertLessEqual(self.memory()["held_bytes"], 8 * MIB)

@@ -357,7 +357,7 @@ class Ends(Case):
     def test_a_timeout(self):
         self.serve("memory:1M")
         tracer = self.begin("--json", "--timeout", "50ms")
-        told = self.result(tracer, 1, "the wait ended after 0 of 1 requests: no client made one")
+        told = self.result(tracer, 1, "the wait ended after 0 of 1 requests: no client made a request")
         self.assertEqual((told["ended"], told["requests"]), ("left", []))
 
     def test_the_server_stops(self):
@@ -453,7 +453,7 @@ class Refused(Case):
         self.serve("memory:1M")
         plot = self.path("plot.svg")
         tracer = self.begin("--json", "--timeout", "1ms", "--svg", plot)
-        self.result(tracer, 1, "the wait ended after 0 of 1 requests: no client made one, so there is "
+        self.result(tracer, 1, "the wait ended after 0 of 1 requests: no client made a request, so there is "
                     "nothing to draw")
         self.assertFalse(os.path.exists(plot))
         self.check_refused(["trace", "--request", "--svg", self.path("no/such"), self.control], 1,

@@ -190,7 +190,7 @@ class Upgrade(support.Case):
             ends = "TLS not handled by the kernel: 2, gmb: 3"
             self.wait_for(lambda: self.ask("--dry-run") == (
                 0, told % (1, 5) + f"would end: {ends}\n"
-                "without an export yet, and would end unless they choose one in time: 1\n", ""))
+                "connections that have not chosen an export, and would end unless they choose one in time: 1\n", ""))
             self.check_refused_as(ends, "--dry-run")
             self.check_refused_as(ends)
             for client in [plain, *others]:

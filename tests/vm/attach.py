@@ -207,7 +207,7 @@ detach_waits
 gmblock attach --list --json | grep '"being detached, '
 gmblock detach --force $disk
 if wait $detach; then exit 1; fi
-grep "was removed by a concurrent --force" /tmp/note
+grep "was removed by another gmblock detach --force" /tmp/note
 test "$(gmblock attach --list --json)" = "[]"
 serve
 

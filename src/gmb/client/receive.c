@@ -79,7 +79,7 @@ static const char *gmb_receive_take_reply(struct native_carrier *carrier, uint32
 	uint32_t tag;
 
 	if (!native_reply_tag(carrier->message, len, &tag)) {
-		return "G3: the length of REPLY";
+		return "G3: invalid length of REPLY";
 	}
 	call = carrier->calls[tag % CARRIER_DEPTH_MAX];
 	if (call == NULL || call->tag != tag) {
@@ -177,7 +177,7 @@ static const char *gmb_receive_take_message(
 		return gmb_receive_take_event(carrier, message->bytes);
 	}
 	if (message->cls == CLAN_BULK && message->type == NATIVE_ALIVE && ready) {
-		return message->bytes == 0 ? NULL : "G3: the length of ALIVE";
+		return message->bytes == 0 ? NULL : "G3: invalid length of ALIVE";
 	}
 	if (message->cls == CLAN_BULK && message->type == NATIVE_EXPORT && !ready) {
 		return gmb_receive_take_export(carrier, message->bytes);

@@ -46,7 +46,7 @@ static void gmb_move_fail(struct native_session *session, int status)
 
 	if (status == -ESTALE || status == -EACCES || status == -ERANGE || status == -ENOENT) {
 		native_session_fail(
-			session, "G18: a cookie does not permit the access it was given for");
+			session, "G18: a cookie does not permit the access that the request needs");
 	} else if (status != -ENOTCONN) { /* otherwise an event reports the reason */
 		snprintf(reason, sizeof(reason), "cannot access its memory: %s", strerror(-status));
 		session_terminate(&session->base, reason);

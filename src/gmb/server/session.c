@@ -223,7 +223,7 @@ static void take_list(struct native_session *session, const uint8_t *bytes, uint
 		return;
 	}
 	if (list.cursor != 0 && list.cursor != session->handshake->cursor) {
-		native_session_fail(session, "G4: the cursor of LIST");
+		native_session_fail(session, "G4: invalid cursor in LIST");
 		return;
 	}
 	if (list.cursor == 0) {

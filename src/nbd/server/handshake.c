@@ -582,8 +582,8 @@ static void refuse_without_tls(struct nbd_session *session)
 	const struct handshake *handshake = session->handshake;
 
 	if (handshake->option == NBD_OPT_EXPORT_NAME || !handshake->is_fixed) {
-		session_terminate(
-			&session->base, "it sent an option that requires TLS without TLS");
+		session_terminate(&session->base,
+			"it sent an option before STARTTLS, but this address requires TLS");
 	} else {
 		reply_error(session, NBD_REP_ERR_TLS_REQD, "%s",
 			"this address demands TLS; use an nbds:// or nbds+unix:// URI");

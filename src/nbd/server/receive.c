@@ -323,7 +323,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 	if (unlikely(session->told != NULL)) {
 		if (session->told->error != NBD_SUCCESS) {
 			error = session->told->error;
-			text = "it failed before another process of the server took over";
+			text = "it failed in the previous server process, before the upgrade";
 		}
 		go_on_after(session, request);
 	}
@@ -407,7 +407,9 @@ static bool nbd_receive_take_request(struct nbd_session *session)
 	}
 	if (unlikely(session->told != NULL)) {
 		if (session->told->taken_bytes > payload) {
-			session_fail(session, "P79", "more of a payload was consumed than it has");
+			session_fail(session, "P79",
+				"the previous server process read more of "
+				"the payload than the request has");
 			return false;
 		}
 		payload -= session->told->taken_bytes;

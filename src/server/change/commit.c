@@ -64,8 +64,8 @@ static int check_writers(
 		return 0;
 	}
 	error_set(error, -EBUSY,
-		"the %s uses the same disk through the page cache, and direct writes need a "
-		"restart; use the same write-mode",
+		"the %s uses the same disk through the page cache, and direct writes cannot be "
+		"added to that disk without a restart; use the same write-mode",
 		change_label(other->about.name, shown));
 	served_export_blame(&item->after->about, error);
 	return -EBUSY;

@@ -497,8 +497,9 @@ static const struct field fields[] = {
 		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE, AT(user),
 		.same = same_users },
 	{ "sandbox",
-		.help = "after the start, deny access to other files and system calls (auto: as "
-			"far as the kernel supports it, and not with --run)",
+		.help = "after the start, deny access to files and system calls that the "
+			"server does not need (auto: as far as the kernel supports it, and not "
+			"with --run)",
 		.type = FIELD_WORD, .flags = FIELD_RESTART | FIELD_IN_FILE, .words = sandbox_words,
 		AT(sandbox) },
 	SERVER_TLS_FIELDS(offsetof(struct server_config, tls)),

@@ -19,7 +19,7 @@ static int add_condition(
 {
 	int rc = access_rule_add(&((struct server_rule *)object)->access, kind, data, bytes);
 
-	return rc == -ENOMEM   ? error_set(error, rc, "no memory for a access rule")
+	return rc == -ENOMEM   ? error_set(error, rc, "no memory for an access rule")
 	       : rc == -EEXIST ? error_set(error, -EINVAL, "it is given twice")
 			       : 0;
 }
@@ -268,7 +268,7 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 		rule->text = strdup(text);
 	}
 	if (rc == 0 && (bigger == NULL || rule->origin == NULL || rule->text == NULL)) {
-		rc = error_set(error, -ENOMEM, "no memory for a access rule");
+		rc = error_set(error, -ENOMEM, "no memory for an access rule");
 	}
 	if (rc < 0) {
 		access_rule_fini(rule);
@@ -428,7 +428,7 @@ static int add_option(
 	text = parse_name(text, scratch, &name);
 	option = option_for(config, name);
 	if (option == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a access rule");
+		return error_set(error, -ENOMEM, "no memory for an access rule");
 	}
 	rc = parse_rule(&rule, text, scratch, error);
 	if (rc < 0) {
@@ -445,7 +445,7 @@ int server_config_add_access(struct server_config *config, const char *text, str
 	int rc;
 
 	if (scratch == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a access rule");
+		return error_set(error, -ENOMEM, "no memory for an access rule");
 	}
 	rc = add_option(config, text, scratch, error);
 	free(scratch);

@@ -312,8 +312,8 @@ static void write_rules(const struct writer *w)
 
 	if (count > 0) {
 		metrics_write_head(w, "rule_identities", METRIC_GAUGE, NULL,
-			"Identities with connections that a rate rule applies to, by the position "
-			"of the rule in the configuration, from 1");
+			"Connected identities that a rate rule applies to, by rule, numbered "
+			"from 1 in the order of the configuration");
 	}
 	for (uint32_t i = 0; i < count; i++) {
 		static const struct subject whole;

@@ -17,7 +17,7 @@ static const struct counter export_list[] = {
 	EXPORT(size_bytes, BYTES, "size", "Size of the export", .metric = "export_size_bytes"),
 	EXPORT(connections, ITEMS, "connections", "Connections that use the export"),
 	EXPORT(read_only, BOOL, "read_only", "No client can write to the export"),
-	EXPORT(started_permille, PERMILLE, "started", "Completed part of the store's start",
+	EXPORT(started_permille, PERMILLE, "started", "Completed fraction of the store's startup",
 		.metric = "export_started_ratio"),
 };
 

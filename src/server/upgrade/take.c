@@ -206,7 +206,7 @@ static int take_receive(
 		rc = error_set(error, -ECANCELED, "%.*s", (int)message->text_bytes, message->text);
 	}
 	if (rc < 0) {
-		error_prefix(error, "the running server has not handed over");
+		error_prefix(error, "the running server did not complete the handover");
 	}
 	return rc;
 }
@@ -760,7 +760,8 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 		rc = upgrade_send(take->channel, &started);
 	}
 	return rc == 0 ? 0
-		       : error_set(error, rc, "the running server has given up waiting: %s",
+		       : error_set(error, rc,
+				 "the running server no longer waits for this process: %s",
 				 strerror(-rc));
 }
 

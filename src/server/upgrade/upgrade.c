@@ -541,14 +541,14 @@ static bool give_up_overdue(struct upgrade *upgrade)
 {
 	static const char *const reasons[UPGRADE_STATE_COUNT] = {
 		[UPGRADE_OFFERED] = "the new process did not connect within 10 seconds",
-		[UPGRADE_TELLING] = "the new process does not receive",
+		[UPGRADE_TELLING] = "the new process does not read its messages",
 		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
 		[UPGRADE_FLUSHING] = "the disks were not flushed within 10 seconds",
 		[UPGRADE_HANDSHAKING] =
 			"the first thread of the server does not answer: a disk may "
 			"hang",
 		[UPGRADE_PAUSING] = "requests in flight did not complete within 5 seconds",
-		[UPGRADE_HANDING_OVER] = "the new process does not receive",
+		[UPGRADE_HANDING_OVER] = "the new process does not read its messages",
 		[UPGRADE_HANDED_OVER] = "the new process did not start serving within 5 seconds",
 	};
 
@@ -791,8 +791,8 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 	}
 	if (upgrade->accepts_later) {
 		return error_set(error, -EBUSY,
-			"the first thread of the server does not answer since the upgrade before: "
-			"a disk may hang");
+			"the first thread of the server has not responded since the previous "
+			"upgrade: a disk may hang");
 	}
 	if (upgrade->acceptor == NULL) {
 		return error_set(error, -EAGAIN, "the server is still starting; try again");

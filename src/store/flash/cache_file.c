@@ -248,13 +248,13 @@ static int judge_others(struct flash *flash, const struct flash_cache_options *o
 		return -ENOENT;
 	}
 	if (options->others == FLASH_OTHERS_LEAVE) {
-		return cache_file_lose(
-			flash, "as the store is a copy, they remain in", search->path);
+		return cache_file_lose(flash, "cache-file=leave leaves them in", search->path);
 	}
 	return error_set(error, -EEXIST,
 		"'%s' was copied or moved: its cache file '%s' has %u changed blocks of '%s'; "
-		"serve that store first, or, if it is this one, serve it once with "
-		"cache-file=take%s; cache-file=leave opens it without the changes",
+		"if that store still exists, serve it first; if it was moved here, serve it "
+		"here once with cache-file=take%s; cache-file=leave opens the copy without the "
+		"changes",
 		flash->path, search->path, search->dirty, search->shown,
 		flash->is_read_only ? " and without 'readonly'" : "");
 }
@@ -621,17 +621,17 @@ int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error)
 	}
 	if (head->followed > end && cache->found_count > 0) {
 		return error_set(error, -ESTALE,
-			"the log of '%s' lacks %llu records that its server had written when it "
-			"left %u changed blocks in '%s': the store was replaced by an earlier "
-			"copy, or the disk has lost writes; restore the newer copy, or remove that "
-			"file to open the store as it is",
+			"the log of '%s' lacks the last %llu records that its server wrote, "
+			"and %u changed blocks are still in the cache file '%s': the store was "
+			"replaced by an earlier copy, or the disk has lost writes; restore the "
+			"newer copy, or remove the cache file to open the store as it is",
 			flash->path, (unsigned long long)(head->followed - end), cache->found_count,
 			cache->file.path);
 	}
 	/* Without pages the store can be opened, but changes in the missing records are lost. */
 	if (head->followed > end) {
-		log_warning("flash store '%s': its log ends before %llu records that its server "
-			    "had written: their data is lost",
+		log_warning("flash store '%s': its log lacks the last %llu records that its "
+			    "server wrote: their data is lost",
 			flash->path, (unsigned long long)(head->followed - end));
 		count_loss(flash);
 	}
@@ -717,7 +717,8 @@ void flash_cache_check(const struct flash *flash, struct store_check *check)
 						: anchor->cache_folder,
 		&error);
 	if (result == -ENOENT) {
-		error_set(&error, result, "not in '%.*s': in another folder, or lost at a reboot",
+		error_set(&error, result,
+			"not in '%.*s': it is in another folder, or was lost in a reboot",
 			(int)(strrchr(search->path, '/') - search->path), search->path);
 	}
 	if (result < 0) { /* the fact is one word, for programs; a path would begin with a slash */

@@ -541,7 +541,8 @@ static void checkpoint_anchor_written(struct flash_io *io, int result)
 	struct flash *flash = io->flash;
 
 	if (result < 0) {
-		flash_fail(flash, result, "cannot be anchored");
+		flash_fail(
+			flash, result, "cannot be continued, because its anchor cannot be written");
 		end(flash, result);
 		return;
 	}

@@ -45,7 +45,8 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 	};
 	if (zones != NULL && create->segment_bytes > 0 && segment_blocks != zones->capacity) {
 		return error_set(error, -EINVAL,
-			"its zones have a capacity of %u KiB, and each is a segment",
+			"its zones have a capacity of %u KiB, and each zone must be one "
+			"segment; omit --segment",
 			zones->capacity * 4);
 	}
 	if (create->label != NULL) {

@@ -454,8 +454,8 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	if (options->read_mode == STORE_MODE_DEVICE || options->write_mode == STORE_MODE_DEVICE ||
 		reads_direct != writes_direct) {
 		return error_set(error, -EINVAL,
-			"'%s': a flash store reads and writes in the same mode; use mode=cached or "
-			"mode=direct",
+			"'%s': a flash store reads and writes in the same mode; use "
+			"mode=cached or mode=direct, and omit write-mode",
 			options->path);
 	}
 	below.read_mode = reads_direct ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
@@ -710,8 +710,8 @@ static const struct field flash_options[] = {
 	{ "cache-dir", "FOLDER", "flash: folder of the cache file, on a tmpfs (default /dev/shm)",
 		"/dev/shm", .set = set_cache_directory, AT(cache_directory, cache_directory) },
 	{ "cache-file", NULL,
-		"flash: if the cache file has changes of the store that this one was copied or "
-		"moved from",
+		"flash: take over, or leave, changes in the cache file of the store that this "
+		"one was copied or moved from",
 		"take", .type = FIELD_WORD, .words = others_words,
 		FIELD_IN(struct flash_config, others) },
 };
@@ -724,16 +724,18 @@ static const struct counter counter_list[] = {
 	FLASH(evicted_blocks, TOTAL, "Blocks written to the disk to make room in the cache"),
 	FLASH(flushed_blocks, TOTAL, "Blocks of the cache written to the disk by flushes"),
 	FLASH(dirty_pages, NOW, "Blocks of the cache that are not yet written to the disk"),
-	FLASH(moved_blocks, TOTAL, "Blocks read and moved by garbage collection"),
+	FLASH(moved_blocks, TOTAL, "Blocks that garbage collection read from the disk and moved"),
 	FLASH(cache_moved_blocks, TOTAL,
-		"Unchanged blocks moved by garbage collection from the cache"),
+		"Unchanged blocks that garbage collection moved without reading the disk, "
+		"because they were in the cache"),
 	FLASH(written_back_blocks, TOTAL,
 		"Changed blocks written from the cache instead of moving the blocks that they "
 		"replace"),
 	FLASH(node_blocks, TOTAL, "Blocks of the map written by checkpoints"),
 	FLASH(header_blocks, TOTAL, "Record headers written"),
 	FLASH(checkpoints, TOTAL, "Checkpoints"),
-	FLASH(map_misses, TOTAL, "Pages of the map that had to be read"),
+	FLASH(map_misses, TOTAL,
+		"Pages of the map read from the disk, because they were not in memory"),
 	FLASH(checksum_errors, TOTAL, "Blocks and pages whose checksum did not match"),
 	FLASH(erased_segments, TOTAL, "Segments discarded before they became free"),
 	FLASH(erases_min, NOW, "Erasures of the least worn segment"),
@@ -743,9 +745,9 @@ static const struct counter counter_list[] = {
 	FLASH(log_moves, TOTAL,
 		"Failed writes to the log, after which it continued in another segment"),
 	FLASH(log_rewrites, TOTAL,
-		"Failed flushes, after which what they were for was written once more"),
+		"Failed flushes, after which the affected data was written again"),
 	FLASH(avoided_segments, NOW,
-		"Segments used last because a write to them failed, at the last checkpoint"),
+		"Segments avoided because a write to them failed, at the last checkpoint"),
 	FLASH(snapshot_blocks, NOW,
 		"Approximate number of blocks that only snapshots use, at the last checkpoint"),
 	FLASH(snapshots_dropped, TOTAL, "Snapshots dropped to make room for writes"),

@@ -71,9 +71,9 @@ void flash_fail(struct flash *flash, int error, const char *what)
 			flash->path, what, strerror(-error),
 			error != -ENOSPC ? ""
 			: is_damaged(flash)
-				? "; unreadable parts keep the space around them: copy the disk to "
-				  "another store"
-				: ": first free space in the filesystem that contains it");
+				? "; space next to unreadable blocks cannot be reused: copy "
+				  "the disk to another store"
+				: "; free space in the filesystem that contains it first");
 	}
 }
 

@@ -200,8 +200,8 @@ static void tell_damage(const struct flash *flash, uint32_t page)
 
 	flash_hole_add(&holes, page % page_count);
 	(void)flash_hole_text(flash, &holes, 0, hole, sizeof(hole));
-	log_error("flash store '%s': %s%s cannot be read: the page of the map is damaged%s",
-		flash->path, hole, page < page_count ? "" : ", as a snapshot has them,",
+	log_error("flash store '%s': %s%s cannot be read: a page of the map is damaged%s",
+		flash->path, hole, page < page_count ? "" : " in a snapshot",
 		page < page_count ? "; 'gmblock check --rebuild' restores it from the log" : "");
 }
 

@@ -158,7 +158,8 @@ static void move_anchor_written(struct flash_io *io, int result)
 
 	if (result < 0) {
 		flash->log.move.is_waiting = false;
-		flash_fail(flash, result, "cannot be anchored");
+		flash_fail(
+			flash, result, "cannot be continued, because its anchor cannot be written");
 	} else {
 		flash_sync_move(flash);
 	}
@@ -212,8 +213,8 @@ static void move_choose(struct flash *flash)
 		flash_fail(flash, move->error, "cannot be written");
 		return;
 	}
-	log_warning("flash store '%s': cannot write its log at byte %llu: %s; it continues in "
-		    "another segment, and this one is used last from now on",
+	log_warning("flash store '%s': cannot write its log at byte %llu: %s; the log "
+		    "continues in another segment, and this one is avoided from now on",
 		flash->path, (unsigned long long)flash_block_offset(flash, first->record.at),
 		strerror(-move->error));
 	if (!is_anchored(flash)) {

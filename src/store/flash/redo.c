@@ -104,8 +104,8 @@ bool flash_redo_begin(struct flash *flash, int error)
 		return false;
 	}
 	if (redo->tries == 0) {
-		log_warning("flash store '%s': what was written to its log since the last flush "
-			    "could not be made durable: %s; it is written once more",
+		log_warning("flash store '%s': the log records since the last flush could not "
+			    "be made durable: %s; they are written again",
 			flash->path, strerror(-error));
 	}
 	redo->tries++;
@@ -166,10 +166,10 @@ static void redo_read_done(struct flash_io *io, int result)
 
 	redo->is_waiting = false;
 	if (result < 0) {
-		redo_fail(io->flash, result, "cannot be made durable, nor be read again");
+		redo_fail(io->flash, result, "cannot be made durable or read again");
 	} else if (!redo_is_sound(redo)) {
 		redo_fail(io->flash, redo->error,
-			"cannot be made durable, and memory has lost what was to be written");
+			"cannot be made durable, and the data is no longer in memory");
 	} else {
 		redo_set_state(redo, FLASH_REDO_WRITE);
 	}

@@ -403,8 +403,8 @@ void flash_loss_text(const struct flash *flash, char *text, size_t bytes)
 			(unsigned long long)flash->damage.lost_records);
 	} else {
 		snprintf(text, bytes,
-			"%s: unless its server ended before it wrote there, the records from there "
-			"on are lost",
+			"%s: the records from there on are lost, unless its server ended "
+			"before it wrote them",
 			where);
 	}
 }
@@ -426,8 +426,9 @@ void flash_damage_tell(const struct flash *flash)
 	if (flash_has_loss(flash)) {
 		flash_loss_text(flash, loss, sizeof(loss));
 		log_warning("flash store '%s': its log %s; %s", flash->path, loss,
-			flash->is_read_only ? "it is served in its state before them"
-					    : "it continues without them, as requested");
+			flash->is_read_only ? "the store is served as it was before these records"
+					    : "the store is served without these records, as "
+					      "requested");
 	}
 	tell_holes(flash, &flash->damage.holes,
 		"cannot be read because their part of the map is lost; 'gmblock check --rebuild' "

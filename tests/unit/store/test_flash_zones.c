@@ -80,8 +80,8 @@ static void test_zones_that_do_not_suit_are_refused_with_the_reason(void **state
 	options.conventional_zones = ZONES;
 	expect_refusal(&options, 0, "has no zones for sequential writes");
 	options = zoned();
-	expect_refusal(
-		&options, 65536, "its zones have a capacity of 128 KiB, and each is a segment");
+	expect_refusal(&options, 65536,
+		"its zones have a capacity of 128 KiB, and each zone must be one segment");
 }
 
 static void write_block(struct world *world, uint64_t block, uint64_t tag)
