@@ -291,8 +291,8 @@ void shm_conn_established(struct shm_conn *conn)
 
 void shm_conn_opened(struct shm_conn *conn)
 {
-	/* An acceptor becomes OPEN even if its WELCOME is still queued, because the rings keep its
-	 * messages until the peer has WELCOME. */
+	/* An acceptor is OPEN before its WELCOME is sent: the rings keep its messages until then.
+	 */
 	if (list_is_empty(&conn->unsent)) {
 		shm_conn_established(conn);
 	}
@@ -794,8 +794,7 @@ static void shm_listener_close(struct clan_listener *base)
 
 	waiter_file_remove(base->queue->waiter, &listener->file);
 	clan_deadline_clear(&listener->retry);
-	/* Connections that wait in the backlog can contain descriptors of any kind, which can block
-	 * when they are closed. */
+	/* Connections in the backlog can contain descriptors that block when they are closed. */
 	dispose_socket(fd, geteuid(), clan_queue_is_passive(base->queue));
 	if (listener->path != NULL && stat(listener->path, &status) == 0 &&
 		status.st_dev == listener->device && status.st_ino == listener->inode) {

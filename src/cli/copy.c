@@ -73,7 +73,7 @@ struct job {
 static const char usage_text[] =
 	"Usage: gmblock copy [OPTION]... SOURCE TARGET\n"
 	"\n"
-	"Copies a disk. SOURCE and TARGET are each an NBD URI, a file, a block device, or - for\n"
+	"Copies a disk. SOURCE and TARGET are each a URI, a file, a block device, or - for\n"
 	"standard input or output. A target file is created or truncated.\n"
 	"\n";
 

@@ -3,6 +3,7 @@
 #include "client/client_private.h"
 
 #include <string.h>
+#include <strings.h>
 
 /* The supported protocols. The first one also reports what is wrong with a URI of an unknown
  * scheme. */
@@ -19,7 +20,7 @@ const struct carrier_ops *client_find_carrier(const char *uri)
 
 	for (size_t i = 0; i < ARRAY_COUNT(carriers); i++) {
 		for (const char *const *scheme = carriers[i]->schemes; *scheme != NULL; scheme++) {
-			if (strlen(*scheme) == bytes && strncmp(uri, *scheme, bytes) == 0) {
+			if (strlen(*scheme) == bytes && strncasecmp(uri, *scheme, bytes) == 0) {
 				return carriers[i];
 			}
 		}

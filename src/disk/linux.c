@@ -528,18 +528,6 @@ uint64_t disk_room(int fd)
 		       : UINT64_MAX;
 }
 
-void disk_set_random(int fd)
-{
-	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
-}
-
-void disk_drop_cache(int fd, uint64_t offset, uint64_t length)
-{
-	(void)sync_file_range(fd, (off_t)offset, (off_t)length,
-		SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
-	(void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
-}
-
 /* --- alignment of direct I/O --------------------------------------------------------------- */
 
 /* Tries to read with exactly this alignment. Returns whether the kernel accepts it: only -EINVAL

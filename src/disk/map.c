@@ -246,3 +246,17 @@ bool disk_map_peek(struct disk_map *map, uint64_t offset, void *bytes, size_t co
 	}
 	return pread(map->fd, bytes, count, (off_t)offset) == (ssize_t)count;
 }
+
+/* --- the page cache of a file -------------------------------------------------------------- */
+
+void disk_set_random(int fd)
+{
+	(void)posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+}
+
+void disk_drop_cache(int fd, uint64_t offset, uint64_t length)
+{
+	(void)sync_file_range(fd, (off_t)offset, (off_t)length,
+		SYNC_FILE_RANGE_WAIT_BEFORE | SYNC_FILE_RANGE_WRITE | SYNC_FILE_RANGE_WAIT_AFTER);
+	(void)posix_fadvise(fd, (off_t)offset, (off_t)length, POSIX_FADV_DONTNEED);
+}

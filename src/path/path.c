@@ -25,9 +25,8 @@ struct path {
 	uint32_t placed_count;	       /* number of pool streams that use requesters' memory */
 	struct list_node streams_free; /* streams that were used before and are free now */
 	struct path_admission admission;
-	uint64_t replaced_bytes; /* bytes that the request in pump() has just returned */
-	/* number of requests in flight for which a reactor should not spin */
-	uint32_t slow_count;
+	uint64_t replaced_bytes;  /* bytes that the request in pump() has just returned */
+	uint32_t slow_count;	  /* requests in flight for which a reactor should not spin */
 	struct path_trace *trace; /* NULL: single requests are not recorded */
 };
 
@@ -304,8 +303,7 @@ static struct path_stream *part_open(struct path *path, struct path_request *req
 		stream = stream_place(path, request, &range, &bytes);
 	} else if (unlikely(request->arena != path->ram) && !device_may(request)) {
 		if ((request->memory_rights & ~request->device_rights) == 0) {
-			/* Only the copied_bytes need RAM. The data behind them can use device
-			 * memory. */
+			/* Only copied_bytes need RAM; the rest can use device memory. */
 			bytes = MIN(
 				bytes, align_up(range.offset + request->copied_bytes, SPLIT_ALIGN) -
 					       range.offset);
@@ -828,8 +826,7 @@ static void serve(struct path_request *request)
 	} else if (request->op == STORE_READ || request->placement != NULL) {
 		pump(request);
 		if (request->whole && path_is_stalled(request)) {
-			/* the session can now send other replies first */
-			request->progress(request);
+			request->progress(request); /* other replies can now be sent first */
 		}
 	} else { /* for a write, the session calls path_write_open() again */
 		request->progress(request);
@@ -904,8 +901,7 @@ void path_fragment_sent(const struct path_fragment *fragment)
 	stream_put(stream);
 	if (request->error == 0 && !request->abandoned &&
 		request->started_bytes < request->length) {
-		/* The request takes its last buffer again for the next part, because its reply must
-		 * not be interrupted. */
+		/* The reply must not be interrupted, so the next part gets the last buffer. */
 		if (request->ascending && request->streams_live == 0) {
 			request->path->replaced_bytes = bytes;
 		}

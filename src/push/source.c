@@ -563,12 +563,10 @@ void push_source_tick(struct push_session *session)
 	uint64_t now_ns = ring_batch_ns(session->base.engine->ring);
 
 	if (session->source->rate > 0 || session->source->nbd != NULL) {
-		/* counts as progress: the job waits for its rate limit or destination, and is not
-		 * idle */
+		/* counts as progress: the job waits for its rate limit or destination */
 		session->base.progress_ns = now_ns;
 	}
-	/* Silence does not count here: before the connection exists there is no peer, and for a
-	 * destination without push libgmblock detects silence itself. */
+	/* Without a connection there is no peer yet; over NBD libgmblock detects silence itself. */
 	if (session->source->uri != NULL || session->source->nbd != NULL) {
 		session->heard_ns = now_ns;
 	}

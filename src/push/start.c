@@ -91,7 +91,8 @@ static const char *may_push(const struct push_session *session, const struct exp
 		return "the address of the destination is not numeric";
 	}
 	if (scope == PUSH_SCOPE_LOCAL) {
-		return "this server pushes only to Unix sockets, because it does not listen on a ";
+		return "this server pushes only to Unix sockets, because it has no push:// "
+		       "address";
 	}
 	if (scope != PUSH_SCOPE_NETWORK && !address_is_loopback(address)) {
 		return "a push over the network is not encrypted: this server needs a push:// "

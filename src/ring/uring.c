@@ -506,8 +506,7 @@ static int uring_turn(struct ring *ring, bool wait, uint64_t limit_ns)
 	struct ring_op *op;
 	int count = 0;
 
-	/* Skips the system call if there is deferred work, but only a few times in a row, because
-	 * the kernel's own deferred work has to wait meanwhile. */
+	/* Skips the system call only a few times in a row: the kernel's deferred work must run. */
 	if (ring->deferred.head != NULL && ring->skipped < ENTERS_SKIPPED_MAX) {
 		ring->skipped++;
 	} else {

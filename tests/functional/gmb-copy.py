@@ -58,6 +58,10 @@ class Copies(support.Case):
             self.assertRegex(line, "^opened ")
         return output[len(opens):]
 
+    def test_the_case_of_a_scheme_does_not_matter(self):
+        uri = self.serve("a=memory:1M").uri
+        self.assertEqual(self.run_gmblock("info", uri.replace("gmb+unix", "GMB+Unix"))[0], 0)
+
     def results(self, uris, *copies):
         """(result, copied) of each, made one after the other, and bytes by the way of client b."""
         lines = self.drive(uris, *[line for copy in copies for line in ("copy " + copy, "wait")],

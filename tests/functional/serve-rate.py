@@ -71,7 +71,7 @@ class Rate(support.Case):
         self.check_work(server.uri, moved=4 * MIB)
         _, output, _ = self.run_gmblock("stats", self.control)
         self.assertRegex(output, r"Limit on the data rate: 4\.194 MB/s\n  Requests delayed by the rate limit: [0-9]+\n"
-                                 r"  Sum of the delays by the rate limit: ")
+                                 r"  Total delay of requests by the rate limit: ")
         self.assertEqual(server.stop()[0], 0)
 
     def test_gmb(self):
