@@ -667,8 +667,7 @@ static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 			shm_accept_one(listener, fd);
 		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
 			   errno == ENOMEM) {
-			/* The listener stays readable, which would cause a busy loop. Try again
-			 * later, when descriptors might be free. */
+			/* The listener stays readable; waiting for it would be a busy loop. */
 			waiter_file_events(listener->listener.queue->waiter, file, 0);
 			clan_deadline_set(listener->listener.queue, &listener->retry,
 				ACCEPT_RETRY_MS * NS_PER_MS);
