@@ -73,8 +73,8 @@ union prov_address {
 int prov_getinfo(uint32_t version, const char *node, const char *service, uint64_t flags,
 	const struct fi_info *hints, struct fi_info **info_out);
 
-/* Returns a copy of info with other addresses; either can be NULL. Returns NULL if there is no
- * memory. */
+/* Returns a copy of info with these addresses. src, dest: NULL to leave out the address.
+ * Returns NULL if there is no memory. */
 struct fi_info *prov_info_with(
 	const struct fi_info *info, const union prov_address *src, const union prov_address *dest);
 

@@ -26,7 +26,7 @@
 #include "sockets/sockets.h"
 
 #ifndef TCP_ULP
-#define TCP_ULP 31 /* missing in the headers of the oldest supported system */
+#define TCP_ULP 31 /* missing in the headers of old C libraries */
 #endif
 
 enum { ARGUMENTS_MAX = 4096, OPTION_WAIT_MS = 100 };

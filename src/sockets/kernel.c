@@ -17,7 +17,7 @@
 #include "base/bytes.h"
 #include "sockets/kernel.h"
 
-/* Missing in the headers of the oldest supported system. */
+/* Missing in the headers before Linux 4.18 (TCP_INQ) and 4.13 (TCP_ULP). */
 #ifndef TCP_INQ
 #define TCP_INQ 36
 #endif

@@ -163,7 +163,7 @@ bool tls_kernel_is_wanted(enum tls_records records, int fd);
 /*
  * Hands the session's records over to the kernel. The handshake is complete, its last byte was
  * sent, and nothing was received beyond it. keys: with the stored secrets; wiped in any case.
- * error: receives the description of later failures, and must exist as long as the layer.
+ * error: receives the description of later failures, and must exist as long as *kernel_out.
  * Afterwards the session is unusable, and the caller frees it.
  *
  * -EOPNOTSUPP: the kernel does not accept these keys. Nothing was sent, and the session can

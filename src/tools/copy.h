@@ -97,7 +97,7 @@ struct copy_end_options {
 	const char *text; /* URI, path or "-" */
 	bool target;
 	bool direct;	      /* files and devices: bypass the page cache */
-	uint32_t connections; /* remote: 0 = chosen by the server's address */
+	uint32_t connections; /* remote: 0 = the default */
 };
 
 /* Returns the kind of end that the text names, without opening it. */

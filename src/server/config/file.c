@@ -115,7 +115,7 @@ static int read_access_rule(void *context, const struct config_node *node,
 		      : server_access_add(context, &rule, config_yaml_origin(node, origin), error);
 }
 
-/* Rejects an empty list, because it would surprise its author: no client would have access. */
+/* Rejects an empty list: it would count as no list, but its author may want to deny all access. */
 static int read_access(
 	const struct config_node *list, struct server_access *access, struct error *error)
 {

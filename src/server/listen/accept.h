@@ -5,10 +5,10 @@
  * their connections stay there. Enforces the server's connection limits, in total and per peer.
  *
  * Threading: create, adopt and destroy on the main thread; start and stop on any thread (they post
- * a message); everything else runs on the first reactor's thread. Ownership: borrows the reactors.
- * Borrows the listeners during acceptor_create(), which fills in ports; their descriptors must stay
- * open until stopped() was called. Errors: a failed accept is logged, with a rate limit; if
- * descriptors or memory are used up, that socket pauses for a moment.
+ * a message); everything else runs on the first reactor's thread. Ownership: borrows the reactors,
+ * and the listeners until acceptor_start(); the listeners' descriptors must stay open until
+ * stopped() was called. acceptor_create() fills in their ports. Errors: a failed accept is logged,
+ * with a rate limit, and its socket pauses for a moment, unless only the new connection is lost.
  */
 #pragma once
 
