@@ -165,7 +165,9 @@ int gmb_queue_release(struct gmb_queue *queue)
 int gmb_queue_acquire(struct gmb_queue *queue, struct gmb_error *error)
 {
 	struct error reason = { 0 };
-	int err = queue->ring != NULL ? error_set(&reason, -EBUSY, "the queue was not released")
+	int err = queue->ring != NULL ? error_set(&reason, -EBUSY,
+						"another thread still owns the queue; it "
+						"must call gmb_queue_release() first")
 				      : ring_create_for(queue, &reason);
 
 	if (err != 0) {

@@ -121,9 +121,9 @@ static const struct row {
 } rows[] = {
 	{ "time of the read", "us", "time_us", value_time },
 	{ "first chunk in memory after", "us", "first_us", value_first },
-	{ "data in memory at 25 % of the time", "%", "arrived_25", value_arrived_25 },
-	{ "data in memory at 50 % of the time", "%", "arrived_50", value_arrived_50 },
-	{ "data in memory at 75 % of the time", "%", "arrived_75", value_arrived_75 },
+	{ "data in memory after 25 % of the time", "%", "arrived_25", value_arrived_25 },
+	{ "data in memory after 50 % of the time", "%", "arrived_50", value_arrived_50 },
+	{ "data in memory after 75 % of the time", "%", "arrived_75", value_arrived_75 },
 	{ "chunks seen before completion", "%", "early", value_early },
 	{ "streams", "", "streams", value_streams },
 	{ "  chunks in the largest stream", "%", "largest_stream", value_largest },

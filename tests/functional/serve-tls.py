@@ -207,8 +207,8 @@ exports:
                                   f"listen: [{{{keys}}}]\n")
             self.check_refused(["serve", "--config", path], 2, f"{path}:2: ", *fragments)
 
-        address("uri: nbds://localhost, tls: on", "requires TLS, but tls does not", "leave out tls")
-        address("uri: nbds://localhost, tls: off", "requires TLS, but tls does not", "leave out tls")
+        address("uri: nbds://localhost, tls: on", "requires TLS, but its key tls does not", "remove the key")
+        address("uri: nbds://localhost, tls: off", "requires TLS, but its key tls does not", "remove the key")
         address("uri: nbd://localhost, tls-psk: x", "does not use TLS", "tls: require")
         address("uri: gmb://localhost, tls: require", "has no TLS")
 

@@ -97,7 +97,9 @@ static int finish_listen(
 	}
 	if (entry->uri.tls && (own & BIT(KEY_MODE)) != 0 && tls->mode != TLS_REQUIRE) {
 		return error_set(error, -EINVAL,
-			"%s: %s requires TLS, but tls does not; leave out tls, or write nbd",
+			"%s: %s requires TLS, but its key tls does not; remove the key, or write "
+			"the "
+			"URI with nbd instead of nbds",
 			entry->origin, entry->text);
 	}
 	if (entry->uri.tls) {
