@@ -164,7 +164,7 @@ int tls_client_create_for_place(const struct place *place, tls_client_explain *e
 	return err;
 }
 
-/* With TLS 1.2 and a pre-shared key, only DHE-PSK has both AES-GCM and forward secrecy. */
+/* With TLS 1.2 and a pre-shared key, GnuTLS has AES-GCM with forward secrecy only for DHE-PSK. */
 #define DRIVER_PRIORITY                                                                            \
 	"-VERS-ALL:+VERS-TLS1.2:-CIPHER-ALL:+AES-128-GCM:+AES-256-GCM:+CHACHA20-"                  \
 	"POLY1305:" TLS_PRIORITY_GROUPS
