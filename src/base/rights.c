@@ -10,16 +10,11 @@
 _Static_assert(RIGHTS_CONTROL_BYTES >= CMSG_SPACE(RIGHTS_MAX * sizeof(int)),
 	"the kernel must not have to close descriptors that do not fit");
 
-bool rights_permit(int fd, bool may_come)
-{
-	const int value = may_come;
-
-	return setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &value, sizeof(value)) == 0;
-}
-
 void rights_refuse(int fd)
 {
-	(void)rights_permit(fd, false);
+	const int off = 0;
+
+	(void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
 }
 
 bool rights_may_come(int fd)

@@ -24,10 +24,6 @@ enum {
 /* Makes a socket refuse descriptors from now on. Connections made later to a listener also refuse
  * them. No effect on sockets that are not Unix sockets, and on kernels before 6.16. */
 void rights_refuse(int fd);
-/* Makes a Unix socket permit or refuse descriptors from now on; the peer's sendmsg() fails with
- * EPERM while they are refused. Connections made later to a listener begin like the listener.
- * Returns false if the kernel cannot refuse descriptors: it then permits them. */
-bool rights_permit(int fd, bool may_come);
 /* Returns whether descriptors can arrive: fd is a Unix socket that has not refused them from the
  * beginning of its connection. */
 bool rights_may_come(int fd);

@@ -31,8 +31,7 @@ struct owner {
 	uid_t uid;
 	struct list_node doubtful; /* work in doubt (see work.h) that is not yet running */
 	uint32_t running;
-	uint32_t fd_count;  /* the user's descriptors that are not yet closed */
-	uint32_t end_count; /* sockets of ours that wait and belong to a stranger's connections */
+	uint32_t fd_count; /* the user's descriptors that are not yet closed */
 };
 
 /* The workers of the process. They are started on demand and exit after IDLE_MS without work. */
@@ -43,11 +42,11 @@ static struct {
 	struct list_node owners; /* in round-robin order */
 	struct owner unknown;	 /* shared by owners for which no record could be allocated */
 	uint32_t running;
-	uint32_t idle;	    /* idle workers that have not been signalled */
-	uint32_t woken;	    /* workers that were signalled and have not woken yet */
-	uint32_t in_doubt;  /* workers that run work that might never end */
-	uint32_t fd_count;  /* sum of all owners' fd_count */
-	uint32_t end_count; /* sum of all owners' end_count */
+	uint32_t idle;	   /* idle workers that have not been signalled */
+	uint32_t woken;	   /* workers that were signalled and have not woken yet */
+	uint32_t in_doubt; /* workers that run work that might never end */
+	uint32_t fd_count; /* sum of all owners' fd_count */
+	uint32_t end_count;
 	bool fork_watched;
 } workers = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -99,8 +98,7 @@ static struct owner *owner_get(uid_t uid)
 /* Frees the record if the owner has neither work nor descriptors. */
 static void owner_look(struct owner *owner)
 {
-	if (owner->running == 0 && owner->fd_count == 0 && owner->end_count == 0 &&
-		list_is_empty(&owner->doubtful)) {
+	if (owner->running == 0 && owner->fd_count == 0 && list_is_empty(&owner->doubtful)) {
 		list_remove(&owner->node);
 		if (owner != &workers.unknown) {
 			free(owner);
@@ -161,7 +159,6 @@ static void work_after_fork_in_child(void)
 		list_init(&owner->doubtful);
 		owner->running = 0;
 		owner->fd_count = 0;
-		owner->end_count = 0;
 		owner_look(owner);
 	}
 	workers.wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
@@ -345,7 +342,6 @@ void work_finish(struct work_results *results)
 
 _Static_assert(DISPOSE_OF_OWNER_MAX >= DISPOSE_FDS_MAX && DISPOSE_ALL_MAX > DISPOSE_OF_OWNER_MAX,
 	"one owner can pass all descriptors of a message and leaves slots to others");
-_Static_assert(DISPOSE_ENDS_MAX > DISPOSE_ENDS_OF_OWNER_MAX, "one owner leaves ends to others");
 
 struct disposal_work {
 	struct work work;
@@ -434,7 +430,7 @@ static bool is_without_files(int fd)
 		}
 		(void)!recv(fd, &byte, sizeof(byte), MSG_DONTWAIT);
 	}
-	return !rights_may_come(fd);
+	return false;
 }
 
 static void dispose_now(const struct disposal *disposal)
@@ -458,10 +454,7 @@ static void count_more(const struct disposal *disposal)
 {
 	pthread_mutex_lock(&workers.lock);
 	if (disposal->is_end) {
-		if (rights_is_stranger(disposal->owner)) {
-			owner_get(disposal->owner)->end_count++;
-			workers.end_count++;
-		}
+		workers.end_count++;
 	} else {
 		owner_get(disposal->owner)->fd_count += disposal->fd_count;
 		workers.fd_count += disposal->fd_count;
@@ -474,21 +467,18 @@ static void count_more(const struct disposal *disposal)
 static void count_less(const struct disposal *disposal)
 {
 	uint32_t count = disposal->fd_count;
-	struct owner *owner;
 
 	pthread_mutex_lock(&workers.lock);
-	owner = owner_find(disposal->owner);
-	owner = owner != NULL ? owner : &workers.unknown;
 	if (disposal->is_end) {
-		/* nothing is subtracted for root and our own user, whose ends are not counted */
-		count = MIN(owner->end_count, 1U);
-		owner->end_count -= count;
-		workers.end_count -= MIN(workers.end_count, count);
+		workers.end_count -= MIN(workers.end_count, 1U);
 	} else {
+		struct owner *owner = owner_find(disposal->owner);
+
+		owner = owner != NULL ? owner : &workers.unknown;
 		owner->fd_count -= MIN(owner->fd_count, count);
 		workers.fd_count -= MIN(workers.fd_count, count);
+		owner_look(owner);
 	}
-	owner_look(owner);
 	pthread_mutex_unlock(&workers.lock);
 }
 
@@ -511,43 +501,14 @@ bool dispose_has_room(uid_t uid)
 	return has_room;
 }
 
-/* Returns how many ends each user may have at present. Called under the lock. */
-static uint32_t ends_of_owner_max(void)
+bool dispose_ends_have_room(void)
 {
-	uint32_t left = DISPOSE_ENDS_MAX - MIN(workers.end_count, (uint32_t)DISPOSE_ENDS_MAX);
-
-	return MIN(left, (uint32_t)DISPOSE_ENDS_OF_OWNER_MAX);
-}
-
-bool dispose_ends_have_room(uid_t uid)
-{
-	const struct owner *owner;
-	bool has_room;
-
-	if (!rights_is_stranger(uid)) {
-		return true;
-	}
-	pthread_mutex_lock(&workers.lock);
-	owner = owner_find(uid);
-	has_room = (owner == NULL ? 0 : owner->end_count) < ends_of_owner_max();
-	pthread_mutex_unlock(&workers.lock);
-	return has_room;
-}
-
-bool dispose_may_accept(int listener)
-{
-	bool is_used_up = false;
 	bool has_room;
 
 	pthread_mutex_lock(&workers.lock);
-	list_for_each(node, &workers.owners)
-	{
-		is_used_up = is_used_up ||
-			     list_entry(node, struct owner, node)->end_count >= ends_of_owner_max();
-	}
 	has_room = workers.end_count < DISPOSE_ENDS_MAX;
 	pthread_mutex_unlock(&workers.lock);
-	return rights_permit(listener, !is_used_up) || has_room;
+	return has_room;
 }
 
 /* Returns whether all descriptors are memory files. Closing these never blocks, so the worker

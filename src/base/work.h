@@ -63,11 +63,7 @@ enum {
 	 * message (up to 253), because room is checked before it is received. */
 	DISPOSE_OF_OWNER_MAX = 512,
 	DISPOSE_ALL_MAX = 2048,
-	/* Limits for sockets of ours that are not yet closed and may contain such descriptors. A
-	 * user can have DISPOSE_ENDS_OF_OWNER_MAX sockets, but never more than are still free of
-	 * DISPOSE_ENDS_MAX. Sockets of connections of root and our own user are not counted. Both
-	 * limits can be exceeded by the connections that exist when a user reaches its limit. */
-	DISPOSE_ENDS_OF_OWNER_MAX = 256,
+	/* Limit for sockets of ours that are not yet closed and may contain such descriptors. */
 	DISPOSE_ENDS_MAX = 1024,
 };
 struct disposal {
@@ -93,12 +89,5 @@ void dispose_end(int fd, uid_t owner);
 void dispose_socket(int fd, uid_t owner, bool in_caller);
 /* Returns whether the limits allow receiving a message with descriptors from this user now. */
 bool dispose_has_room(uid_t owner);
-/* Returns whether the limits allow keeping a connection of this user that can carry descriptors. A
- * new connection of a user without room is to be closed. */
-bool dispose_ends_have_room(uid_t owner);
-/* Returns whether a connection may be accepted now at a listening Unix socket whose connections
- * carry descriptors. Call it before each accept. While a user has no room, connections made to the
- * listener refuse descriptors, so closing them costs no end; call rights_permit() for a connection
- * that is kept. Kernels before 6.16 cannot refuse descriptors: the result is then false while
- * DISPOSE_ENDS_MAX is reached, and the caller has to try again later. */
-bool dispose_may_accept(int listener);
+/* Returns whether the limit allows accepting a connection that can carry descriptors now. */
+bool dispose_ends_have_room(void);

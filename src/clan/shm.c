@@ -584,13 +584,11 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 	}
 	result = shm_conn_start(conn, fd);
 	if (result == 0) {
-		if (!may_connect(conn)) {
-			result = -EACCES;
-		} else if (rights_is_stranger(conn->conn.peer.uid) &&
-			   !(dispose_has_room(conn->conn.peer.uid) &&
-				   dispose_ends_have_room(conn->conn.peer.uid))) {
-			result = -EDQUOT;
-		}
+		result = !may_connect(conn) ? -EACCES
+			 : rights_is_stranger(conn->conn.peer.uid) &&
+					 !dispose_has_room(conn->conn.peer.uid)
+				 ? -EDQUOT
+				 : 0;
 		if (result != 0) {
 			waiter_file_remove(queue->waiter, &conn->file);
 		}
@@ -604,7 +602,6 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 				  "descriptors that are not yet closed; reconnect later"
 				: strerror(-result));
 	}
-	(void)rights_permit(fd, true); /* the listener might have refused them */
 	*conn_out = &conn->conn;
 	return 0;
 }
@@ -655,14 +652,17 @@ static void shm_accept_one(struct shm_listener *listener, int fd)
 static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 {
 	struct shm_listener *listener = container_of(file, struct shm_listener, file);
-	int fd;
 
 	GMB_UNUSED(events);
 	for (int i = 0; i < ACCEPT_MAX; i++) {
-		errno = EMFILE; /* rejected peers can also have sent descriptors */
-		fd = !dispose_may_accept(file->fd)
-			     ? -1
-			     : accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		int fd = -1;
+
+		/* Even a peer that is rejected can have sent descriptors, so accept only if there
+		 * is room to dispose of its socket. */
+		errno = EMFILE;
+		if (dispose_ends_have_room()) {
+			fd = accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+		}
 		if (fd >= 0) {
 			shm_accept_one(listener, fd);
 		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||

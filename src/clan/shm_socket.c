@@ -29,9 +29,6 @@ enum {
 #define IN_FLIGHT_TEXT                                                                             \
 	"the sender's user has more descriptors in flight than its limit on open files "           \
 	"(RLIMIT_NOFILE) allows"
-#define NOT_PERMITTED_TEXT                                                                         \
-	"the peer accepts no descriptors at present (its clients have sent too many that are not " \
-	"yet closed), or a security module forbids sending them"
 
 _Static_assert(sizeof(struct shm_hello) + CLAN_HELLO_BYTES_MAX <= SHM_SOCKET_MESSAGE_MAX,
 	"the largest message");
@@ -56,8 +53,7 @@ struct unsent {
 	uint8_t message[];
 };
 
-/* Sends a message. Returns 0, -EAGAIN, -ETOOMANYREFS, -EPERM (the peer refuses descriptors, see
- * dispose_may_accept()) or another negative errno. */
+/* Sends a message. Returns 0, -EAGAIN, -ETOOMANYREFS or another negative errno. */
 static int shm_socket_transmit(const struct shm_conn *conn, const struct iovec *iov,
 	uint32_t iov_count, const int *fds, uint32_t fd_count)
 {
@@ -123,18 +119,10 @@ void shm_unsent_drop(struct shm_conn *conn)
 
 void shm_unsent_give_up(struct shm_conn *conn)
 {
-	const char *text = conn->unsent_status == -EPERM ? NOT_PERMITTED_TEXT : IN_FLIGHT_TEXT;
-
 	if (conn->conn.state == CLAN_OPEN && conn->own_fd >= 0) {
-		shm_send_refused(conn, conn->unsent_status, text);
+		shm_send_refused(conn, -ETOOMANYREFS, IN_FLIGHT_TEXT);
 	}
-	shm_conn_end(conn, conn->unsent_status, text);
-}
-
-/* Returns whether the kernel rejected descriptors that it might take later. */
-static bool is_rejected_for_now(int result)
-{
-	return result == -ETOOMANYREFS || result == -EPERM;
+	shm_conn_end(conn, -ETOOMANYREFS, IN_FLIGHT_TEXT);
 }
 
 /* Sends the queued messages in order, until one cannot be sent. Gives up at unsent_until_ns. */
@@ -148,8 +136,7 @@ void shm_send_again(struct clan_deadline *deadline)
 		struct iovec iov = { .iov_base = unsent->message, .iov_len = unsent->bytes };
 		int result = shm_socket_transmit(conn, &iov, 1, unsent->fds, unsent->fd_count);
 
-		if (is_rejected_for_now(result) || result == -EAGAIN) {
-			conn->unsent_status = result == -EAGAIN ? conn->unsent_status : result;
+		if (result == -ETOOMANYREFS || result == -EAGAIN) {
 			if (clock_now_ns() < conn->unsent_until_ns) {
 				clan_deadline_set(conn->conn.queue, deadline, RESEND_NS);
 			} else {
@@ -194,8 +181,7 @@ static int shm_socket_send_message(struct shm_conn *conn, enum shm_socket_type t
 		return shm_socket_keep(conn, iov, iov_count, fds, fd_count);
 	}
 	result = shm_socket_transmit(conn, iov, iov_count, fds, fd_count);
-	if (fd_count > 0 && is_rejected_for_now(result)) {
-		conn->unsent_status = result;
+	if (result == -ETOOMANYREFS) {
 		return shm_socket_keep(conn, iov, iov_count, fds, fd_count);
 	}
 	return result == -EAGAIN ? -ENOBUFS : result; /* no event reports room in the socket */

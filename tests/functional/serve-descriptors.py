@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import resource
-import signal
 import socket
 import struct
 import subprocess
@@ -28,7 +27,6 @@ SO_PASSRIGHTS = 83
 FLOODER = 64990
 FLOODS, MESSAGES, FILES = 40, 16, 253
 OPEN_FILES = 2048  # of the server: fewer than the flood
-ENDS = 1100  # more than all users together may leave to be closed (DISPOSE_ENDS_MAX)
 
 
 def give(sock, data, peers, more=(), flags=0):
@@ -59,54 +57,18 @@ def program_environment():
     return dict(os.environ, LD_PRELOAD=NO_PASSRIGHTS) if NO_PASSRIGHTS else dict(os.environ)
 
 
-def become_another_user():
+def flood(path):
+    """Another user, who says so when everything was sent, and stays."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # so many may be in flight
     os.setgid(FLOODER)
     os.setuid(FLOODER)
-
-
-def connect(path):
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    sock.connect(path)
-    sock.setblocking(False)
-    return sock
-
-
-def flood_with_ends(path):
-    """Another user, whose connections leave files to be closed. The first ones close in an hour."""
-    become_another_user()
-    peers = []
-    senders = [connect(path) for _ in range(ENDS)]
-    for count, sender in enumerate(senders):
-        sender.send(b"xx")  # which ends the connection
-        if count < 4:
-            # SO_LINGER is switched off in a socket that is received, but not in one within another.
-            outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            give(inner, b"x", peers)
-            inner.close()
-            socket.send_fds(sender, [b"x"], [outer.fileno()])
-            outer.close()
-        else:
-            socket.send_fds(sender, [b"x"], [sys.stderr.fileno()])
-    print("sent", flush=True)
-    sys.stdin.readline()
-    with connect(path) as late:
-        try:
-            socket.send_fds(late, [b"x"], [sys.stderr.fileno()])
-            print("sent", flush=True)
-        except PermissionError:
-            print("refused", flush=True)
-    sys.stdin.read()
-
-
-def flood(path):
-    """Another user, who says so when everything was sent, and stays."""
-    become_another_user()
     peers, senders = [], []
     null = os.open("/dev/null", os.O_RDONLY)
     for _ in range(FLOODS):
-        sock = connect(path)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sock.connect(path)
+        sock.setblocking(False)
         senders.append(sock)
         for _ in range(MESSAGES):
             give(sock, b"x", peers, (FILES - 1) * [null])
@@ -145,43 +107,6 @@ class Descriptors(support.Case):
             code, errors = server.stop()
             self.assertEqual(code, 0)
             self.assertNotIn("cannot accept connections", errors)
-
-    @unittest.skipIf(os.getuid() != 0, "another user is needed")
-    @unittest.skipUnless(are_refused(), "before Linux 6.16 the doors are shut, as files cannot be refused")
-    def test_a_flood_of_connections(self):
-        """One user leaves more connections to be closed than all may; others connect nevertheless."""
-        for scheme in ("gmb+unix", "push+unix"):
-            os.chmod(self.folder, 0o755)
-            server = self.start(
-                "memory:1M", "--listen", f"{scheme}:///?socket={self.path('ends-' + scheme)}",
-                "--listen", f"gmb+unix:///?socket={self.path('gmb-' + scheme)}", "--threads", "1",
-                uri_count=2, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE,
-                                                                   (OPEN_FILES, OPEN_FILES)))
-            path = self.path("ends-" + scheme)
-            os.chmod(path, 0o777)
-            before = self.files_of(server)
-            server.process.send_signal(signal.SIGSTOP)  # until everything was sent
-            with subprocess.Popen([sys.executable, __file__, "--flood-with-ends", path],
-                                  stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
-                try:
-                    self.assertEqual(stranger.stdout.readline(), b"sent\n")
-                    server.process.send_signal(signal.SIGCONT)
-                    # What belongs to the first one is open until its sender ends.
-                    self.wait_for(lambda: self.files_of(server) >= before + ENDS - 4)
-                    stranger.stdin.write(b"\n")
-                    stranger.stdin.flush()
-                    self.assertEqual(stranger.stdout.readline(), b"refused\n")
-                    for uri in server.uris if scheme == "gmb+unix" else server.uris[1:]:
-                        status, _, errors = self.run_gmblock("info", uri)
-                        self.assertEqual((status, errors), (0, ""))
-                    self.assertGreaterEqual(self.files_of(server), before + ENDS - 4)
-                finally:
-                    server.process.send_signal(signal.SIGCONT)
-                    stranger.stdin.close()
-            self.wait_for(lambda: self.files_of(server) < before + 100)
-            code, errors = server.stop()
-            self.assertEqual(code, 0)
-            self.assertNotIn("pausing connections", errors)
 
     def check_nobody_waits(self, path, uri, control, flags):
         """A file that takes an hour to close is sent, and a client of the same reactor is served."""
@@ -280,7 +205,5 @@ class Descriptors(support.Case):
 if __name__ == "__main__":
     if sys.argv[1] == "--flood":
         flood(sys.argv[2])
-    elif sys.argv[1] == "--flood-with-ends":
-        flood_with_ends(sys.argv[2])
     else:
         support.main()

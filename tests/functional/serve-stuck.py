@@ -109,7 +109,7 @@ class Stuck(support.Case):
         self.assertIn("the first thread of the server does not answer: a disk may hang", errors)
         code, _, errors = self.run_gmblock("upgrade", self.path("control"))
         self.assertEqual(code, 1)
-        self.assertIn("does not answer", errors)
+        self.assertIn("has not responded since the previous upgrade", errors)
         os.close(go_on)
         self.client.receive(16) # that the bytes were written
         with nbdmini.open_export(server.uri) as client:

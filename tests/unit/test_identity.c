@@ -118,7 +118,7 @@ static void test_texts_that_are_refused(void **state)
 		{ IDENTITY_CERT_DN, "CN=#0c8141", "BER" },
 		{ IDENTITY_CERT_DN, "CN=#0c810141", "BER" },
 		{ IDENTITY_CERT_DN, "CN=#020141", "BER" },
-		{ IDENTITY_CERT_DN, "CN=#0c0141x", "follows" },
+		{ IDENTITY_CERT_DN, "CN=#0c0141x", "after a hexadecimal value" },
 		{ IDENTITY_CERT_DNS, "*.example", "wildcard" },
 		{ IDENTITY_CERT_DNS, "a.example.", "dot" },
 		{ IDENTITY_CERT_DNS, "m\xc3\xbcller.example", "A-labels" },

@@ -17,12 +17,10 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
-#include "base/rights.h"
 #include "base/work.h"
 
 enum { ALICE = 1001, BOB, CAROL, DAVE /* and those behind */ };
@@ -177,7 +175,7 @@ static void who_comes_last_has_room(void **state)
 	/* Which is no matter of those who are no strangers. */
 	assert_true(dispose_has_room(geteuid()));
 	assert_true(dispose_has_room(0));
-	assert_true(dispose_ends_have_room(ALICE));
+	assert_true(dispose_ends_have_room());
 	crowd_end(&crowd);
 	while (!dispose_has_room(DAVE)) {
 		sched_yield();
@@ -301,102 +299,6 @@ static void what_a_socket_holds_is_closed(void **state)
 	what_was_not_received_is_closed(SOCK_STREAM, MSG_OOB);
 }
 
-static int open_listener(void)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-
-	assert_true(fd >= 0);
-	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(sa_family_t)), 0);
-	assert_int_equal(listen(fd, 1), 0);
-	return fd;
-}
-
-/* Returns how many ends the user took, which is all that it can have. */
-static int take_ends(uid_t user)
-{
-	int count = 0;
-
-	for (; dispose_ends_have_room(user); count++) {
-		dispose_end(open_null(), user);
-	}
-	return count;
-}
-
-/* Whatever one user, or several, have left to be closed, others have some ends as well. */
-static void one_user_leaves_ends_to_others(void **state)
-{
-	enum { USERS = 2 * DISPOSE_ENDS_MAX / DISPOSE_ENDS_OF_OWNER_MAX };
-	int listener = open_listener();
-	struct crowd crowd;
-	int count;
-
-	crowd_begin(&crowd);
-	assert_int_equal(take_ends(ALICE), DISPOSE_ENDS_OF_OWNER_MAX);
-	for (uid_t user = DAVE; user < DAVE + USERS; user++) {
-		count = take_ends(user);
-		assert_true(count > 0 && count <= DISPOSE_ENDS_OF_OWNER_MAX);
-	}
-	assert_true(take_ends(BOB) > 0);
-	for (int i = 0; i < DISPOSE_ENDS_MAX; i++) { /* those of our own are not counted */
-		dispose_end(open_null(), geteuid());
-	}
-	assert_true(take_ends(CAROL) > 0);
-	assert_true(dispose_ends_have_room(geteuid()));
-	assert_true(dispose_ends_have_room(0));
-	assert_true(dispose_may_accept(listener));
-	crowd_end(&crowd);
-	while (!dispose_ends_have_room(ALICE)) {
-		sched_yield();
-	}
-	close(listener);
-}
-
-/* Returns whether a new connection to the listener carries descriptors. */
-static bool carries_files(int listener)
-{
-	struct sockaddr_un address;
-	socklen_t length = sizeof(address);
-	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	bool carries;
-	int end;
-
-	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &length), 0);
-	assert_int_equal(connect(fd, (struct sockaddr *)&address, length), 0);
-	end = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-	assert_true(end >= 0);
-	carries = rights_may_come(end);
-	close(end);
-	close(fd);
-	return carries;
-}
-
-/* While a user has as many ends as it may, whoever connects sends no descriptors before it was
- * accepted; a kernel that cannot refuse them lets nobody in, once all ends are used up. */
-static void listeners_refuse_descriptors(void **state)
-{
-	int listener = open_listener();
-	bool can_refuse = rights_permit(listener, true);
-	struct crowd crowd;
-
-	crowd_begin(&crowd);
-	assert_true(dispose_may_accept(listener) && carries_files(listener));
-	take_ends(ALICE);
-	assert_true(dispose_may_accept(listener));
-	assert_int_equal(carries_files(listener), !can_refuse);
-	for (int i = DISPOSE_ENDS_OF_OWNER_MAX; i < DISPOSE_ENDS_MAX; i++) {
-		assert_true(dispose_may_accept(listener));
-		dispose_end(open_null(), ALICE);
-	}
-	assert_int_equal(dispose_may_accept(listener), can_refuse);
-	crowd_end(&crowd);
-	while (!dispose_ends_have_room(ALICE)) {
-		sched_yield();
-	}
-	assert_true(dispose_may_accept(listener) && carries_files(listener));
-	close(listener);
-}
-
 /* An end that holds no descriptors is closed at once, whatever messages it holds; others wait. */
 static void ends_do_not_count(void **state)
 {
@@ -418,10 +320,14 @@ static void ends_do_not_count(void **state)
 		dispose_socket(ends[kind][1], ALICE, false);
 		assert_int_equal(is_open(ends[kind][1]), kind == HOLDS_FILES);
 	}
-	assert_int_equal(take_ends(ALICE), DISPOSE_ENDS_OF_OWNER_MAX - 1);
+	assert_true(dispose_ends_have_room());
+	for (int i = 1; i < DISPOSE_ENDS_MAX; i++) {
+		dispose_end(open_null(), ALICE);
+	}
+	assert_false(dispose_ends_have_room());
 	assert_true(dispose_has_room(ALICE));
 	crowd_end(&crowd);
-	while (is_open(ends[HOLDS_FILES][1]) || !dispose_ends_have_room(ALICE)) {
+	while (is_open(ends[HOLDS_FILES][1]) || !dispose_ends_have_room()) {
 		sched_yield();
 	}
 	for (int kind = 0; kind < KINDS; kind++) {
@@ -437,8 +343,6 @@ int main(void)
 		cmocka_unit_test(who_comes_last_has_room),
 		cmocka_unit_test(memory_is_closed_beside_doubt),
 		cmocka_unit_test(ends_do_not_count),
-		cmocka_unit_test(one_user_leaves_ends_to_others),
-		cmocka_unit_test(listeners_refuse_descriptors),
 		cmocka_unit_test(sockets_that_linger_are_closed),
 		cmocka_unit_test(what_a_socket_holds_is_closed),
 	};

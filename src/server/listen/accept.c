@@ -84,14 +84,14 @@ void acceptor_destroy(struct acceptor *acceptor)
 
 static void pause_done(struct ring_op *op, int result);
 
-/* Accepts at a listening socket, or pauses the socket while too many connections wait to be closed
- * and the kernel cannot refuse descriptors. Closing a connection over which a client sent
- * descriptors occupies a worker, even if the connection was refused. */
+/* Accepts at a listening socket, or pauses the socket while all workers that close descriptors
+ * (base/work.h) are busy. Closing a connection over which a client sent descriptors occupies such a
+ * worker, even if the connection was refused. */
 static void open_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
 
-	if (!door->takes_files || dispose_may_accept(door->fd)) {
+	if (!door->takes_files || dispose_ends_have_room()) {
 		ring_accept(acceptor->ring, &door->op, door->file, listen_accept_done);
 		return;
 	}
@@ -432,9 +432,6 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 		/* Clients of the other kinds may send descriptors, to share their memory. */
 		if (!door->kind->keeps_messages) {
 			rights_refuse(door->fd);
-		} else {
-			/* a previous server might have left the socket refusing them */
-			(void)rights_permit(door->fd, true);
 		}
 		door->takes_files = rights_may_come(door->fd);
 		acceptor->active_count++;
