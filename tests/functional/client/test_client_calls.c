@@ -327,7 +327,7 @@ static void queue_moves(struct run *run)
 	pthread_t thread;
 
 	CHECK_EQUAL(gmb_queue_acquire(mover.queue, &error), -EBUSY);
-	CHECK(strstr(error.text, "not released") != NULL);
+	CHECK(strstr(error.text, "gmb_queue_release") != NULL);
 	for (int i = 0; i < 3; i++) {
 		gmb_queue_wake(mover.queue);
 		CHECK_EQUAL(gmb_queue_release(mover.queue), 0);
