@@ -113,7 +113,7 @@ class FlashCache(support.Case):
         server = self.start("--export", f"=flash:{self.file},cache=1M", "--listen", self.socket_uri("original"))
         self.expect(server.uri, 1)
         self.expect(copied.uri, 3)
-        self.stop(copied, "they remain in '" + cache)
+        self.stop(copied, "leaves them in '" + cache)
         self.expect(server.uri, 1)
         self.stop(server)
         self.assertEqual(self.caches(), [])

@@ -49,8 +49,8 @@ class Move(attach_tool.Case):
             found = json.loads(self.gmblock("check", "--json", self.disk)[1])
             self.assertEqual(found["faults"], [])
             self.assertEqual(found["avoided"], 65536)
-            moves = re.findall(r"cannot write its log at byte (\d+): Input/output error; it "
-                               r"continues in another segment", stderr)
+            moves = re.findall(r"cannot write its log at byte (\d+): Input/output error; the "
+                               r"log continues in another segment", stderr)
             # The second time it is known, and nothing is written there.
             self.assertEqual(len(moves), 1 - number, stderr)
             self.assertTrue(all(3 * MIB - 65536 <= int(at) < 3 * MIB + 8192 for at in moves))
