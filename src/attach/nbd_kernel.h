@@ -52,8 +52,8 @@ void netlink_nest_end(struct netlink_message *message, uint32_t start);
  * otherwise used is 0. */
 GMB_MUST_CHECK int netlink_ask(struct netlink *netlink, struct netlink_message *message);
 
-/* Receives the next notification without waiting. Returns its command, -EAGAIN if there is none, or
- * -ENOBUFS if some were lost. */
+/* Receives the next notification without waiting. Returns its command, -EAGAIN if there is none,
+ * -ENOBUFS if some were lost, or -EPROTO if it is not one of the family. */
 GMB_MUST_CHECK int netlink_receive(struct netlink *netlink, struct netlink_message *message);
 
 /* Parsing: returns the payload of an attribute inside [bytes, bytes + size), or NULL if it does not
@@ -103,6 +103,6 @@ GMB_MUST_CHECK int nbd_kernel_disconnect(struct netlink *netlink, int32_t index)
 /* Returns 1 if connected, 0 if not. */
 GMB_MUST_CHECK int nbd_kernel_status(struct netlink *netlink, int32_t index);
 
-/* Returns the device index of the next lost-connection notification, or -EAGAIN if there is
- * none. */
+/* Takes the next notification: the device index of a lost connection, -EPROTO for another one, or
+ * -EAGAIN if there is none. */
 GMB_MUST_CHECK int nbd_kernel_dead_link(struct netlink *netlink);

@@ -43,8 +43,8 @@ void process_report_send(int report_fd, int code, const char *text, const struct
 const char *process_protect(void);
 
 /* Populates all memory that is reserved but not yet present, on a thread, because this takes a
- * while. The thread first waits until the parent, which was notified that the disk can be used, has
- * ended. parent 0: there is none. */
+ * while. The thread first waits, at most a second, until the parent, which was notified that the
+ * disk can be used, has ended. parent 0: there is none. */
 void process_lock_memory(pid_t parent);
 
 enum { PROCESS_SIGNALLED = 128 };

@@ -56,6 +56,6 @@ void state_remove(const char *name);
 void state_remove_own(const char *name, int fd);
 
 /* Calls visit for each entry, ordered by name, until it returns nonzero, and returns that value. A
- * file that cannot be read is logged and skipped. Without the folder there are no entries. */
+ * file that cannot be used is skipped; an invalid one is logged. No folder: no entries. */
 typedef int state_visit(const struct state_entry *entry, void *context);
 GMB_MUST_CHECK int state_for_each(state_visit *visit, void *context, struct error *error);

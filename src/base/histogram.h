@@ -63,8 +63,8 @@ uint64_t histogram_highest(uint32_t index);
 
 /*
  * Returns the value that parts_per_million of all values do not exceed (990000: the 99th
- * percentile). It is the upper end of its bucket, or the maximum if that is less. Returns 0 if the
- * histogram is empty.
+ * percentile). It is the upper end of its bucket, or the maximum if that is less; for the first
+ * value the minimum. Returns 0 if the histogram is empty.
  */
 uint64_t histogram_quantile(const struct histogram *histogram, uint32_t parts_per_million);
 

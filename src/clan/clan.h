@@ -9,8 +9,8 @@
  *         │                        │ clan_fire()
  *         └──────▶ queue.c ◀───────┘        waiter.c: sleeping     base/work.c: blocking work
  *
- * Threading: as in <gmblock/clan.h>. Ownership: a provider creates a connection; the queue frees
- * it, through the provider, when it gives CLAN_EVENT_CLOSED. Errors: negative errno.
+ * Threading: as in <gmblock/clan.h>. Ownership: a provider creates a connection. destroy() frees it
+ * when the queue gives CLAN_EVENT_CLOSED, or in progress() if it is not known. Errors: -errno.
  */
 #pragma once
 
@@ -69,7 +69,7 @@ struct clan_queue {
 	struct waiter_file timer_file;
 	struct work_results results;
 	_Atomic(bool) woken;
-	/* Calls of clan_queue_look() so far: every 16th call also checks the descriptors. */
+	/* Calls of clan_queue_look() without all: every 16th also checks the descriptors. */
 	uint32_t looks;
 	/* clan_queue_arm() returned 0, so the next wait checks the descriptors */
 	bool armed;
@@ -140,7 +140,7 @@ struct clan_conn {
 	struct clan_conn_stats stats;
 	struct list_node shares;       /* struct clan_share: our regions that are shared */
 	uint32_t share_generation;     /* generation of the last share */
-	struct clan_deadline deadline; /* end of the time for the handshake */
+	struct clan_deadline deadline; /* end of the time for the handshake; net: or for the end */
 	char reason[CLAN_REASON_BYTES];
 };
 
@@ -182,8 +182,8 @@ struct clan_provider {
 	 * when nothing of the connection is in use any more. */
 	void (*close)(struct clan_conn *conn);
 	void (*destroy)(struct clan_conn *conn); /* called in CLOSED */
-	/* Called in the child after fork(). Frees the connection or the listener, or the provider's
-	 * state of the queue if both are NULL. */
+	/* Called in the child after fork(), for a connection, a listener, or the provider's state
+	 * of the queue (both NULL). shm frees it; net only closes descriptors. */
 	void (*after_fork)(
 		struct clan_queue *queue, struct clan_conn *conn, struct clan_listener *listener);
 
@@ -195,11 +195,11 @@ struct clan_provider {
 	ssize_t (*readv)(struct clan_conn *conn, const struct iovec *iov, uint32_t iov_count,
 		bool peek); /* also called in LOST */
 
-	/* Adds the counters that the provider keeps itself. */
+	/* Adds the counters that the provider keeps itself. Called in any state. */
 	void (*get_stats)(const struct clan_conn *conn, struct clan_conn_stats *stats);
 	int (*share)(struct clan_conn *conn, struct clan_share *share);
 	int (*unshare)(struct clan_conn *conn, struct clan_share *share);
-	int (*peer_info)(
+	int (*peer_info)(/* called in any state */
 		const struct clan_conn *conn, uint32_t number, struct clan_peer_region *region);
 	int (*peer_get)(struct clan_conn *conn, uint32_t number, uint32_t generation,
 		uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out);
@@ -210,7 +210,7 @@ struct clan_provider {
 	 * will report its end, or another negative errno. */
 	int (*revoke)(
 		struct clan_conn *conn, const struct clan_cookie *cookie, bool strict, void *op);
-	/* Revokes all cookies of a share immediately. */
+	/* Before unshare, in any state: revokes all cookies of a share. net: with its region. */
 	void (*void_cookies)(struct clan_conn *conn, const struct clan_share *share);
 	int (*put)(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 		const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value,
@@ -222,7 +222,7 @@ struct clan_provider {
 	int (*tripwire)(struct clan_conn *conn, const struct clan_share *share, uint64_t offset,
 		uint32_t bytes, uint32_t *number_out);
 	int (*rearm)(struct clan_conn *conn, uint32_t number);
-	int (*tripwire_remove)(struct clan_conn *conn, uint32_t number);
+	int (*tripwire_remove)(struct clan_conn *conn, uint32_t number); /* called in any state */
 	int (*cookie_push)(
 		struct clan_conn *conn, uint32_t number, const struct clan_cookie *cookie);
 	int (*cookie_pop)(struct clan_conn *conn, uint32_t number, struct clan_cookie *cookie_out);
@@ -284,10 +284,10 @@ struct clan_region {
 	uint64_t bytes;
 	uint64_t offset;       /* offset of the region in the memfd */
 	int fd;		       /* -1: registered memory of the program, which has no memfd */
-	uint32_t strict_count; /* strict revocations in progress, which will replace its pages */
+	uint32_t strict_count; /* strict revocations in progress, which can replace its pages */
 	bool imported;
 	bool read_only; /* sealed, so that no other process can map it for writing */
-	bool sealed;	/* sealed at its first share; later shares must have the same read_only */
+	bool sealed;	/* by shm at its first share; later shares must have the same read_only */
 	bool huge;
 };
 
@@ -312,7 +312,7 @@ struct clan_share {
 	uint32_t number;
 	uint32_t generation;
 	uint32_t rights;
-	void *carrier; /* the provider's state; NULL if the peer cannot reach the region any more */
+	void *carrier; /* net: struct net_key while the peer can reach the region; shm: NULL */
 };
 
 /* Called by the provider: the peer has accepted the share (status 0) or refused it, or has returned

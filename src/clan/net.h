@@ -15,13 +15,13 @@
  * Invariant: all data from the peer comes in frames. A frame is copied to private memory and
  * checked before it is used, so a value cannot change after its check.
  *
- * Upward calls: a transport calls net_*.c only from its look(), progress() and flush() functions.
- * An upward call can end the connection, which the transport is still using. So the end only puts
- * the connection on a list, and net_bury() closes the endpoint afterwards.
+ * Upward calls: a transport calls net_*.c only from its look(), progress() and flush(), and when a
+ * listener accepts. An upward call can end the connection, which the transport is still using. So
+ * the end only puts the connection on a list, and net_bury() closes the endpoint afterwards.
  *
- * Threading: the queue's thread; a worker resolves names. Ownership: a connection belongs to its
- * queue. A transport may use the buffers of a connection until its endpoint is closed. Errors:
- * negative errno. If a peer breaks a rule of the protocol, call net_broken().
+ * Threading: the queue's thread; a worker resolves names to connect to. Ownership: a connection
+ * belongs to its queue. A transport may use the buffers of a connection until its endpoint is
+ * closed. Errors: -errno. If a peer breaks a rule of the protocol, call net_broken().
  */
 #pragma once
 
@@ -214,7 +214,7 @@ struct net_out { /* the peer's ring as we know it: our writes, and the slots tha
 	uint32_t slots;
 	uint32_t write;
 	uint32_t taken;
-	uint32_t needed; /* slots of the message that found no room; 0: none */
+	uint32_t needed; /* slots of the last message that found no room; 0: none yet */
 };
 
 struct net_grant {
@@ -224,8 +224,7 @@ struct net_grant {
 	uint32_t generation;	  /* last one used */
 	uint32_t reads;		  /* READs of the peer that the transport is answering */
 	uint8_t state;		  /* enum net_grant_state */
-	bool used;		  /* a CLAN_COOKIE_ONCE cookie was used; only if
-				     transport->sees_puts */
+	bool used;		  /* the peer has used the cookie; only if transport->sees_puts */
 };
 
 /* A cookie granted by the peer. */
@@ -342,13 +341,13 @@ struct net_transport {
 			      net_conn */
 	size_t listener_bytes;
 
-	/* Resolves an address; called on a worker. found_free() frees the result. */
+	/* Resolves an address; listen: in clan_listen(), else on a worker. See found_free(). */
 	int (*look_up)(
 		const struct net_place *place, bool listen, void **found_out, struct error *error);
 	void (*found_free)(void *found);
 
 	/* Listens at the resolved address, and fills in the actual socket address. Each new peer is
-	 * reported by net_arrived(), followed by net_connected() or net_conn_cut(). */
+	 * reported by net_arrived(), then net_connected(), net_conn_cut() or net_conn_end(). */
 	int (*listen)(struct net_listener *listener, void *found, struct sockaddr_storage *address);
 	void (*listener_close)(struct net_listener *listener);
 
@@ -362,8 +361,8 @@ struct net_transport {
 	void (*conn_free)(struct net_conn *conn);
 
 	/* Post a frame, or a put or get. The transport executes them in the order of the calls.
-	 * Each ends with net_frame_sent() or net_rma_done(), but not within this call. -EAGAIN:
-	 * there is no room, and the caller retries in the next turn. */
+	 * Each ends with net_frame_sent() or net_rma_done(), but not within this call, unless the
+	 * endpoint is closed. -EAGAIN: no room; the caller retries in the next turn. */
 	int (*post_frame)(struct net_conn *conn, struct net_buffer *buffer);
 	int (*post_rma)(struct net_conn *conn, struct net_rma *rma);
 	/* Starts the transmission of all posted operations. */
@@ -407,13 +406,13 @@ _Static_assert(offsetof(struct net_conn, conn) == 0, "net_conn()");
 /* --- net.c ------------------------------------------------------------------------------------ */
 
 /* Called when a peer has connected to a listener. Returns a new connection, or NULL if a limit is
- * reached. */
+ * reached or there is no memory. */
 struct net_conn *net_arrived(struct net_listener *listener);
-/* Called when the endpoint of a connection is connected; peer is its address. Further calls have no
- * effect. */
+/* Called when the endpoint of a connection is connected; peer is its address, or NULL if it is
+ * unknown. Further calls have no effect. */
 void net_connected(struct net_conn *conn, const struct sockaddr *peer);
 /* Processes a set-up record in any state; the record has at least the minimum length of its type.
- * Returns 0, or -EPROTO if the connection has been ended. */
+ * Returns 0, or -EPROTO if the connection has been ended or the record is END. */
 int net_setup_arrived(
 	struct net_conn *conn, enum net_system_type type, const uint8_t *data, uint32_t bytes);
 /* Ends a connection in any state before CLOSING. A connection whose handle the program has becomes
@@ -461,7 +460,7 @@ void net_publish_conn(struct net_conn *conn);
 int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes);
 /* Called when a frame has been sent; its buffer is free again. */
 void net_frame_sent(struct net_conn *conn, struct net_buffer *buffer);
-/* Fires READY for the classes that have room now. */
+/* Fires READY for the classes that have room now, and for cookies if they have. */
 void net_look_room(struct net_conn *conn);
 /* Returns true if there is room for a message of that many bytes. If not, it first processes the
  * events of the transport, which can end the connection. */
@@ -482,7 +481,7 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 enum net_peer_region_state {
 	NET_REGION_REFUSED, /* waits until REGION_OK with an errno is sent */
 	NET_REGION_LIVE,    /* usable */
-	NET_REGION_LEAVING, /* waits for the end of puts and gets, and for delivery of events */
+	NET_REGION_LEAVING, /* until puts and gets end, events are given, REGION_ENDED is sent */
 	NET_REGION_STATE_COUNT
 };
 

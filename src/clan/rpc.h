@@ -34,7 +34,7 @@ struct rpc_setup {
 
 /* The states of a link. */
 enum link_state {
-	LINK_NEW,     /* waits for the peer to connect */
+	LINK_NEW,     /* waits for its connection: of the peer, or one that was started here */
 	LINK_GREETED, /* waits until SETUP was sent and received */
 	LINK_UP,      /* usable for calls */
 	LINK_CLOSING, /* waits for CLAN_EVENT_CLOSED */
@@ -44,7 +44,7 @@ enum link_state {
 
 struct rpc_link {
 	struct rpc_node *node;
-	struct clan_conn *conn;	     /* NULL while new or closed */
+	struct clan_conn *conn;	     /* NULL: closed, or new and the peer connects */
 	struct list_node ready_node; /* in clan_rpc.ready: there might be messages */
 	struct clan_region *region;
 	uint8_t *area;
@@ -59,7 +59,7 @@ struct rpc_link {
 	uint32_t bytes_max; /* limit of a message */
 	uint32_t free_count;
 	uint32_t waiting_first, waiting_count;
-	/* The arrays have clan_rpc.calls entries, waiting twice as many. */
+	/* The arrays have clan_rpc.options.calls entries, waiting twice as many. */
 	uint64_t *requests; /* numbers of unanswered requests of the peer, by slot; 0 = none */
 	void **ops;
 	uint32_t *waiting; /* notification values of puts that found no room */
@@ -85,7 +85,7 @@ struct rpc_node {
 	uid_t uid;
 	bool dialled;
 	bool up_pending;
-	bool given; /* the node was reported to the program */
+	bool given; /* the program knows the node: by an event, or because it has dialled */
 	int status; /* ENDING */
 	uint32_t conns;
 	uint32_t up_count;

@@ -38,9 +38,9 @@ static inline struct shm_queue *shm_queue(const struct clan_queue *queue)
 	return queue->carriers[CLAN_SHM];
 }
 
-/* All connections between this queue and one queue of one peer process (docs/protocol/clan.md
- * §2.1). They share one pair of group heads, so one bell and one arm serve all of them. The last
- * connection that leaves frees the group. */
+/* Up to conns_max connections between this queue and one queue of one peer process
+ * (docs/protocol/clan.md §2.1). They share one pair of group heads, so one bell and one arm serve
+ * all of them. The last connection that leaves frees the group. */
 struct shm_group {
 	struct list_node node; /* in groups */
 	struct list_node active_node;
@@ -162,7 +162,7 @@ struct shm_revocation {
 	struct clan_source source;
 	struct clan_deadline deadline;
 	struct shm_conn *conn;
-	struct clan_region *region; /* strict: the region whose pages will be replaced; else NULL */
+	struct clan_region *region; /* strict: its pages are replaced after a loss; else NULL */
 	struct clan_range range;
 	uint64_t busy; /* the peer's busy word when the cookie was revoked; odd */
 	uint32_t slot;
@@ -226,7 +226,7 @@ struct shm_conn {
 	uint32_t control_in_row;
 	uint32_t changes;		      /* enum shm_reason: changes that are not published
 						 yet */
-	uint32_t room_bytes[SHM_CLASS_COUNT]; /* size of the message that found no room; 0: none */
+	uint32_t room_bytes[SHM_CLASS_COUNT]; /* size of the last message that found no room */
 
 	uint64_t want;	       /* number of our last request for notification */
 	uint32_t want_reasons; /* enum shm_reason: the reasons in our last request */
@@ -314,7 +314,7 @@ GMB_MUST_CHECK int shm_conn_map_peer(struct shm_conn *conn, int fd);
 GMB_MUST_CHECK int shm_conn_new_group(struct shm_conn *conn, uint64_t id);
 /* Called when the rings become usable. */
 void shm_conn_opened(struct shm_conn *conn);
-/* Called when the connection is OPEN and the peer has all the information that it needs. */
+/* Called when the peer has all the information that it needs: closes descriptors for it. */
 void shm_conn_established(struct shm_conn *conn);
 /* Ends a connection in any state before CLOSING. A connection whose handle the program has becomes
  * LOST. */
@@ -335,7 +335,7 @@ void shm_conn_join(struct shm_conn *conn);
 /* Events to watch on the socket of a connection: enum EPOLL_EVENTS. */
 #define SHM_SOCKET_EVENTS (EPOLLIN | EPOLLRDHUP)
 
-/* Shuts the socket down and passes it to a worker to close. */
+/* Discards queued messages, shuts the socket down and passes it to a worker to close. */
 void shm_socket_close(struct shm_conn *conn);
 /* Discards the queued messages. */
 void shm_unsent_drop(struct shm_conn *conn);
@@ -374,7 +374,7 @@ struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id);
 struct shm_group *shm_group_find_place(const struct shm_conn *conn);
 /* Adds the group to the active list: it is checked in every turn until it is armed. */
 void shm_group_activate(struct shm_group *group);
-/* Called when a bell byte arrives on the socket of one of the group's connections. */
+/* Called when the peer rings: a bell byte on the socket of a connection, or the futex. */
 void shm_group_bell(struct shm_group *group);
 void shm_group_free(struct shm_group *group);
 
@@ -420,7 +420,7 @@ void shm_put_message(struct shm_conn *conn, enum shm_class class, uint8_t type,
 	const struct iovec *iov, uint32_t iov_count, size_t bytes);
 /* Returns true if the peer has published messages that have not been received. */
 bool shm_has_message(struct shm_conn *conn, enum shm_class class);
-/* Processes all system records. Returns true if there were any. */
+/* Processes system records, at most twice the ring. Returns true if there were any. */
 bool shm_take_system(struct shm_conn *conn);
 /* Publishes our read index, so that the peer can reuse the slots. */
 void shm_publish_read(struct shm_conn *conn, enum shm_class class);
@@ -434,8 +434,8 @@ int shm_no_room(struct shm_conn *conn, enum shm_class class, size_t bytes, uint3
 
 /* --- shm_region.c ----------------------------------------------------------------------------- */
 
-/* Processes REGION. Returns 0 if an answer follows, or -EPROTO if the connection has been ended.
- * Owns fd. */
+/* Processes REGION. Returns 0 if an answer was sent or follows, or a negative errno if the
+ * connection has been ended. Owns fd. */
 int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, int fd);
 int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t generation);
 /* Called when the connection is lost or closed: releases the peer's regions as their holds end. No
@@ -476,7 +476,7 @@ int shm_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 /* Called after bytes were put: sends TRIPPED for the peer's tripwires in the range. */
 struct shm_copy_order;
 void shm_touched(struct shm_conn *conn, const struct shm_copy_order *order);
-/* Called when a helper thread has finished a copy by a cookie of the peer. */
+/* Called when a copy by a cookie of the peer has ended, on this thread or a helper thread. */
 void shm_busy_ends(struct shm_conn *conn);
 
 int shm_tripwire(struct clan_conn *conn, const struct clan_share *share, uint64_t offset,

@@ -84,7 +84,7 @@ struct tcp_conn {
 	uint32_t out_read;
 
 	/* Receiving. */
-	uint8_t *in; /* TCP_IN_BYTES long; NULL until receiving starts */
+	uint8_t *in; /* TCP_IN_BYTES long; NULL before tcp_conn_start() */
 	uint32_t in_at;
 	uint32_t in_end;
 	uint64_t payload_left;

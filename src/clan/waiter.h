@@ -8,9 +8,9 @@
  *   futex words ─────────────▶ (FUTEX_WAIT) ┴▶ io_uring: waiter_fd(), waiter_wait()
  *
  * Called by queue.c and by the providers of the queue. Threading: the queue's thread. Ownership:
- * the waiter borrows a waiter_file from add to remove. It owns a waiter_futex from
- * waiter_futex_start() until happened() is called or the waiter is destroyed. Errors: negative
- * errno.
+ * the waiter borrows a waiter_file from add to remove. The kernel uses a waiter_futex from
+ * waiter_futex_start() until happened() is called; the caller destroys it before the waiter.
+ * Errors: negative errno.
  */
 #pragma once
 
@@ -69,7 +69,7 @@ void waiter_futex_start(struct waiter *waiter, struct waiter_futex *futex,
 /* Submits the queued requests to the kernel. */
 void waiter_submit(struct waiter *waiter);
 
-/* Calls happened() for every event that has occurred. If there is none, waits up to timeout_ns
- * first (0 = does not wait, UINT64_MAX = no limit). all: also check sources whose check costs a
- * system call. */
+/* Calls happened() for the events that have occurred, for at most 32 descriptors. If there is
+ * none, waits up to timeout_ns first (0 = does not wait, UINT64_MAX = no limit). all: also check
+ * sources whose check costs a system call. */
 void waiter_wait(struct waiter *waiter, uint64_t timeout_ns, bool all);

@@ -6,7 +6,7 @@
  *   clan queue ─▶ ring_source ─┬▶ event of a session ────────▶ ops->event()
  *                              ├▶ new connection ─▶ door ─▶ engine ─▶ kind->accept()
  *                              │                                       └▶ clan_service_accept()
- *                              └▶ end of the turn ───────────▶ ops->take() for each hungry session
+ *                              └▶ after the events ──────────▶ ops->take() for each hungry session
  *
  * The queue is created with the first listener or connection, so an unused kind costs nothing.
  *
@@ -41,7 +41,7 @@ struct clan_service_ops {
 struct clan_service {
 	const struct clan_service_ops *ops;
 	struct engine *engine;
-	struct clan_queue *queue; /* NULL before the first connection */
+	struct clan_queue *queue; /* NULL before the first listener or connection */
 	struct list_node hungry;  /* sessions that have not received all available messages */
 
 	/* Private. */

@@ -240,8 +240,8 @@ void connection_name(const struct connection *connection, char out[CARRIER_TOKEN
 void connection_flush(struct connection *connection);
 /* Ends the connection because of an error; the client decides when it reconnects. */
 void connection_lose(struct connection *connection, const struct error *error);
-/* Ends the connection, with a goodbye if it is ready. It becomes idle some iterations later and
- * does not reconnect. */
+/* Ends the connection, with a goodbye if it is ready. It becomes idle at once or some iterations
+ * later, and does not reconnect. */
 void connection_leave(struct connection *connection);
 bool connection_has_room(const struct connection *connection);
 /* Adds a command; there must be room. */

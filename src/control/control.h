@@ -92,14 +92,14 @@ void control_server_stop(struct control_server *server);
  * dropped when memory is short or the client does not read. */
 void control_note(struct control_client *client, json_t *note);
 /* Sends a note with open files, of which the client gets duplicates; the caller keeps its own.
- * -EAGAIN: the client has not read earlier output; another errno: the client has gone. */
+ * Takes ownership of note. -EAGAIN: the client has not read earlier output; -ENOMEM; others. */
 GMB_MUST_CHECK int control_note_files(
 	struct control_client *client, json_t *note, const int *fds, uint32_t count);
 /* Sends the answer. Takes ownership of result; NULL means out of memory, which is sent as an error.
  * client can be used until the caller's handler returns. */
 void control_reply(struct control_client *client, json_t *result);
-/* Sends an error as the answer; code is a negative errno. The message is sent as it is, so names
- * in it must be escaped. */
+/* Sends an error as the answer; code is a negative errno. Quotes and backslashes in the message are
+ * sent as they are, so names in it must be escaped. */
 void control_fail(struct control_client *client, int code, const char *sentence);
 
 /* --- a public page ------------------------------------------------------------------------- */
@@ -133,9 +133,9 @@ enum { CONTROL_TIMEOUT_MS = 10000 };
 /*
  * Connects to the socket at path, which may be longer than a socket address holds. Sends the
  * command after the server's hello, so that a server that does not answer in time never receives
- * it. Takes ownership of arguments (NULL: none). timeout_ms: for connecting and the hello. -ENOENT,
- * -ECONNREFUSED: no server listens there; -ETIMEDOUT; -EPROTO: the peer is not a control server;
- * -EPROTONOSUPPORT: another version of the protocol.
+ * it. Takes ownership of arguments (NULL: none). timeout_ms: for all of this. -ENOENT,
+ * -ECONNREFUSED: no server listens there; -EXDEV: an unexpected process does; -ETIMEDOUT; -EPROTO:
+ * the peer is not a control server; -EPROTONOSUPPORT: another version of the protocol.
  */
 GMB_MUST_CHECK int control_connect(const char *path, const char *command, json_t *arguments,
 	int timeout_ms, struct control_connection **connection_out, struct error *error);
@@ -163,8 +163,8 @@ GMB_MUST_CHECK int control_receive(struct control_connection *connection, int ti
 /* Waits for the result and drops notes. timeout_ms: time limit for all lines together. */
 GMB_MUST_CHECK int control_receive_result(struct control_connection *connection, int timeout_ms,
 	json_t **result_out, struct error *error);
-/* Like control_receive(), for a note with count open files, which the caller then owns. Returns 0
- * with an error in *error if there is no such note. */
+/* Like control_receive(), for a note with count open files, which the caller then owns. Returns 0;
+ * -EPROTO: another line came. */
 GMB_MUST_CHECK int control_receive_files(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, int *fds, uint32_t count, struct error *error);
 /* Asks the server to answer now with the data it has. */

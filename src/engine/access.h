@@ -25,7 +25,6 @@
 enum engine_rights { ENGINE_RIGHT_READ = 1, ENGINE_RIGHT_WRITE = 2 };
 
 enum {
-	/* uint32_t in host byte order: user of a Unix socket's peer */
 	ACCESS_UID = IDENTITY_KIND_COUNT, /* user of a Unix socket's peer: uint32_t in host order */
 	ACCESS_NETWORK, /* address (ACCESS_ADDRESS_BYTES), then one byte: prefix length */
 	ACCESS_TLS,	/* one byte: 1 encrypted, 0 not encrypted */
@@ -80,7 +79,7 @@ struct access_difference {
 	uint32_t removed_count;
 };
 
-/* Returns whether the lists differ. NULL: no rules. */
+/* Returns whether the lists differ. NULL: no list; it differs from an empty one. */
 bool access_differ(const struct access *before, const struct access *after,
 	struct access_difference *difference_out);
 

@@ -14,9 +14,9 @@
  * stores bypass the page cache and can use it, otherwise RAM. Clone and range run on one worker
  * thread at a time, and only between stores without filters.
  *
- * The rates of the identity and of both exports count a piece as a read of the source and a write
- * of the target. For memory and its position in queues, it is like a request of the session. The
- * whole copy uses one of the session's slots.
+ * The rates of the identity and of both exports count a range or moved piece as a read of the
+ * source and a write of the target, a zero that is written as a write, and no clone. For memory and
+ * queues, a piece is like a request of the session. The whole copy uses one of its slots.
  *
  * Without STORE_FUA, the copy is durable only after a flush of the target. If a range of the source
  * changes during the copy, the copied contents of that range are undefined. The reasons are in
@@ -35,7 +35,7 @@ struct session_copy;
 enum { COPY_PIECES = 8, COPY_PIECE_BYTES = 256 << 10, COPY_EXTENTS = 128 };
 
 struct session_copy_options {
-	const void *source_name; /* name of the source export; copied */
+	const void *source_name; /* name of the source export; used only during the call */
 	uint32_t source_name_bytes;
 	/* The source's epoch that the client knows. If the epoch has changed, the source might have
 	 * lost writes or all of its contents. */
@@ -44,16 +44,16 @@ struct session_copy_options {
 	uint64_t offset; /* in the session's export; checked by session_admit() */
 	uint64_t length; /* > 0 */
 	uint32_t flags;	 /* STORE_FUA or 0 */
-	/* Called once: when the copy has ended, or after session_copy_abandon() when it is idle.
-	 * Never called from inside session_copy_start() or session_copy_abandon(). */
+	/* Called once, when the copy has ended or is idle after session_copy_abandon(); not called
+	 * if that returned true. Never called inside session_copy_start() or that function. */
 	void (*done)(void *context);
 	void *context;
 };
 
 /*
  * Starts a copy. Errors, after which no copy is running:
- * - -ENOENT: the source does not exist, or is hidden from the session.
- * - -EINVAL: the range extends past the end of the source, or both ranges overlap in one export.
+ * - -ENOENT: the source does not exist, or the session has no right to read it.
+ * - -EINVAL: the range extends past the end of the source, or both ranges overlap on one disk.
  * - -ESTALE: the source has another epoch.
  * - -ENOMEM.
  */

@@ -100,7 +100,7 @@ struct engine_export {
 	/* Private members. */
 	struct engine *engine;
 	struct store_watch watch;
-	/* sessions that use the export, plus one while its barrier is being checked */
+	/* sessions, copies and engine_quiesce() calls that use it, plus one for a barrier check */
 	uint32_t session_count;
 	uint32_t inflight_count; /* request slots that its sessions occupy */
 	bool prepared; /* engine_export_show() was not called yet: no session can find it */
@@ -203,7 +203,7 @@ struct session_kind {
 	/* Starts a session and calls session_init() for it. Returns a negative errno if the session
 	 * was not created. */
 	int (*accept)(void *service, const struct endpoint *endpoint);
-	/* Called when the session might be able to continue. It was waiting for a request slot
+	/* Called when the session might be able to continue. It was paused, or waited for a slot
 	 * (engine_request_may()), a rate (engine_request_may_move()), the end of the connection
 	 * that it replaces, or the barrier of its export. */
 	void (*resume)(struct session *session);
@@ -274,7 +274,7 @@ enum session_state {
 enum newcomer {
 	NEWCOMER_SILENT, /* no byte was received from the peer */
 	NEWCOMER_SPOKEN,
-	/* TLS has authenticated the peer, which cost it as much as the server */
+	/* the TLS handshake has succeeded, which cost the peer as much as the server */
 	NEWCOMER_IDENTIFIED,
 	NEWCOMER_COUNT
 };
@@ -336,7 +336,7 @@ struct session {
 	/* request slots that the session occupies, see engine_request_begin() */
 	uint32_t inflight_count;
 	/* Time of the last network progress, or when the current transfer started. Set by the
-	 * kind. */
+	 * kind, and by the engine at the start, when it pauses, and after peer_receives(). */
 	uint64_t progress_ns;
 	struct takeover_member member;
 	struct rate_member rate;
@@ -365,8 +365,8 @@ struct session {
 /* Initializes a session, which must be zeroed; its state is then NEGOTIATING. Called by
  * kind->accept(). */
 void session_init(struct session *session, struct engine *engine, const struct endpoint *endpoint);
-/* Sets the identity that TLS has proved, and adds a reference to it. Called in state NEGOTIATING,
- * before rights are queried. A takeover token that the client has given before is discarded. */
+/* Sets the identity from TLS, and adds a reference to it. Called in state NEGOTIATING, before
+ * rights are queried. A takeover token that the client has given before is discarded. */
 void session_identify(struct session *session, struct identity *identity);
 /* Returns the export with that name if the session has a right on it; otherwise NULL. Kinds must
  * call this instead of engine_export_find(), so that peers cannot distinguish hidden exports from
@@ -407,8 +407,8 @@ const char *session_choose_text(int result);
 const char *session_stop_text(const struct session *session);
 /*
  * Checks the op, flags, offset and length of a request. Returns 0 if it is permitted, otherwise:
- * - -EPERM: the export is read-only.
- * - -EOVERFLOW: it is longer than the longest reply.
+ * - -EPERM: it is a change, and the session has no right to write.
+ * - -EOVERFLOW: a read or write is longer than payload_bytes_max of struct engine_limits.
  * - -ENOSPC: a write, zero or copy extends beyond the current end of the disk.
  * - -EINVAL: another request extends beyond the end, or a block status request has length 0.
  *
@@ -463,7 +463,7 @@ enum copy_method {
 struct engine_counters {
 	uint64_t sessions_accepted;
 	uint64_t sessions_refused;
-	/* sessions that ended because the peer broke the protocol, or by a socket error */
+	/* sessions ended with a reason for the log: broken protocol, socket error, time limit */
 	uint64_t sessions_failed;
 	uint64_t sessions_idle; /* ended by the idle timeout */
 	/* the part of sessions_accepted that another process has handed over */
@@ -527,8 +527,8 @@ struct engine_options {
 	/* Identifies this server process. A client with several connections uses it to check that
 	 * they lead to the same process. Zeroes: unknown. */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];
-	/* Called exactly once for each engine_accept(), when the connection is closed; can be
-	 * NULL. */
+	/* Called exactly once for each engine_accept() and engine_adopt(), when the connection is
+	 * closed; can be NULL. */
 	void (*endpoint_closed)(void *context, const struct peer *peer);
 	void *context;
 };
@@ -550,8 +550,8 @@ struct engine {
 	uint32_t export_count;
 	uint32_t export_room;
 	uint64_t export_serial;
-	/* Number of calls of engine_hold() without engine_release(), and of stores that are being
-	 * closed or whose barrier is being checked. */
+	/* Number of calls of engine_hold() without engine_release(), of stores that are being
+	 * closed, of barrier checks, of watches being removed, and of engine_quiesce() flushes. */
 	uint32_t closing_count;
 	/* requests of struct engine_snapshot to which the store has not replied */
 	uint32_t snapshot_requests;

@@ -25,8 +25,8 @@
  * least RATE_PAUSE_NS. The reasons are in docs/design/0014-rates.md.
  *
  * Threading: rate_set() and booking on any thread; a queue, its room and its members on their
- * ring's thread. Ownership: a queue borrows its rate; a member must leave its queues. Errors:
- * -EINVAL with an error message for text that is not a rate.
+ * ring's thread. Ownership: a queue borrows its rate; a member must leave its queues. Errors: a
+ * negative errno, such as -EINVAL or -ERANGE, with an error message for text that is not a rate.
  */
 #pragma once
 
@@ -72,7 +72,7 @@ GMB_MUST_CHECK int rate_parse(const char *text, struct rate_limits *limits, stru
 /* Formats limits so that rate_parse() returns them. Returns out. */
 const char *rate_format(const struct rate_limits *limits, char out[RATE_TEXT_BYTES]);
 
-/* Parses a size of at least RATE_MEMORY_MIN, or "off", which is 0. */
+/* Parses a size from RATE_MEMORY_MIN to RATE_MEMORY_MAX, or "off", which is 0. */
 GMB_MUST_CHECK int rate_parse_memory(const char *text, uint64_t *bytes, struct error *error);
 /* Formats a size so that rate_parse_memory() returns it. Returns out. */
 const char *rate_format_memory(uint64_t bytes, char out[RATE_TEXT_BYTES]);
@@ -91,7 +91,7 @@ struct rate {
 	_Atomic uint64_t booked_ns[RATE_UNIT_COUNT]; /* when the bookings of each unit end */
 };
 
-/* Sets the limits from now_ns on, and removes all bookings; no burst is available at first. Queues
+/* Sets the limits from now_ns on, and removes all bookings; no burst is available at now_ns. Queues
  * use the new limits from their next booking on. rate_queue_changed() must be called on each queue,
  * because a queue without a limit does not book, and for members that wait. One thread at a
  * time. */

@@ -63,8 +63,8 @@ void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity,
 
 /* Returns the number of rules; 0 if rules is NULL. */
 uint32_t rate_rules_count(const struct rate_rules *rules);
-/* Copies a rule with its current limits, and stores the number of identities to which it applies.
- * The rules still own the origin. */
+/* Copies a rule with its current limits, and stores the number of its identities that have
+ * sessions. The rules still own the origin. */
 void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule *rule_out,
 	uint32_t *identities_out);
 /* Changes the rates of a rule like rate_set(). engine_identity_limits_changed() must then be called

@@ -24,7 +24,7 @@ enum engine_snapshot_state {
 	ENGINE_SNAPSHOT_MAKING,	  /* the store is creating the snapshot */
 	ENGINE_SNAPSHOT_MADE,	  /* the snapshot exists */
 	ENGINE_SNAPSHOT_DELETING, /* the store is deleting the snapshot */
-	ENGINE_SNAPSHOT_DELETED,  /* deleted; requests of the job are still in flight */
+	ENGINE_SNAPSHOT_DELETED,  /* deleted, or not possible; waits for engine_snapshot_join() */
 	ENGINE_SNAPSHOT_STATE_COUNT
 };
 

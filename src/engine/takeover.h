@@ -72,7 +72,7 @@ struct takeover_member {
 	uint32_t token_bytes;
 };
 
-/* Sets the token of a connection. A member that already has a token keeps it. */
+/* Sets the token of a connection. No effect on a member with a token or in another group. */
 void takeover_join(struct takeover *takeover, struct takeover_member *member, const uint8_t *token,
 	uint32_t bytes);
 

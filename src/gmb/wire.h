@@ -264,7 +264,7 @@ enum native_reply_kind { NATIVE_REPLY_BARE, NATIVE_REPLY_EXTENTS, NATIVE_REPLY_C
 
 /* Checks G1. */
 const char *native_welcome_parse(const void *bytes, size_t len, struct native_welcome *welcome);
-/* Parses a REPLY (G14). kind, extents_max and length come from the request with its tag. */
+/* Parses a REPLY (G3, G14, G20). kind, extents_max and length are those of its request. */
 const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_kind kind,
 	uint32_t extents_max, uint64_t length, struct native_reply *reply);
 /* Extracts the tag, which is needed before the rest can be parsed; false: the message is too
@@ -272,6 +272,6 @@ const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_
 bool native_reply_tag(const void *bytes, size_t len, uint32_t *tag_out);
 struct native_wire_extent native_extent_at(const struct native_reply *reply, uint32_t idx);
 
-/* Convert status numbers. In both directions a value that is not in the table becomes EIO. */
+/* Convert status numbers. Values outside the table become EIO, or EPERM or ENOSPC if similar. */
 uint32_t native_status_from_errno(int code);
 int native_status_to_errno(uint32_t status);

@@ -285,7 +285,7 @@ const char *nbd_option_name(uint32_t option);
 const char *nbd_command_name(uint32_t command);
 const char *nbd_error_name(uint32_t error);
 
-/* Maps a negative errno to the error on the wire (P118). No other code converts errors. */
+/* Maps a negative errno, or 0, to the error on the wire (P118); EIO for all without their own. */
 uint32_t nbd_error_from_errno(int code);
 /* Maps an error on the wire to a negative errno, for clients. Unknown values become -EINVAL
  * (P119). */

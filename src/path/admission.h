@@ -31,17 +31,17 @@
  * uses RAM or waits (path_options.device_waits). The reserve is always in RAM, so a device with
  * little memory cannot block a client.
  *
- * An atomic write must not be cut (path_export_join()), so it needs one buffer for all of it. Each
- * export with such writes has one block of that size, which other exports cannot use and quotas do
- * not include. A write that gets no other memory uses the block, or waits for it. The block is
- * always returned: the write needs no other memory, and a peer that stops sending is disconnected.
- * If a disk hangs, only its own clients miss the block. If an export is added while memory is in
- * use, clients get only their reserve until the block can be allocated.
+ * An atomic write must not be cut (path_export_join()), so it needs one buffer for all of it. An
+ * export with such writes, if they can exceed a reserve, has one block of that size that is not for
+ * other exports and not in quotas. A write that gets no other memory uses the block or waits. The
+ * block is always returned: the write needs no other memory, and a peer that stops sending is
+ * disconnected. If a disk hangs, only its own clients miss the block. If an export is added while
+ * memory is in use, clients get only their reserve until the block can be allocated.
  *
- * Costly requests are block status, trim, zero and cache: they occupy a worker thread or the lock
- * of a file for a long time. A client has at most one costly request in the store. An export can
- * always have one in the store, and another one as long as it has fewer than there are free slots
- * (PATH_COSTLY_MAX minus all that are in the store). Clients with waiting costly requests are
+ * Costly requests are block status, and trim, zero, cache and copy that are long or on a worker
+ * thread (admission_is_costly()). A client has at most one costly request in the store. An export
+ * can always have one in the store, and another one as long as it has fewer than there are free
+ * slots (PATH_COSTLY_MAX minus all that are in the store). Clients with waiting costly requests are
  * served round-robin in the same way. A costly request that waits for an overlapping change of an
  * ended connection (late_writes.h) does not occupy a slot, because that change might need the slot.
  * Reads and writes of the same client overtake costly requests.
@@ -170,7 +170,7 @@ struct path_client {
 
 void path_peer_init(struct path_peer *peer);
 void path_client_init(struct path_client *client, struct path *path, struct path_peer *peer);
-/* Ends the client, which must not have requests or buffers, and removes it from its quotas. */
+/* Ends the client, which must not have requests or buffers. */
 void path_client_fini(struct path_client *client);
 
 void path_quota_init(struct path_quota *quota, uint64_t max_bytes);

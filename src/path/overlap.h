@@ -31,7 +31,7 @@ struct path_request;
 enum {
 	OVERLAP_BYTES_MIN = 16 << 10,
 	OVERLAP_BYTES_MAX = 1 << 20,
-	/* Shorter requests are always one part, and are not measured. */
+	/* Shorter requests are not measured, and are one part unless a part size is configured. */
 	OVERLAP_REQUEST_BYTES_MIN = 2 * OVERLAP_BYTES_MIN,
 	OVERLAP_EARLY_ONE = 1024,
 };

@@ -62,7 +62,7 @@ enum path_status { PATH_PENDING, PATH_COMMITTED, PATH_ABORTED };
 
 enum {
 	PATH_OVERLAP_AUTO = 0,	   /* the part size is chosen from measurements */
-	PATH_OVERLAP_OFF = 1,	   /* sending starts when all parts are complete */
+	PATH_OVERLAP_OFF = 1,	   /* largest parts; sessions wait for all of a read up to 4 MiB */
 	PATH_PART_SIZE_MIN = 4096, /* part sizes are multiples of this */
 	PATH_PART_SIZE_MAX = ARENA_BLOCK_BYTES_MAX,
 };
@@ -122,8 +122,8 @@ struct path_export {
 
 extern const struct counter_table path_export_counter_table; /* of struct path_export */
 
-/* Initializes all members except the store, its queue and its name. late: shared by all reactors;
- * must exist until path_export_fini(). */
+/* Initializes all members except the store and its queue; the name is set to NULL. late: shared by
+ * all reactors; must exist until path_export_fini(). */
 void path_export_init(struct path_export *path_export, uint32_t overlap, struct late_writes *late,
 	struct ring *ring);
 /* Frees the statistics. */
@@ -277,10 +277,10 @@ enum {
 	/* Part size of reads through the page cache. Such a read is a copy that completes
 	 * immediately, so it cannot overlap with the network. */
 	PATH_CACHED_PART_BYTES = 512 << 10,
-	/* If memory is short, a part gets a smaller buffer, but at least this much. */
+	/* If memory is short, a part gets a smaller buffer: this much, or the client's reserve. */
 	PATH_PART_BYTES_MIN = 64 << 10,
 	PATH_PLACED_BYTES_MAX = 1 << 30, /* largest part of a write from a placement */
-	/* Maximum number of parts in flight that use requesters' memory, over all requests. */
+	/* Limit on parts in flight in requesters' memory, without the first of each request. */
 	PATH_PLACED_PARTS_MAX = 1024,
 	PATH_EXTENTS_MAX = 1024, /* maximum number of extents; fewer if memory is short */
 	PATH_SLOW_NS = 50000,	 /* see path_is_slow() */

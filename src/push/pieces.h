@@ -22,7 +22,7 @@ struct push_pieces {
 	struct push_wire_range gaps[PUSH_GAPS_MAX]; /* unsorted */
 };
 
-/* Marks a run of pieces as handled. Returns the broken rule if a part of it was handled before. */
+/* Marks a run of pieces as handled. Fails if a part was handled before, or with too many gaps. */
 const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64_t length);
 /* Returns true if the complete run is still unhandled. */
 bool push_pieces_lack(const struct push_pieces *pieces, uint64_t offset, uint64_t length);

@@ -69,7 +69,7 @@ struct push_session {
 	uint64_t said_ns;    /* last ALIVE sent */
 	uint64_t silence_ns; /* longest permitted time without a message */
 	uint64_t ticked_ns;  /* last tick */
-	bool has_begun;	     /* USED was sent or received, so both ends send ALIVE */
+	bool has_begun;	     /* push_session_begun() was called: with push, both ends send ALIVE */
 	bool note_due;	     /* a JOB message to the coordinator is due */
 	uint64_t noted_job;
 };
@@ -91,7 +91,7 @@ void push_link_close(struct push_link *link);
  * failure. */
 GMB_MUST_CHECK int push_session_job(
 	struct push_session *session, struct push_job *job, const char **text);
-/* Called when USED was sent or received. */
+/* Called when the slots are lent: before USED is sent, after it was received, or over NBD. */
 void push_session_begun(struct push_session *session, uint32_t silence_ms);
 /* Ends the job, if it has not ended. status is 0, or a negative errno with a text. */
 void push_session_job_end(struct push_session *session, int status, const char *text);

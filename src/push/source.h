@@ -94,7 +94,7 @@ void push_source_fail(struct push_source *source, int status, const char *format
 bool push_source_is_over(const struct push_source *source);
 uint8_t *push_slot_data(const struct push_source *source, const struct push_slot *slot);
 /* Allocates our own staging memory and sets staged_slots. Returns -EBUSY if other jobs use the
- * memory. */
+ * memory, or an error of clan_region_create(). */
 GMB_MUST_CHECK int push_source_own_slots(
 	struct push_source *source, uint32_t slots_min, uint32_t slots_max, void **base_out);
 /* Returns the text for a result of push_source_own_slots(). */

@@ -40,7 +40,7 @@ struct push_progress {
 };
 
 struct push_job {
-	uint64_t serial; /* number of the job; 0: the entry is free */
+	uint64_t serial; /* number of the job in this process, from 1; set by push_job_add() */
 	uint64_t id;
 	enum push_role role;
 	enum push_job_state state;

@@ -11,7 +11,7 @@
  * returned calls are two lock-free stacks, and the ring always takes a whole stack. A thread that
  * adds to an empty stack writes the eventfd, on which the ring has a read in flight. Ownership: the
  * ring owns the mailbox; the senders own messages and operations. Errors: a negative errno from
- * ring_mailbox_init(); no other function fails.
+ * ring_mailbox_init() and ring_setup(); ring_mailbox_call() returns false without a thread.
  */
 #pragma once
 

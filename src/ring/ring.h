@@ -113,7 +113,7 @@ struct ring_counters {
 	uint64_t submissions;
 	uint64_t messages;
 	uint64_t events; /* events handled by event sources */
-	uint64_t direct; /* socket and file calls made directly, without an operation */
+	uint64_t direct; /* socket calls made directly, without an operation */
 };
 
 /* Creates a ring. On failure, *error names the missing kernel feature and the remedy. Returns 0,
@@ -163,7 +163,7 @@ void ring_poll_again(struct ring *ring);
 void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns);
 
 /* Sets how long a wait polls for completions before the thread sleeps, because waking a thread up
- * is expensive. 0 (the default): not at all. */
+ * is expensive. 0 (the default): not at all. Otherwise ring_set_batch() has no effect. */
 void ring_set_spin(struct ring *ring, uint64_t spin_ns);
 
 /* Submits queued operations to the kernel now instead of in the next turn. Runs no completions. */
@@ -224,7 +224,7 @@ GMB_MUST_CHECK int ring_thread_start(const struct ring_thread_options *options,
 	struct ring_thread **thread_out, struct error *error);
 /* Stops the ring and waits until end() has returned. */
 void ring_thread_stop(struct ring_thread *thread);
-/* Calls call(context) on the thread, between two of its turns, and waits until it has returned.
+/* Calls call(context) on the thread, in one of its turns, and waits until it has returned.
  * Must not be called on a thread that is inside such a call. Returns 0, -ENOMEM, or -ETIMEDOUT if
  * the current turn takes too long (a disk hangs); call was then not called and will not be. */
 GMB_MUST_CHECK int ring_thread_call(
@@ -370,9 +370,9 @@ void ring_advise(struct ring *ring, struct ring_op *op, struct ring_file file, u
 void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, ring_done_fn *done);
 /* Starts a timer. result: 0 after delay_ns, -ECANCELED after ring_cancel(). */
 void ring_timer(struct ring *ring, struct ring_op *op, uint64_t delay_ns, ring_done_fn *done);
-/* Runs call(op) on a worker thread, for system calls without a ring operation (lseek, ioctl). Its
- * return value is passed to done. call() must access only memory that no other thread uses until
- * done. */
+/* Runs call(op) on a worker thread, or here if none can be started, for system calls without a ring
+ * operation (lseek, ioctl). Its return value is passed to done. call() must access only memory that
+ * no other thread uses until done. */
 void ring_call(
 	struct ring *ring, struct ring_op *op, int (*call)(struct ring_op *op), ring_done_fn *done);
 
@@ -388,8 +388,8 @@ void ring_op_complete(struct ring *ring, struct ring_op *op, int result);
  * or the result of the operation. No-op if it is not in flight. */
 void ring_cancel(struct ring *ring, struct ring_op *op);
 
-/* Like ring_recv(), but into several buffers. The message, its vector and buffers must stay valid
- * until done. */
+/* Like ring_recv(), but into several buffers and without its check for file descriptors. The
+ * message, its vector and buffers must stay valid until done. */
 void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct msghdr *message, bool wait_all, ring_done_fn *done);
 

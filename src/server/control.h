@@ -73,9 +73,9 @@ void server_control_run(struct server_control *control);
 
 /* Writes the idx-th of the usual folders of control sockets, without a final slash. Folder 0 is for
  * this user's own servers. For root, the others are for the systemd service and for other users.
- * -ENOENT: idx is too large. */
+ * -ENOENT: idx is too large, or (0) the environment of a user names no folder. */
 GMB_MUST_CHECK int server_control_folder(uint32_t idx, char *out, size_t out_bytes);
-/* Creates the first folder of server_control_folder(). */
+/* Creates the first folder of server_control_folder(), and the one above it. */
 GMB_MUST_CHECK int server_control_make_folder(void);
 /* Suffix of files in these folders that record how a server was started (record.h). */
 #define SERVER_RECORD_SUFFIX ".start"

@@ -14,7 +14,7 @@
 
 struct device;
 
-/* Opens the device memory. *device_out is NULL when the configuration requests none. */
+/* Opens the device memory. *device_out is not changed if the configuration requests none. */
 GMB_MUST_CHECK int device_open(
 	const struct server_config *config, struct device **device_out, struct error *error);
 /* Called when no reactor is left. NULL is a no-op. */
@@ -25,6 +25,6 @@ void device_close(struct device *device);
 void device_probe(struct device *device, struct export *const *exports, uint32_t count);
 
 struct p2pmem *device_memory(struct device *device);
-/* The reactor's share in bytes; 0: it has none, because the memory is too small to be divided among
- * all reactors. */
+/* The reactor's share in bytes; 0: it has none, because the memory is too small to be divided, and
+ * reactor 0 has all of it. */
 uint64_t device_share_bytes(const struct device *device, uint32_t reactor);

@@ -91,7 +91,7 @@ struct reactor_task {
 };
 void reactor_post(struct reactor *reactor, struct reactor_task *task);
 
-/* Calls call(engine, context) on the reactor's thread, between two of its turns, and waits for it.
+/* Calls call(engine, context) on the reactor's thread, in one of its turns, and waits for it.
  * -ETIMEDOUT: the current turn takes too long, because a disk hangs; the call was not and will not
  * be made. -ENOMEM: no memory for the message. */
 GMB_MUST_CHECK int reactor_call(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The server as a whole: opens every export, listens on every address, starts the reactors, serves
+ * The server as a whole: listens on every address, opens every export, starts the reactors, serves
  * until a signal or the end of the --run commands, and stops cleanly.
  *
- *   open stores ─▶ listen ─▶ reactors ─▶ accept ─▶ ready ─▶ wait
+ *   listen ─▶ open stores ─▶ reactors ─▶ start stores ─▶ accept ─▶ ready ─▶ wait
  *        ─▶ stop accepting ─▶ drain ─▶ close
  *
  * Threading: the main thread of a process without other threads. Blocks until the server has

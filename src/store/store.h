@@ -107,7 +107,7 @@ struct store_extent {
 };
 
 enum store_cap {
-	/* writable; otherwise read-only, and no write is ever submitted */
+	/* writable; otherwise read-only, and store_submit() fails changes with -EPERM */
 	STORE_CAP_WRITE = 1 << 0,
 	STORE_CAP_TRIM = 1 << 1,
 	STORE_CAP_FAST_ZERO = 1 << 2, /* some ranges can be zeroed faster than by writing zeroes */
@@ -451,7 +451,7 @@ struct store_create {
  * (KIND:FILE) cannot be created, or if the kind does not support one of the parameters. */
 GMB_MUST_CHECK int store_create_check(
 	const char *path, const struct store_create *create, struct error *error);
-/* Creates the disk or overlay that path names. Call store_create_check() before. Returns -EEXIST if
+/* Creates the disk or overlay that path names, after store_create_check(). Returns -EEXIST if
  * existing contents would be lost. Blocks. */
 GMB_MUST_CHECK int store_create(
 	const char *path, const struct store_create *create, struct error *error);
@@ -504,7 +504,7 @@ bool store_needs_start(const struct store *store);
 void store_start(struct store *store, struct store_start *start);
 /* Returns the progress of the start, 0 to 1000. 1000: parts can be submitted. Any thread. */
 uint32_t store_start_permille(const struct store *store);
-/* Returns store_info.epoch, which is valid after the start. */
+/* Returns store_info.epoch of the outermost layer that has one; valid after the start. */
 uint64_t store_epoch(const struct store *store);
 /* Returns store_info.budget_bytes. */
 uint64_t store_budget(const struct store *store);
@@ -642,7 +642,7 @@ GMB_MUST_CHECK int store_take(struct store *store, struct error *error);
 /* Called in the other process for STORE_HOLD_CLAIM, before other threads exist. The store layer
  * owns claim->fd from then on. A store of the same disk that is opened before store_adopt_end()
  * uses it as its claim; the first process must not have operations in flight then. Returns -EINVAL
- * if the descriptor does not refer to the disk. */
+ * if the descriptor does not refer to the disk, or -ENOMEM. */
 GMB_MUST_CHECK int store_adopt(const struct store_claim *claim);
 /* Closes all claims of store_adopt() that no store uses. */
 void store_adopt_end(void);
@@ -650,8 +650,8 @@ void store_adopt_end(void);
 GMB_MUST_CHECK int store_queue_create(struct store *store, struct ring *ring,
 	struct store_queue **queue_out, struct error *error);
 void store_queue_destroy(struct store_queue *queue);
-/* Returns the counters of this queue's layer and their description; NULL: none. Called on the
- * queue's thread. The layer below is queue->inner. */
+/* Returns the counters of this queue's layer and their description; NULL: none, or the store has an
+ * owner on another ring. Called on the queue's thread. The layer below is queue->inner. */
 const void *store_queue_counters(
 	const struct store_queue *queue, const struct counter_table **table_out);
 

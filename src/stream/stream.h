@@ -104,7 +104,7 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
 /*
  * Puts a layer on a plain stream that has no operation in flight, and runs its start(). upgraded is
  * called later, from the ring, with 0 or a negative errno. After an error the stream can only be
- * shut down and closed. upgraded is not called if the stream is closed first.
+ * shut down and closed. Until then, stream_is_idle() is false: it cannot be closed.
  */
 void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *layer,
 	void (*upgraded)(struct stream *stream, int result));

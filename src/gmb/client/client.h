@@ -108,7 +108,7 @@ struct native_carrier {
 	struct hub *hub; /* NULL before the first start */
 	const struct native_target *target;
 	enum native_carrier_state state;
-	struct list_node node;	      /* in hub->carriers while there is a connection */
+	struct list_node node;	      /* in hub->carriers from dialing until it is idle */
 	struct list_node hungry_node; /* in hub->hungry */
 	struct clan_conn *conn;	      /* NULL: not connected, or CLOSED was received */
 	bool needs_cookies;	      /* the server accesses memory by put and get */

@@ -60,7 +60,7 @@ struct native_handshake {
 };
 
 struct native_request {
-	struct path_request path; /* first, so that gmb_request_progress() finds the request */
+	struct path_request path; /* if started is set, or the members for the reply */
 	struct native_session *session;
 	struct list_node node;	    /* in session->requests */
 	struct list_node done_node; /* in session->done */
@@ -115,7 +115,7 @@ struct native_session {
 	struct native_service *service;
 	struct clan_conn *conn; /* NULL: never connected, or is_closed */
 	uint16_t version;	/* negotiated version */
-	bool is_closing;	/* clan_close() was called */
+	bool is_closing;	/* clan_close() or clan_reject() was called */
 	bool is_closed;		/* all activity of the connection has ended */
 	bool event_due;		/* an EVENT must be sent */
 	bool has_sent;		/* sent since the timer was set */
@@ -168,7 +168,7 @@ void native_session_fail(struct native_session *session, const char *rule);
 void native_region_add(struct native_session *session, uint32_t number, uint32_t generation);
 /* Called when a request must be answered: starts signs of life if the client requested them. */
 void native_session_watch(struct native_session *session);
-/* Called when a request that used the region has ended. */
+/* Releases the region if no request uses it and the client has withdrawn it or the session ends. */
 void native_region_unused(struct native_session *session, uint32_t number);
 
 /* move.c */
@@ -197,5 +197,5 @@ void native_request_abandon(struct native_request *request);
 /* Returns whether no part of the request is in flight. */
 bool native_request_is_idle(const struct native_request *request);
 void native_request_end(struct native_request *request);
-/* Sends the queued answers. Returns false if the client's ring is full. */
+/* Sends the queued answers. Returns false if the client's ring is full or the connection lost. */
 GMB_MUST_CHECK bool native_requests_answer(struct native_session *session);

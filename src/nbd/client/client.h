@@ -23,7 +23,7 @@
  *
  * Threading: the owner's object. Ownership: a call and its memory belong to the client from
  * nbd_client_add() until done() or nbd_client_take_back(). Errors: nbd_client_received() returns
- * -EPROTO with the rule.
+ * -EPROTO with the rule, or -ENOMEM.
  */
 #pragma once
 

@@ -3,15 +3,15 @@
  * Connects a socket to the server of a URI without blocking the ring. A thread resolves the name,
  * then each address is tried in turn.
  *
- *   LOOKUP ─▶ ATTEMPT ─▶ (next address) ─▶ ENDING ─▶ done
+ *   BEGIN ─▶ LOOKUP ─▶ ATTEMPT ─▶ (next address) ─▶ ENDING ─▶ done
  *
  * A lookup has no time limit and cannot be interrupted. If the attempt ends first, the lookup stays
  * with its thread, which frees it.
  *
  * Threading: the ring's thread. Ownership: the URI and the struct are borrowed until done(); then
  * the caller owns the socket. Errors: a negative errno, with a sentence that begins with the
- * server's address in error: -EHOSTUNREACH for the name, -ETIMEDOUT, -ECANCELED, and the errors of
- * connect(2).
+ * server's address in error: -EHOSTUNREACH for the name, -ETIMEDOUT, -ECANCELED, -ENOMEM, and the
+ * errors of socket(2), connect(2) and of starting the thread.
  *
  * tests/sim/connector_sim.c is the simulated version, selected when a test is linked.
  */

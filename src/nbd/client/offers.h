@@ -10,7 +10,7 @@
  *
  * Threading: the caller's object. Ownership: the offers own everything inside them, which
  * nbd_offers_fini() frees; texts passed in are copied. Errors: -E2BIG with a sentence if the server
- * exceeds the limits below, -ENOMEM.
+ * exceeds the limits below, -EPROTO for an invalid reply, -ENOMEM.
  */
 #pragma once
 

@@ -114,7 +114,7 @@ struct rx_buf {
 };
 
 struct nbd_request {
-	struct path_request path; /* must be first: request_progress() finds the request by it */
+	struct path_request path; /* request_progress() finds the request by it */
 	struct nbd_session *session;
 	struct list_node session_node; /* in session->requests */
 	struct list_node send_node;    /* in session->sendable while there is something to send */

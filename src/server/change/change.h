@@ -10,9 +10,9 @@
  * one message. Exports that the change does not name are not touched, and neither are their
  * clients.
  *
- * If a key without FIELD_LIVE changes, the export is replaced: its clients complete their requests
- * in flight and are informed that it is no longer served. Meanwhile new clients that request the
- * name wait until the old clients are gone (export_replaces()).
+ * If the path or a key without FIELD_LIVE changes, the export is replaced: its clients complete
+ * requests in flight and are informed that it is no longer served. Meanwhile new clients that
+ * request the name wait until the old clients are gone (export_replaces()).
  *
  * Threading: as in the picture; one change at a time. Ownership: counted. The caller and each
  * reactor that has not committed yet hold a reference; the last one frees. Errors: a negative errno
@@ -53,7 +53,7 @@ void change_put(struct change *change);
 
 /* Changes everything that differs from config, except for settings that need a restart. config is
  * only read. Exports that a command added are not removed; they get the configuration's access
- * rules for exports without rules of their own. */
+ * rules for exports without rules of their own, and snapshots those of their disk's export. */
 GMB_MUST_CHECK int change_configure(
 	struct change *change, const struct server_config *config, struct error *error);
 /* Adds one export. `about` must have a name, a path and an origin. -EEXIST: the name is in use. */
@@ -72,9 +72,9 @@ GMB_MUST_CHECK int change_remove(struct change *change, const char *name, struct
 
 struct forecast;
 
-/* change_foresee() adds the exports whose rules change to the forecast, which predicts the effect
- * on connected clients. After the forecast has run, change_tell() adds that effect to the lines of
- * change_lines(). */
+/* change_foresee() adds exports that stay with other rules to the forecast, which predicts the
+ * effect on connected clients. After the forecast has run, change_tell() adds that effect to the
+ * lines of change_lines(). */
 GMB_MUST_CHECK int change_foresee(
 	const struct change *change, struct forecast *forecast, struct error *error);
 void change_tell(struct change *change, const struct forecast *forecast);
@@ -86,7 +86,7 @@ GMB_MUST_CHECK int change_prepare(struct change *change, struct error *error);
  * the new table. */
 void change_commit(struct change *change, struct exports *exports);
 
-/* Returns the number of exports that the change removes or replaces. */
+/* Returns the number of exports that the change removes or replaces; 0 before change_open(). */
 uint32_t change_closing(const struct change *change);
 /* Returns a JSON array with one line of text for each difference, such as "export \"x\": added,
  * /srv/x.img". The caller owns the reference. */

@@ -17,7 +17,7 @@ struct change_item {
 	enum change_action action;
 	struct served_export
 		*before; /* the export's entry in the table; NULL: the export is added */
-	/* The new entry, owned until the commit. NULL: the export is removed or keeps its entry. */
+	/* The new entry, owned until the commit; STAY, UPDATE: has only settings. NULL: REMOVE. */
 	struct served_export *after;
 	struct access *rules; /* owned, or NULL */
 	bool has_rules;	      /* `rules` replace the rules of `before` */
@@ -28,8 +28,8 @@ struct change_item {
 	 * reference until it has made the change. */
 	struct export *old;
 	struct export *new;
-	/* the export's old description; freed with the change, when all reactors have committed and
-	 * no session reads it */
+	/* the new description; after the commit the old one, freed with the change, when all
+	 * reactors have committed and no session reads it */
 	char *description;
 };
 

@@ -77,7 +77,7 @@ GMB_MUST_CHECK int removed_export_create(const struct served_export *served,
 void removed_export_free(struct removed_export *removed);
 /* Adds the record, and frees records whose disks are no longer in use. */
 void exports_remember(struct exports *exports, struct removed_export *removed);
-/* Returns a JSON array of the served exports: their settings as given, and their current limits. */
+/* Returns a JSON array of the served exports: settings as given, last known size, connections. */
 json_t *exports_json(const struct exports *exports);
 
 /* Creates an entry from entry and settings, see server_export_copy(). The disk is not opened. */

@@ -47,10 +47,10 @@ struct forecast_counts forecast_of_export(
 	const struct forecast *forecast, const struct export *export);
 struct forecast_counts forecast_of_policy(
 	const struct forecast *forecast, const struct tls_policy *policy);
-/* Returns the number of reactors that have not answered. */
+/* Returns the number of reactors that did not answer in time or had no memory. */
 uint32_t forecast_silent(const struct forecast *forecast);
 
 enum { FORECAST_TEXT_BYTES = 160 };
-/* Formats the counts, such as "1 connection loses the right to write, 2 end" or "no connection
- * loses a right". Returns out. */
+/* Formats the counts, such as "1 connection loses write access, 2 connections end" or "no
+ * connection loses access". Returns out. */
 const char *forecast_text(const struct forecast_counts *counts, char out[FORECAST_TEXT_BYTES]);

@@ -9,8 +9,8 @@
  *   file (YAML) ───┘
  *
  * Threading: the main thread, before the server runs; read-only afterwards. Ownership: the config
- * owns every string; server_config_fini() frees them. Errors: -EINVAL or -ERANGE with an error
- * message for the user that names the value and its origin.
+ * owns every string; server_config_fini() frees them. Errors: -EINVAL, -ERANGE or -ENOMEM with an
+ * error message for the user that names the value and its origin.
  */
 #pragma once
 
@@ -258,8 +258,8 @@ void server_access_options_fini(struct server_config *config);
  * fulfil. */
 GMB_MUST_CHECK int server_access_finish(const struct server_config *config, struct error *error);
 
-/* Fills sets with the rules of each export: first from the command line, then from the file. NULL
- * for exports without rules of their own. */
+/* Fills sets with the rules of each export: first from the command line, then from the file; those
+ * of server_access_common() for exports without rules of their own. */
 GMB_MUST_CHECK int server_access_build(
 	const struct server_config *config, struct access **sets, struct error *error);
 /* Returns the rules for exports that have no rules of their own; NULL: there are none. */

@@ -25,7 +25,7 @@ struct acceptor_options {
 	uint32_t connections_max;
 	uint32_t connections_per_peer_max;
 	_Atomic uint32_t *connection_total;
-	/* Called once on the first reactor's thread, after acceptor_stop(). */
+	/* Called on the first reactor's thread, once after each acceptor_stop(). */
 	void (*stopped)(void *context);
 	void *context;
 };
@@ -36,9 +36,9 @@ GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
  * NULL is a no-op. */
 void acceptor_destroy(struct acceptor *acceptor);
 
-/* Adopts a connection of another process (engine/handover.h). The limits do not apply, because the
- * connection already exists. Called before the acceptor is started, while the reactors are
- * paused. */
+/* Adopts a connection of another process (engine/handover.h), and takes ownership of fd. The limits
+ * do not apply, because the connection already exists. Called before the acceptor is started, while
+ * the reactors are paused. */
 void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	const struct session_record *record, int fd);
 

@@ -14,7 +14,7 @@
 
 /* Returns NULL and sets *code on failure: -ETIMEDOUT when a reactor does not answer, -ENOMEM. */
 json_t *stats_document(const struct server_view *view, int *code);
-/* Returns the descriptions of all counters in that document: an array "counters" of objects with
+/* Returns the descriptions of all counters in that document: "counters", an array of objects with
  * the members "of", "name", "labels", "unit", "kind", "help", "metric" (without "gmblock_" and
  * "_total"; empty: none) and "metric_labels". */
 json_t *stats_counters(void);

@@ -4,8 +4,8 @@
  *
  *   quiesce_begin() ──▶ each on one of the reactors ──▶ quiesce_is_over() ──▶ quiesce_result()
  *
- * Threading: the main thread. Ownership: borrows reactors. Has references to the exports until
- * their flushes are done, so it must not be destroyed while a reactor with such a flush runs.
+ * Threading: the main thread. Ownership: borrows reactors. Has references to the exports until the
+ * next quiesce_begin() or quiesce_destroy(), which must not come while a flush is in progress.
  * Errors: an error message that names the export.
  */
 #pragma once

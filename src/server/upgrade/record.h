@@ -21,7 +21,7 @@
 
 enum { SERVER_RECORD_PATH_BYTES = 320 };
 
-/* Records this process. path: receives the path of the file, or "" if there is none. */
+/* Records this process. path, "" at the call, receives the path of the file if there is one. */
 void server_record_write(char path[SERVER_RECORD_PATH_BYTES]);
 /* Removes the record when the server ends. "" is a no-op. */
 void server_record_remove(char path[SERVER_RECORD_PATH_BYTES]);
@@ -34,8 +34,8 @@ struct server_record {
 
 /*
  * Reads the record of a running process, which root or the caller must have written. Freed with
- * server_record_fini(). -ENOENT: there is no record. -ESRCH: the record is of an earlier process
- * with this ID. -EPERM: another user could have written it.
+ * server_record_fini(). -ENOENT: there is no record, or no process. -ESRCH: the record is of an
+ * earlier process with this ID. -EPERM: another user could have written it. -EPROTO: invalid.
  */
 GMB_MUST_CHECK int server_record_read(pid_t pid, struct server_record *record, struct error *error);
 void server_record_fini(struct server_record *record);

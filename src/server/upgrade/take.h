@@ -2,11 +2,11 @@
 /*
  * The new process of an upgrade (upgrade.h): receives sockets, disks and sessions from the old
  * process while it starts. The functions are declared in calling order. Without an old process,
- * upgrade_take_find() sets *take_out to NULL, which the other functions accept.
+ * upgrade_take_find() sets *take_out to NULL, which those for sockets and disks accept.
  *
  *   sockets, claims ─▶ the exports are opened ─▶ READY ─▶ sessions ─▶ STARTED
  *
- * Threading: the main thread; before the sessions there are no other threads. Ownership: the caller
+ * Threading: the main thread; until the exports are open it is the only one. Ownership: the caller
  * closes the sockets that it gets; the rest is borrowed. Errors: an error message, which is also
  * sent to the old process.
  */
@@ -17,8 +17,8 @@
 
 struct upgrade_take;
 
-/* Checks the environment for an old process, without reading its data. -EPERM: another user can
- * write to the configuration file that was read. */
+/* Checks the environment for an old process, without reading its data. -EPERM, with *take_out set:
+ * another user can write to the configuration file that was read. */
 GMB_MUST_CHECK int upgrade_take_find(
 	const struct server_config *config, struct upgrade_take **take_out, struct error *error);
 /* Receives the sockets, and for each disk a claim: what the old process holds on it (struct
@@ -70,11 +70,11 @@ struct upgrade_taker {
  */
 GMB_MUST_CHECK int upgrade_take_over(
 	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error);
-/* Called after upgrade_take_over(): waits until the old process no longer uses the control socket
- * and the service manager. */
+/* Called after upgrade_take_over(): waits, at most 2 seconds, until the old process no longer uses
+ * the control socket and the service manager, and frees take. */
 void upgrade_take_finish(struct upgrade_take *take);
-/* Called when this process fails before upgrade_take_over(): sends the reason to the old process,
- * and leaves the socket files to it. */
+/* Called when this process fails before sessions are taken: sends the reason to the old process,
+ * leaves the socket files to it, and frees take. */
 void upgrade_take_abandon(struct upgrade_take *take, struct listener *listeners,
 	uint32_t listener_count, struct listener *control, struct listener *metrics,
 	const struct error *failure);

@@ -35,8 +35,8 @@ struct upgrade_sockets {
 
 /* Initializes the struct. Nothing was sent over the channel before. */
 void upgrade_tell_init(struct upgrade_tell *tell, int channel);
-/* Returns true if the call that returned rc failed only because the socket was full. The caller
- * then repeats that call, which continues where it stopped. */
+/* Returns true if the call that returned rc failed only because the socket was full, or too many
+ * descriptors are in flight. The caller then repeats the call, which continues where it stopped. */
 bool upgrade_tell_waits(struct upgrade_tell *tell, int rc);
 /* Sends all sockets and disks. */
 GMB_MUST_CHECK int upgrade_tell_all(struct upgrade_tell *tell,

@@ -100,7 +100,7 @@ GMB_MUST_CHECK int upgrade_send(int channel, const struct upgrade_message *messa
 /* Sends a message without waiting. After an error, such as -EAGAIN (the socket is full) or
  * -ETOOMANYREFS, the message was not sent. */
 GMB_MUST_CHECK int upgrade_send_now(int channel, const struct upgrade_message *message);
-/* Receives the next message into bytes. timeout_ms: 0 does not wait (-EAGAIN). -ECONNRESET: the
+/* Receives the next message into bytes. -EAGAIN: none came within timeout_ms. -ECONNRESET: the
  * other end has closed, and its last message has been received. */
 GMB_MUST_CHECK int upgrade_receive(int channel, int timeout_ms,
 	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX], struct upgrade_message *message,

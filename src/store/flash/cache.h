@@ -92,7 +92,7 @@ struct flash_cache {
 	uint32_t bucket_mask;
 	uint32_t first; /* list of dirty pages, in the order of `since` */
 	uint32_t last;
-	/* Number of slots with a record in flight (writing != 0). */
+	/* Number of slots with a page that have writing != 0, so without those in `held`. */
 	uint32_t writing_count;
 	/* Head of the list (linked by chain) of slots without a page from which a record is
 	 * written. */
@@ -139,8 +139,8 @@ const char *flash_cache_directory(const char *directory);
  * - A read-only store returns -EBUSY if the file has pages, because they are not on the disk. */
 GMB_MUST_CHECK int flash_cache_open(
 	struct flash *flash, const struct flash_cache_options *options, struct error *error);
-/* Closes the cache file and removes it, unless the anchor refers to it. Also removes other files of
- * the store that are not in use. Blocks. */
+/* Closes the cache file and removes it, unless the anchor refers to it or the store has failed.
+ * Also removes other files of the store that have no pages and are not in use. Blocks. */
 void flash_cache_close(struct flash *flash);
 /* Restores the dirty pages from the file. Runs on the recovery's worker thread, before the log is
  * replayed. Returns -ENOMEM, or -EBUSY if another process uses the file. */
@@ -230,7 +230,7 @@ void flash_cache_replayed(struct flash *flash, uint64_t lpn, uint32_t count, uin
 
 /* Continues evictions and flushes. Returns true if there was progress. */
 bool flash_cache_step(struct flash *flash);
-/* True if a client, a snapshot or the shutdown waits until pages are in the log. */
+/* True if a flush, an eviction, a snapshot or the shutdown waits until pages are in the log. */
 bool flash_cache_wants_log(const struct flash *flash);
 /* Completes the part when all changes answered before it are durable. */
 void flash_cache_flush(struct flash *flash, struct store_part *part);

@@ -16,7 +16,7 @@
  * the share of cold pages that were evicted or flushed before users overwrote or trimmed them. Both
  * counts are halved when their sum exceeds the number of slots.
  *
- *    CACHE_FREE -> CACHE_BUSY <-> CACHE_HOT, CACHE_COLD
+ *    CACHE_FREE <-> CACHE_BUSY <-> CACHE_HOT, CACHE_COLD
  *                  CACHE_BUSY -> CACHE_CLEAN -> CACHE_BUSY, CACHE_FREE
  *                  CACHE_HOT, CACHE_COLD -> CACHE_FREE (trimmed)
  *

@@ -21,8 +21,8 @@
  *   collector   ─▶ headers and live blocks of a victim ─▶ record being filled
  *   checkpoint  ─▶ changed nodes ─▶ records ─▶ sync ─▶ both anchors ─▶ erase ─▶ free segments
  *
- * Invariant: the store starts I/O only while a request (struct store_part), a start or the shutdown
- * needs it. The last part completes only when no I/O is in flight, because queues and rings may be
+ * Invariant: the store starts I/O only while flash_may_work(), or to move or rewrite the end of the
+ * log. The last part completes only when no I/O is in flight, because queues and rings may be
  * destroyed as soon as all parts are done. flash_pump() runs the work that has become possible;
  * call it after every event.
  *
@@ -239,8 +239,8 @@ GMB_MUST_CHECK int flash_check(
 
 /* --- predicates and lookups ------------------------------------------------------------------ */
 
-/* True while a part, a start, a shutdown or a snapshot request needs work. Otherwise no operation
- * may be started. */
+/* True while a part, a start, a shutdown or a snapshot request needs work. Otherwise only moves and
+ * rewrites of the end of the log may start operations. */
 static inline bool flash_may_work(const struct flash *flash)
 {
 	return flash->is_starting || flash->is_closing || flash->part_count > flash->held_count ||

@@ -116,8 +116,8 @@ GMB_MUST_CHECK int flash_anchor_read(
 GMB_MUST_CHECK int flash_read(struct flash *flash, uint32_t block, uint32_t count, void *bytes);
 /* Reads the state of the segments' zones. No effect without zones. Blocks. */
 GMB_MUST_CHECK int flash_zones_load(struct flash *flash);
-/* After recovery: finishes active zones, in which the log does not continue, and
- * resets free ones. Blocks. */
+/* After recovery: finishes active zones, in which the log does not continue, and resets free ones,
+ * except full ones that are not needed soon (GC_ERASING). Blocks. */
 GMB_MUST_CHECK int flash_zones_prepare(struct flash *flash, struct error *error);
 /* Replaces flash_zones_prepare() in a start that must not write yet, because the previous process
  * might continue. Zones are finished and reset when the log continues. Returns -EBUSY or -ENOSPC if

@@ -136,8 +136,8 @@ void flash_log_abandon(struct flash *flash);
 /* True for the errors with which the kernel reports a bad block of the device. Other blocks might
  * still work. */
 bool flash_is_of_medium(int error);
-/* Called when the write of a record has failed. Returns true if the record and its successors will
- * be written elsewhere, false if the log has failed. */
+/* Called when the write of a record has failed. Returns true if flash_move_step() will try to write
+ * the record and its successors elsewhere, false if the log must fail. */
 bool flash_move_begin(struct flash *flash, int error);
 /* Continues the move. Returns true if there was progress. */
 bool flash_move_step(struct flash *flash);

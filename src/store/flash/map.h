@@ -38,7 +38,7 @@ struct flash_slot {
 	/* FLASH_NO_PAGE: the page's snapshot was deleted while the page was being read */
 	uint32_t page;
 	int32_t chain; /* next slot in the same bucket of the hash table */
-	/* Number of records that refer to the page and are not retired. */
+	/* Number of entries that change the page, in records that are not retired. */
 	uint32_t pins;
 	uint32_t round; /* dirty: value of flash_map.round when the page became dirty */
 	uint8_t state;

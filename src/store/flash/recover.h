@@ -37,9 +37,9 @@ struct flash_damage {
 	uint64_t lost_records;
 	/* Error of a read of the log at lost_at; 0: none. */
 	int lost_error;
-	uint32_t repairs;	  /* enum store_repair, as requested */
-	uint32_t twins_used;	  /* number of nodes of which only the second copy could be read */
-	bool is_table_damaged;	  /* the segment table was damaged and has been recomputed */
+	uint32_t repairs;      /* enum store_repair, as requested */
+	uint32_t twins_used;   /* number of nodes of which only the second copy could be read */
+	bool is_table_damaged; /* the segment table was damaged; recomputed unless is_read_only */
 	struct flash_holes holes; /* pages of the disk that are lost or damaged */
 	/* Results of a repair: pages linked again unchanged, pages reconstructed from changes, and
 	 * pages of which no trace was found. */
