@@ -101,7 +101,8 @@ int flash_anchors_read(struct flash *flash, struct error *error)
 		result = flash_anchor_read(fd, &flash->zones, i, block);
 		if (result == -EIO) { /* the other anchor might be valid */
 			ours++;
-			result = error_set(&faults[i], 0, "cannot be read");
+			(void)error_set(&faults[i], result, "cannot be read");
+			result = 0;
 			continue;
 		}
 		ours += flash_anchor_is_ours(block);

@@ -49,6 +49,24 @@ static void test_one_good_anchor_is_not_written_first(void **state)
 	}
 }
 
+static void test_one_unreadable_anchor(void **state)
+{
+	static struct world world;
+
+	GMB_UNUSED(state);
+	for (uint64_t i = 0; i < FLASH_ANCHORS; i++) {
+		struct sim_disk *disk;
+
+		sim_start(&(struct sim_options){ .seed = i });
+		world_make_disk();
+		disk = sim_disk_find("disk");
+		sim_disk_set_bad(disk, i * FLASH_BLOCK_BYTES, FLASH_BLOCK_BYTES, true, false);
+		world_open(&world, "disk", false, NULL);
+		world_close(&world);
+		sim_stop();
+	}
+}
+
 /* Its checkpoint needs several records, which cannot be written. */
 static void test_a_start_that_fails_leaves_nothing_in_flight(void **state)
 {
@@ -848,6 +866,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_one_good_anchor_is_not_written_first),
+		cmocka_unit_test(test_one_unreadable_anchor),
 		cmocka_unit_test(test_single_blocks_fill_the_disk),
 		cmocka_unit_test(test_a_write_of_one_record_gets_the_space_of_headers),
 		cmocka_unit_test(test_a_disk_that_damage_has_filled_refuses_writes),
