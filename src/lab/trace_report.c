@@ -327,8 +327,8 @@ int trace_show_text(
 	}
 	printf("\n"
 	       "1-9, a-z: chunks at the time they were seen, by stream   |: end of a part\n"
-	       "Sending hidden: share of the sending time that overlaps the read, if sending "
-	       "is as fast as the disk.\n");
+	       "Sending hidden: share of the sending time that overlaps the read,\n"
+	       "if sending is as fast as the disk.\n");
 	return print_end(error);
 }
 
