@@ -74,7 +74,7 @@ int ofi_errno(int64_t result)
 {
 	int64_t error = result < 0 ? -result : result;
 
-	/* Error numbers of libfabric start above those of errno. */
+	/* libfabric's own error numbers start above the values of errno. */
 	return error == 0 ? 0 : error < FI_ERRNO_OFFSET ? -(int)error : -EIO;
 }
 
@@ -137,8 +137,8 @@ void ofi_info_free(void *info)
 
 /* --- domains ---------------------------------------------------------------------------------- */
 
-/* The descriptor is readable. There is nothing to do here, because ofi_progress() follows in the
- * same turn. */
+/* The descriptor is readable. ofi_progress(), which follows in the same turn, handles the events.
+ */
 static void domain_happened(struct waiter_file *file, uint32_t events)
 {
 	GMB_UNUSED(file);
@@ -324,8 +324,8 @@ static bool reap_completions(struct ofi_domain *domain)
 		}
 		any = true;
 		for (ssize_t i = 0; i < count; i++) {
-			/* A peer can attach immediate data to a write of its own. Its completion
-			 * here does not belong to an operation of ours. */
+			/* A peer can attach immediate data to its writes. Their completions here
+			 * do not belong to our operations. */
 			if ((entries[i].flags & FI_REMOTE_WRITE) == 0 &&
 				entries[i].op_context != NULL) {
 				completed(entries[i].op_context, entries[i].len);

@@ -202,7 +202,7 @@ static void free_request(struct prov_request *request)
 	free(request);
 }
 
-/* Reports a connection request. The info's destination address is that of the peer. */
+/* Reports a connection request. The destination address in its info is the peer's address. */
 static int offer_request(struct prov_pep *pep, struct clan_conn *conn, const struct hello *hello,
 	const uint8_t *data)
 {
@@ -584,7 +584,7 @@ void prov_ep_lost(struct prov_ep *ep, int status)
 			ep, -status, data, status == -ECONNREFUSED ? rejection_data(ep, data) : 0);
 	} else if (ep->state == PROV_EP_CONNECTED) {
 		/* Data that the peer sent before its end is still delivered. Operations fail,
-		 * because nothing can be sent and no more answers arrive. */
+		 * because the peer neither receives messages nor sends answers. */
 		ep_set_state(ep, PROV_EP_DRAINING);
 		prov_stream_receive(ep);
 		if (ep->state == PROV_EP_DRAINING) {

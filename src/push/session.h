@@ -9,9 +9,9 @@
  *                                      │             nbd.c: to a server without push
  *                                      └▶ sink.c     USE: lends slots, writes the pieces in them
  *
- * A coordinator's session becomes that of a source with START. It remains when the coordinator of a
- * detached job has left, so the rights, limits and statistics of the job are those of its
- * requester. A session that presents a ticket becomes that of a destination, with the rights of the
+ * START turns a coordinator's session into a source's session. It remains when the coordinator of a
+ * detached job has left, so the job keeps the rights, limits and statistics of its requester. A
+ * session that presents a ticket becomes a destination's session, with the rights of the
  * ticket's requester. The states of a session are the engine's: engine/engine.h.
  *
  * Threading: the ring's thread. Ownership: a session owns its connections, slots and requests.

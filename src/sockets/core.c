@@ -4,7 +4,7 @@
  *
  * Waking: while threads sleep, core_unlock() either arms the queue, so that libclan makes
  * core.epoll_fd readable, or kicks the sleepers. A kick makes kick_fd readable for all threads that
- * sleep at that moment; the last of them to wake makes it unreadable again. The kick epoch
+ * sleep at that moment; the thread that wakes last makes it unreadable again. The kick epoch
  * distinguishes these threads from those that go to sleep later.
  */
 #include <dlfcn.h>

@@ -103,7 +103,7 @@ enum session_rest nbd_session_rest(struct session *base)
 {
 	struct nbd_session *session = nbd_handover_of(base);
 
-	/* A change of the TLS keys ends by itself, and the stream reports its end. */
+	/* A change of the TLS keys ends without our help, and the stream reports its end. */
 	if (session->send_op.in_flight ||
 		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
 		return SESSION_WAITS_FOR_PEER;
@@ -293,8 +293,8 @@ static bool keep_choice(struct nbd_session *session, const struct session_record
 }
 
 /* Selects the export of the session. Until it is available the session stays in the handshake
- * state, with its time limit, and receives nothing. If it ends before that, nothing is sent to the
- * peer, because the other process may have to continue. */
+ * state, with its time limit, and does not receive. If it ends before that, the peer gets no
+ * message, because the other process might have to continue. */
 static void choose_told(struct nbd_session *session, const struct session_record *record)
 {
 	int rc = session_adopt(&session->base, record);
