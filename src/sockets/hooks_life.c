@@ -25,10 +25,6 @@
 #include "sockets/real.h"
 #include "sockets/sockets.h"
 
-#ifndef TCP_ULP
-#define TCP_ULP 31 /* missing in the headers of old C libraries */
-#endif
-
 enum { ARGUMENTS_MAX = 4096, OPTION_WAIT_MS = 100 };
 
 static bool is_active(void)

@@ -17,14 +17,6 @@
 #include "base/bytes.h"
 #include "sockets/kernel.h"
 
-/* Missing in the headers before Linux 4.18 (TCP_INQ) and 4.13 (TCP_ULP). */
-#ifndef TCP_INQ
-#define TCP_INQ 36
-#endif
-#ifndef TCP_ULP
-#define TCP_ULP 31
-#endif
-
 enum { NETLINK_WAIT_MS = 200, TCP_STATE_ESTABLISHED = 1, COUNT_TRIES = 4 };
 
 static int read_info(int fd, struct tcp_info *info)

@@ -144,7 +144,6 @@ struct native_service {
 	struct native_slab *slabs; /* slabs that moves have used */
 	uint32_t slab_count;
 	bool slabs_refused;
-	struct log_limit refusals; /* rate limit of log lines about rejected requests */
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
 };
 
