@@ -578,7 +578,7 @@ static int write_state(struct daemon *daemon, struct error *error)
 	int fd;
 
 	if (entry.uri == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	log_escape(entry.uri, shown_bytes, daemon->options->uri, strlen(daemon->options->uri));
 	snprintf(entry.name, sizeof(entry.name), "%s", device->name);

@@ -208,7 +208,7 @@ int timings_print(const struct timings *timings, const char *path, bool json, st
 		json ? attach_device_print_json(timings, path) : attach_device_print_lines(timings);
 
 	if (rc == -ENOMEM) {
-		return error_set(error, rc, "out of memory");
+		return error_oom(error);
 	}
 	return rc == 0 ? 0 : error_set(error, rc, "cannot print the timings");
 }

@@ -96,7 +96,7 @@ int disk_flush_begin(const char *path, int (*check)(const char *path, struct err
 	int rc;
 
 	if (flush == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	flush->check = check;
 	snprintf(flush->path, sizeof(flush->path), "%s", path);

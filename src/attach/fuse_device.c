@@ -319,7 +319,7 @@ int fuse_device_start(
 	}
 	file = file_allocate(options);
 	if (file == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	rc = prepare_mount_point(file, options->file, error);
 	timings_mark(options->timings, TIMINGS_FILE);

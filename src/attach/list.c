@@ -163,7 +163,7 @@ static int print_table(struct error *error)
 		}
 	}
 	free(table.rows);
-	return rc == -ENOMEM ? error_set(error, rc, "out of memory") : rc;
+	return rc == -ENOMEM ? error_oom(error) : rc;
 }
 
 /* Returns text as a JSON string. Text that is not UTF-8 is escaped. */
@@ -197,7 +197,7 @@ static int attach_list_print_json(struct error *error)
 	int rc = list != NULL ? state_for_each(add_object, list, error) : -ENOMEM;
 
 	if (rc == -ENOMEM) {
-		error_set(error, rc, "out of memory");
+		error_oom(error);
 	}
 	if (rc == 0 && (control_print_json(list, JSON_INDENT(2)) != 0 || putchar('\n') == EOF)) {
 		rc = error_set(error, -EIO, "cannot write to standard output");

@@ -718,7 +718,7 @@ int nbd_device_start(
 	int rc;
 
 	if (disk == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	rc = nbd_device_prepare(disk, error);
 	if (rc == 0) {

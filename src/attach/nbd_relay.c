@@ -325,7 +325,7 @@ int nbd_relay_dial(const struct nbd_relay_options *options, int *fd_out,
 	*handshake_out = NULL;
 	*relay_out = NULL;
 	if (relay == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	relay->options = options;
 	export_uri_label(relay->label, options->dial.uri);

@@ -427,7 +427,7 @@ int ublk_device_start(
 	int rc;
 
 	if (disk == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	rc = ublk_control_open(&disk->control, error);
 	if (rc != 0) {

@@ -256,7 +256,7 @@ static int ublk_queue_map_memory(struct ublk_queue *queue, struct error *error)
 	}
 	queue->descriptors = map;
 	queue->buffers = remote_memory(&queue->remote, (size_t)queue->depth * queue->io_bytes);
-	return queue->buffers != NULL ? 0 : error_set(error, -ENOMEM, "out of memory for requests");
+	return queue->buffers != NULL ? 0 : error_oom_for(error, "requests");
 }
 
 static int ublk_queue_make_ring(struct ublk_queue *queue, struct error *error)

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "base/error.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -33,6 +34,22 @@ int error_set(struct error *error, int code, const char *format, ...)
 	base_error_set(error, code, NULL, format, args);
 	va_end(args);
 	return code;
+}
+
+int error_oom(struct error *error)
+{
+	return error_set(error, -ENOMEM, "out of memory");
+}
+
+int error_oom_for(struct error *error, const char *format, ...)
+{
+	char purpose[ERROR_TEXT_BYTES];
+	va_list args;
+
+	va_start(args, format);
+	vsnprintf(purpose, sizeof(purpose), format, args);
+	va_end(args);
+	return error_set(error, -ENOMEM, "out of memory for %s", purpose);
 }
 
 int error_advise(struct error *error, int code, const char *key, const char *format, ...)

@@ -175,9 +175,7 @@ static int take_credential(struct place *place, const char *text, size_t bytes, 
 			return error_set(error, -EINVAL, "'%s': the key is given twice", shown);
 		}
 		*known[i].field = strndup(text + name_bytes, bytes - name_bytes);
-		return *known[i].field != NULL
-			       ? 0
-			       : error_set(error, -ENOMEM, "no memory for a destination");
+		return *known[i].field != NULL ? 0 : error_oom_for(error, "a destination");
 	}
 	return error_set(error, -EINVAL,
 		"'%s' is not one of tls-certificates=DIR, tls-psk-file=FILE, tls-username=NAME and "
@@ -264,7 +262,7 @@ int place_parse(const char *text, struct place *place, struct error *error)
 		copy = strdup(parse_protocol(parsed.text, &parsed));
 	}
 	if (copy == NULL) {
-		rc = error_set(error, -ENOMEM, "no memory for a destination");
+		rc = error_oom_for(error, "a destination");
 	} else if (is_nbd(&parsed) && copy[0] == '/' && copy[1] == '/') {
 		rc = refuse_uri(&parsed, error);
 	} else if (copy[0] == '/') {

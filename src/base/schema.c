@@ -137,7 +137,7 @@ static int field_replace_text(char **value, const char *text, struct error *erro
 	char *copy = text != NULL ? strdup(text) : NULL;
 
 	if (copy == NULL && text != NULL) {
-		return error_set(error, -ENOMEM, "no memory for a value");
+		return error_oom_for(error, "a value");
 	}
 	free(*value);
 	*value = copy;

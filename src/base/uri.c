@@ -48,7 +48,7 @@ static int decode(struct span in, const char *what, bool zero_at_start, char **o
 	uint32_t n = 0;
 
 	if (text == NULL) {
-		return error_set(error, -ENOMEM, "no memory for the URI's %s", what);
+		return error_oom_for(error, "the URI's %s", what);
 	}
 	for (size_t i = 0; i < in.len; i++) {
 		int high;
@@ -159,7 +159,7 @@ static int parse_scheme(const char **cursor, struct uri *uri, struct error *erro
 	}
 	uri->scheme = strndup(*cursor, len);
 	if (uri->scheme == NULL) {
-		return error_set(error, -ENOMEM, "no memory for the URI's scheme");
+		return error_oom_for(error, "the URI's scheme");
 	}
 	uri->is_unix = len >= strlen(unix_form) &&
 		       strcasecmp(uri->scheme + len - strlen(unix_form), unix_form) == 0;

@@ -229,7 +229,7 @@ static struct net_conn *clan_net_conn_create(struct clan_queue *queue,
 		}
 	}
 	if (conn == NULL) {
-		error_set(error, -ENOMEM, "not enough memory for a connection");
+		error_oom_for(error, "a connection");
 		return NULL;
 	}
 	clan_conn_init(&conn->conn, &clan_provider_net, queue, options, state);
@@ -648,7 +648,7 @@ static int net_connect(struct clan_queue *queue, const char *address,
 	int result;
 
 	if (resolve == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory for a connection");
+		return error_oom_for(error, "a connection");
 	}
 	result = clan_net_parse_place(address, &resolve->place, error);
 	conn = result == 0 ? clan_net_conn_create(queue, resolve->place.transport, options,
@@ -666,7 +666,7 @@ static int net_connect(struct clan_queue *queue, const char *address,
 		clan_conn_set_state(&conn->conn, CLAN_CLOSED);
 		clan_net_set_phase(conn, NET_CLOSED);
 		clan_net_conn_destroy(&conn->conn);
-		return error_set(error, -ENOMEM, "not enough memory for a connection");
+		return error_oom_for(error, "a connection");
 	}
 	conn->resolve = resolve;
 	resolve->conn = conn;

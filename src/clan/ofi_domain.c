@@ -99,7 +99,7 @@ int ofi_look_up(const struct net_place *place, bool listen, void **found_out, st
 		if (hints != NULL) {
 			api.freeinfo(hints);
 		}
-		return error_set(error, -ENOMEM, "not enough memory");
+		return error_oom(error);
 	}
 	hints->caps = FI_MSG | FI_RMA;
 	hints->ep_attr->type = FI_EP_MSG;

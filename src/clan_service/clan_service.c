@@ -167,7 +167,7 @@ int clan_service_listen(void *context, struct export_uri *uri, const struct engi
 	}
 	address = export_uri_clan_address(uri);
 	if (address == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for a listening address");
+		return error_oom_for(error, "a listening address");
 	}
 	options.handshakes_max = CLAN_HANDSHAKES_OWN;
 	result = clan_listen(service->queue, address, &options, &listener, &reason);

@@ -377,7 +377,7 @@ int cmd_bench(int argc, char **argv)
 	}
 	result = calloc(1, sizeof(*result));
 	if (result == NULL) {
-		error_set(&error, -ENOMEM, "out of memory");
+		error_oom(&error);
 		status = cli_failure("bench", &error);
 	} else {
 		status = measure(&arguments, result);

@@ -43,7 +43,7 @@ int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void
 		if (*base_out != NULL) {
 			return 0;
 		}
-		error_set(&error, -ENOMEM, "out of memory for a buffer of %zu bytes", bytes);
+		error_oom_for(&error, "a buffer of %zu bytes", bytes);
 	}
 	error_export(error_out, &error);
 	return error.code;
@@ -57,7 +57,7 @@ int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_
 
 	GMB_UNUSED(queue);
 	if (base == NULL) {
-		error_set(&error, -ENOMEM, "out of memory for a buffer of %zu bytes", bytes);
+		error_oom_for(&error, "a buffer of %zu bytes", bytes);
 	} else if (mmap(base, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memfd,
 			   (off_t)offset) == MAP_FAILED) {
 		error_set(&error, -errno, "cannot map the memory: %s", strerror(errno));

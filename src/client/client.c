@@ -730,7 +730,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 	int err;
 
 	if (client == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	client->queue = queue;
 	list_init(&client->node);
@@ -766,7 +766,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 	if (client->uri_text == NULL || client->commands == NULL ||
 		connection_create(client, &client->connections[0]) != 0) {
 		client_client_free(client);
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	for (uint32_t i = 0; i < command_count; i++) {
 		struct command *command =

@@ -94,7 +94,7 @@ static int queue_create(
 	}
 	queue = queue_create_on(NULL);
 	if (queue == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for a queue");
+		return error_oom_for(error, "a queue");
 	}
 	queue->entries = own.entries != 0 ? own.entries : ENTRIES_DEFAULT;
 	err = ring_create_for(queue, error);

@@ -435,7 +435,7 @@ static int connect_and_ask(const char *path, const char *command, json_t *argume
 		json_decref(arguments);
 		free(connection);
 		close(fd);
-		return error_set(error, -ENOMEM, "out of memory for a connection");
+		return error_oom_for(error, "a connection");
 	}
 	connection->fd = fd;
 	connection->owner = rights_owner(fd);

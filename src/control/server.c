@@ -706,7 +706,7 @@ int control_server_open(const struct control_protocol *protocol, const int *list
 	int rc;
 
 	if (server == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for a control socket");
+		return error_oom_for(error, "a control socket");
 	}
 	rc = ring_create(&options, &server->ring, error);
 	if (rc == 0) {

@@ -799,7 +799,7 @@ int engine_create(
 	int rc;
 
 	if (engine == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for an engine");
+		return error_oom_for(error, "an engine");
 	}
 	GMB_ASSERT(options->kind_count > 0 && options->kind_count <= ENGINE_KINDS_MAX);
 	GMB_ASSERT(options->limits.inflight_max > 0);

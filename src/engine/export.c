@@ -117,7 +117,7 @@ int export_create(
 		if (export != NULL) {
 			export_free(export);
 		}
-		return error_set(error, -ENOMEM, "no memory for an export");
+		return error_oom_for(error, "an export");
 	}
 	export->name_bytes = options->name_bytes;
 	export->store = options->store;
@@ -166,7 +166,7 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 	uint32_t engines = atomic_load_explicit(&old->engines, memory_order_acquire);
 
 	if (wait == NULL) {
-		return error_set(error, -ENOMEM, "no memory for an export");
+		return error_oom_for(error, "an export");
 	}
 	/* Counts the new export as a user of the old one, so that the old one's use cannot end
 	 * while the new export is added to its list. If that use has already ended, the new export
@@ -284,7 +284,7 @@ static int engine_export_make_room(struct engine *engine, struct error *error)
 	}
 	grown = reallocarray(engine->exports, room, sizeof(struct engine_export *));
 	if (grown == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for the table of exports");
+		return error_oom_for(error, "the table of exports");
 	}
 	engine->exports = grown;
 	engine->export_room = room;
@@ -349,7 +349,7 @@ int engine_export_prepare(struct engine *engine, struct export *export, struct e
 	}
 	entry = calloc(1, sizeof(*entry));
 	if (entry == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for an export");
+		return error_oom_for(error, "an export");
 	}
 	list_init(&entry->barred);
 	entry->path.store = export->store;

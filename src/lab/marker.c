@@ -265,9 +265,8 @@ static int marker_queue_init(struct store_queue *base, struct error *error)
 	list_init(&queue->free);
 	list_init(&queue->busy);
 	if (marker_memory_acquire(queue, &base->store->info) < 0) {
-		return error_set(error, -ENOMEM,
-			"not enough memory for marker: %d MiB for each thread",
-			SLOT_COUNT * SLOT_BYTES >> 20);
+		return error_oom_for(
+			error, "marker: %d MiB for each thread", SLOT_COUNT * SLOT_BYTES >> 20);
 	}
 	queue->region = (struct mem_region){
 		.base = queue->memory, .bytes = (uint64_t)SLOT_COUNT * SLOT_BYTES, .rights = MEM_RAM

@@ -285,7 +285,7 @@ static int read_init(
 	read->arrivals = calloc(read->chunk_count, sizeof(*read->arrivals));
 	read->parts = calloc(read->part_count, sizeof(*read->parts));
 	if (read->arrivals == NULL || read->parts == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	for (uint32_t i = 0; i < read->part_count; i++) {
 		read->parts[i].offset = i * part_bytes;
@@ -319,7 +319,7 @@ static int find_typical(struct trace_group *group, struct error *error)
 	uint32_t *order = calloc(group->count, sizeof(*order));
 
 	if (order == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	for (uint32_t i = 0; i < group->count; i++) {
 		order[i] = i;
@@ -340,7 +340,7 @@ static int trace_group(
 	group->reads = calloc(work->count, sizeof(*group->reads));
 	group->analyses = calloc(work->count, sizeof(*group->analyses));
 	if (group->reads == NULL || group->analyses == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	/* The first read always runs, because a group needs a read for its result. */
 	for (uint32_t i = 0; i < work->count && err == 0 && (i == 0 || !asked_to_stop); i++) {
@@ -354,7 +354,7 @@ static int trace_group(
 		read->offset = trace_run_place(tracer, bytes, i);
 		err = trace_one(tracer, read, error);
 		if (err == 0 && trace_analyse(read, &group->analyses[i]) != 0) {
-			err = error_set(error, -ENOMEM, "out of memory");
+			err = error_oom(error);
 		}
 	}
 	return err != 0 ? err : find_typical(group, error);
@@ -488,7 +488,7 @@ static int trace_run_memory_acquire(struct tracer *tracer, struct error *error)
 	tracer->found = calloc(chunks, sizeof(*tracer->found));
 	if (tracer->buffer == NULL || tracer->ops == NULL || tracer->missing == NULL ||
 		tracer->found == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	/* Failure is ignored: the trace also works without huge pages. */
 	(void)madvise(tracer->buffer, tracer->buffer_bytes, MADV_HUGEPAGE);

@@ -323,7 +323,7 @@ static int arena_create(struct ring *ring, const struct arena_source *source, ui
 	struct buddy_arena *arena = calloc(1, sizeof(*arena));
 
 	if (arena == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for an arena");
+		return error_oom_for(error, "an arena");
 	}
 	arena->base.info.kind = source->kind;
 	arena->base.info.rights = source->rights;
@@ -339,7 +339,7 @@ static int arena_create(struct ring *ring, const struct arena_source *source, ui
 	arena->links = calloc(slab_count_max * UNITS_PER_SLAB, sizeof(*arena->links));
 	if (arena->slabs == NULL || arena->state == NULL || arena->links == NULL) {
 		arena_destroy(&arena->base);
-		return error_set(error, -ENOMEM, "out of memory for the tables of an arena");
+		return error_oom_for(error, "the tables of an arena");
 	}
 	*arena_out = &arena->base;
 	return 0;

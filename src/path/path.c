@@ -35,7 +35,7 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 	struct path *path = calloc(1, sizeof(*path));
 
 	if (path == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for a data path");
+		return error_oom_for(error, "a data path");
 	}
 	path->ring = options->ring;
 	path->ram = options->ram;
@@ -59,7 +59,7 @@ int path_create(const struct path_options *options, struct path **path_out, stru
 		PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (path->streams == MAP_FAILED) {
 		free(path);
-		return error_set(error, -ENOMEM, "out of memory for a data path's pools");
+		return error_oom_for(error, "a data path's pools");
 	}
 	*path_out = path;
 	return 0;

@@ -53,7 +53,7 @@ static int sandbox_add_rule(struct sandbox *sandbox, char *path, uint32_t access
 	}
 	if (path == NULL || rules == NULL) {
 		free(path);
-		return error_set(error, -ENOMEM, "no memory for the rules of the sandbox");
+		return error_oom_for(error, "the rules of the sandbox");
 	}
 	sandbox->rules = rules;
 	rules[sandbox->rule_count++] = (struct sandbox_rule){ path, access, alone_of };
@@ -68,7 +68,7 @@ static int sandbox_resolve(const char *path, char **real_out, struct error *erro
 		*real_out = strdup(path); /* such as /dev/fd/3, if the file was removed */
 	}
 	return *real_out == NULL && errno == ENOMEM
-		       ? error_set(error, -ENOMEM, "no memory for the rules of the sandbox")
+		       ? error_oom_for(error, "the rules of the sandbox")
 		       : 0;
 }
 

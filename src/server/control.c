@@ -455,7 +455,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 	control = calloc(1, sizeof(*control));
 	if (control == NULL) {
 		listener_close(listener);
-		return error_set(error, -ENOMEM, "out of memory for a control socket");
+		return error_oom_for(error, "a control socket");
 	}
 	control->view = *view;
 	control->listener = *listener;

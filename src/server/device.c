@@ -53,7 +53,7 @@ int device_open(const struct server_config *config, struct device **device_out, 
 	}
 	device = calloc(1, sizeof(*device));
 	if (device == NULL) {
-		return error_set(error, -ENOMEM, "no memory for an arena");
+		return error_oom_for(error, "an arena");
 	}
 	device->reactor_count = config->limits.threads;
 	device->memory.fd = -1;

@@ -135,7 +135,7 @@ int reactor_create(
 	int rc;
 
 	if (reactor == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a reactor");
+		return error_oom_for(error, "a reactor");
 	}
 	reactor->options = *options;
 	snprintf(name, sizeof(name), "gmblock/%u", options->index % 1000);

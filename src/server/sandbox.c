@@ -190,7 +190,7 @@ static int allow_folder(
 {
 	char *copy = strdup(path);
 	int rc = copy != NULL ? sandbox_allow(sandbox, dirname(copy), access, error)
-			      : error_set(error, -ENOMEM, "no memory for a path");
+			      : error_oom_for(error, "a path");
 
 	free(copy);
 	return rc;

@@ -98,7 +98,7 @@ static int start_reactors(struct server *server, struct error *error)
 	memcpy(options.instance, server->instance, sizeof(options.instance));
 	server->reactors = calloc(limits->threads, sizeof(struct reactor *));
 	if (server->reactors == NULL) {
-		return error_set(error, -ENOMEM, "no memory for %u threads", limits->threads);
+		return error_oom_for(error, "%u threads", limits->threads);
 	}
 	while (server->reactor_count < limits->threads) {
 		int rc;

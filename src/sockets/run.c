@@ -206,8 +206,7 @@ static int sockets_run_check_rules(const char *text, const char *config)
 		fclose(file);
 		text = content == NULL ? "" : content;
 	}
-	result = rules == NULL ? error_set(&error, -ENOMEM, "not enough memory")
-			       : rules_parse(rules, text, "", &error);
+	result = rules == NULL ? error_oom(&error) : rules_parse(rules, text, "", &error);
 	if (result != 0) {
 		fprintf(stderr, "clan-run: %s\n", error.text);
 	}

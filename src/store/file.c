@@ -437,7 +437,7 @@ static int file_queue_init(struct store_queue *base, struct error *error)
 	if (queue->retired == NULL || (store->read_auto && !file_auto_init(queue))) {
 		free(queue->retired);
 		disk_close(sync_fd);
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
+		return error_oom_for(error, "a queue");
 	}
 	queue->file = ring_file_add(ring, store->fd);
 	queue->direct = (struct ring_file){ .fd = -1, .slot = -1 };

@@ -264,7 +264,7 @@ int store_options_set(
 		options->keys_given |= UINT64_C(1) << i;
 		config = config_of(options, kind_idx);
 		if (config == NULL) {
-			return error_set(error, -ENOMEM, "not enough memory for an option");
+			return error_oom_for(error, "an option");
 		}
 		return field_set(option, config, value, error);
 	}

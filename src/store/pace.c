@@ -495,7 +495,7 @@ static int pace_queue_init(struct store_queue *base, struct error *error)
 	if (queue->slots == NULL || queue->times == NULL) {
 		free(queue->slots);
 		free(queue->times);
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
+		return error_oom_for(error, "a queue");
 	}
 	list_init(&queue->slots_free);
 	list_init(&queue->busy);

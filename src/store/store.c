@@ -562,7 +562,7 @@ int store_queue_create(
 	int result = 0;
 
 	if (queue == NULL) {
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
+		return error_oom_for(error, "a queue");
 	}
 	queue->store = store;
 	queue->ring = ring;

@@ -66,7 +66,7 @@ static int choose_name(struct tls_client *tls, const struct export_uri *uri, boo
 	}
 	if (uri->tls_hostname != NULL) {
 		tls->server_name = strdup(uri->tls_hostname);
-		return tls->server_name != NULL ? 0 : error_set(error, -ENOMEM, "out of memory");
+		return tls->server_name != NULL ? 0 : error_oom(error);
 	}
 	return 0;
 }
@@ -104,7 +104,7 @@ int tls_client_create(
 
 	GMB_ASSERT(uri->tls);
 	if (tls == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	pthread_mutex_init(&tls->lock, NULL);
 	export_uri_label(tls->label, uri);
@@ -117,7 +117,7 @@ int tls_client_create(
 		tls->psk_file = tls_client_absolute(uri->tls_psk_file, &err);
 		tls->user = uri->user != NULL ? strdup(uri->user) : NULL;
 		if (err != 0 || (tls->user == NULL) != (uri->user == NULL)) {
-			err = error_set(error, -ENOMEM, "out of memory");
+			err = error_oom(error);
 		}
 	}
 	if (err == 0) {

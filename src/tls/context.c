@@ -162,7 +162,7 @@ static int load_certificates(
 				geteuid() == 0 ? "/etc/pki/gmblock" : "~/.pki/gmblock");
 		}
 		if (rc == -ENOMEM) {
-			return error_set(error, rc, "no memory");
+			return error_oom(error);
 		}
 	} else if (access(options->certificates, F_OK) < 0) {
 		return error_set(error, -errno,
@@ -272,7 +272,7 @@ static int load_psks(
 				context->psk_client, client_key);
 		}
 	}
-	return rc < 0 ? error_set(error, -ENOMEM, "no memory") : 0;
+	return rc < 0 ? error_oom(error) : 0;
 }
 
 static int load_priority(struct tls_context *context, const char *wanted, struct error *error)
@@ -337,7 +337,7 @@ int tls_context_load(
 	int rc;
 
 	if (context == NULL) {
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	atomic_init(&context->references, 1);
 	context->role = options->role;
@@ -457,7 +457,7 @@ static int give_certificates(struct tls_check *check, gnutls_session_t session, 
 	uint32_t bytes;
 
 	if (gnutls_credentials_set(session, GNUTLS_CRD_CERTIFICATE, context->certificates) < 0) {
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	if (is_server) {
 		gnutls_certificate_server_set_request(
@@ -492,7 +492,7 @@ int tls_context_prepare(struct tls_check *check, gnutls_session_t session, struc
 		result = gnutls_credentials_set(session, GNUTLS_CRD_PSK, context->psk_client);
 	}
 	if (result < 0) {
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	return context->use_certificates ? give_certificates(check, session, error) : 0;
 }

@@ -42,7 +42,7 @@ static bool context_certs_is_cut(const struct tls_bytes *bytes)
 static int parse_failed(const char *path, const char *what, int result, struct error *error)
 {
 	if (result == GNUTLS_E_MEMORY_ERROR) {
-		return error_set(error, -ENOMEM, "out of memory for %s", path);
+		return error_oom_for(error, "%s", path);
 	}
 	return error_set(error, -EINVAL, "%s has no valid %s in PEM format: %s", path, what,
 		gnutls_strerror(result));
@@ -310,8 +310,7 @@ static int load_own(struct tls_context *context, const char *folder, struct erro
 	}
 	if (rc == 0) {
 		path = strdup(tls_context_path(context));
-		rc = path == NULL ? error_set(error, -ENOMEM, "no memory")
-				  : check_own(context, &own, path, error);
+		rc = path == NULL ? error_oom(error) : check_own(context, &own, path, error);
 	}
 	if (rc == 0) {
 		rc = read_key(context, folder, is_server ? "server-key.pem" : "client-key.pem",
@@ -387,7 +386,7 @@ static int load_authorities(struct tls_context *context, const char *folder,
 	*certs_out = certs;
 	*count_out = count;
 	if (added != (int)count) {
-		return error_set(error, -ENOMEM, "out of memory for the authorities of %s", folder);
+		return error_oom_for(error, "the authorities of %s", folder);
 	}
 	return 0;
 }
@@ -454,8 +453,7 @@ static int load_crls(struct tls_context *context, const char *folder,
 	}
 	if (rc == 0 && gnutls_x509_trust_list_add_crls(context->trust, crls, crl_count, 0, 0) !=
 			       (int)crl_count) {
-		rc = error_set(
-			error, -ENOMEM, "out of memory for the revocation lists of %s", path);
+		rc = error_oom_for(error, "the revocation lists of %s", path);
 	} else if (rc != 0) {
 		for (unsigned i = 0; i < crl_count && crls != NULL; i++) {
 			gnutls_x509_crl_deinit(crls[i]);
@@ -483,7 +481,7 @@ static int describe_trust(struct tls_context *context, const gnutls_x509_crt_t *
 			sizeof(digests[i]));
 	}
 	if (gnutls_hash_fast(GNUTLS_DIG_SHA256, digests, sizeof(digests), trusted->digest) < 0) {
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	trusted->until = INT64_MAX;
 	for (unsigned i = 0; i < count; i++) {
@@ -506,7 +504,7 @@ static int load_trust(struct tls_context *context, const char *folder, struct er
 	int rc = 0;
 
 	if (gnutls_x509_trust_list_init(&context->trust, 0) < 0) {
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	/* The credentials own the list from here on. */
 	gnutls_certificate_set_trust_list(context->certificates, context->trust, 0);
@@ -536,7 +534,7 @@ int tls_certificates_load(struct tls_context *context, const char *folder, struc
 
 	if (gnutls_certificate_allocate_credentials(&context->certificates) < 0) {
 		context->certificates = NULL;
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	if (folder != NULL) {
 		rc = load_own(context, folder, error);

@@ -141,7 +141,7 @@ int tls_context_read(struct tls_context *context, const char *folder, const char
 	if (asprintf(&file->path, "%s%s%s", folder == NULL ? "" : folder, folder == NULL ? "" : "/",
 		    name) < 0) {
 		file->path = NULL;
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	context->file_count++;
 	rc = context_files_read_file(file->path, kind, out, error);
@@ -343,7 +343,7 @@ int tls_psk_load(struct tls_context *context, const char *path, struct error *er
 	}
 	context->psks = calloc(lines, sizeof(context->psks[0]));
 	if (context->psks == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for the keys of %s", path);
+		return error_oom_for(error, "the keys of %s", path);
 	}
 	return parse_psks(context, tls_context_path(context), error);
 }

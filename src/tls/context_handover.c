@@ -152,8 +152,7 @@ static int take_nobody(
 	struct tls_context *context, struct identity **identity_out, struct error *error)
 {
 	struct identity *nobody = tls_identity_nobody();
-	int rc = nobody == NULL ? error_set(error, -ENOMEM, "no memory")
-				: tls_context_recheck(context, nobody, error);
+	int rc = nobody == NULL ? error_oom(error) : tls_context_recheck(context, nobody, error);
 
 	if (rc < 0) {
 		identity_put(nobody);

@@ -292,7 +292,7 @@ static int collect_fingerprints(struct collection *all, gnutls_x509_crt_t cert,
 	size_t bytes = sizeof(digest);
 
 	if (gnutls_hash_fast(GNUTLS_DIG_SHA256, der->data, der->size, digest) < 0) {
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	add_value(all, IDENTITY_CERT_FINGERPRINT, digest, sizeof(digest));
 	if (gnutls_x509_crt_get_key_id(cert, GNUTLS_KEYID_USE_SHA256, digest, &bytes) < 0 ||
@@ -408,7 +408,7 @@ static int create_of_chain(struct collection *all, const struct tls_trust *trust
 	}
 	gnutls_free(text.data);
 	free(proof);
-	return rc == 0 ? 0 : error_set(error, rc, "no memory");
+	return rc == 0 ? 0 : error_oom(error);
 }
 
 int tls_identity_of_chain(const struct tls_trust *trust, const gnutls_datum_t *ders, uint32_t count,
@@ -420,7 +420,7 @@ int tls_identity_of_chain(const struct tls_trust *trust, const gnutls_datum_t *d
 
 	if (all == NULL || gnutls_hash_init(&all->principal, GNUTLS_DIG_SHA256) < 0) {
 		free(all);
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	rc = tls_chain_init(&chain, ders, count, error);
 	if (rc == 0) {
@@ -457,11 +457,11 @@ int tls_identity_of_psk(
 	gnutls_hash_hd_t hash;
 
 	if (tls_psk_digest(psk, proof) != 0 || gnutls_hash_init(&hash, GNUTLS_DIG_SHA256) < 0) {
-		return error_set(error, -ENOMEM, "no memory");
+		return error_oom(error);
 	}
 	hash_part(hash, IDENTITY_PSK, psk->name, psk->name_bytes);
 	gnutls_hash_deinit(hash, principal);
 	snprintf(text, sizeof(text), "psk %.*s", (int)psk->name_bytes, psk->name);
 	*identity_out = identity_create(&facts);
-	return *identity_out == NULL ? error_set(error, -ENOMEM, "no memory") : 0;
+	return *identity_out == NULL ? error_oom(error) : 0;
 }

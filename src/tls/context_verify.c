@@ -23,7 +23,7 @@ int tls_chain_init(
 		int result = gnutls_x509_crt_init(&chain->certs[i]);
 
 		if (result < 0) {
-			return error_set(error, -ENOMEM, "no memory");
+			return error_oom(error);
 		}
 		chain->count++;
 		result = gnutls_x509_crt_import(chain->certs[i], &ders[i], GNUTLS_X509_FMT_DER);
@@ -341,7 +341,7 @@ int tls_check_failed(
 	}
 	switch (result) {
 	case GNUTLS_E_MEMORY_ERROR:
-		return error_set(error, -ENOMEM, "out of memory for TLS");
+		return error_oom_for(error, "TLS");
 	case GNUTLS_E_FATAL_ALERT_RECEIVED:
 	case GNUTLS_E_WARNING_ALERT_RECEIVED:
 		return alert_received(check, session, error);
@@ -398,7 +398,7 @@ int tls_check_identity(struct tls_check *check, gnutls_session_t session,
 			     : error_set(error, -EACCES, "the peer's certificate was not verified");
 	} else {
 		*identity_out = tls_identity_nobody();
-		rc = *identity_out == NULL ? error_set(error, -ENOMEM, "no memory") : 0;
+		rc = *identity_out == NULL ? error_oom(error) : 0;
 	}
 	check->alert = rc == 0 ? 0 : check->alert;
 	return rc;

@@ -601,7 +601,7 @@ int tls_kernel_adopt(struct stream *stream, enum tls_role role, enum tls_records
 	}
 	kernel = calloc(1, sizeof(*kernel));
 	if (kernel == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for TLS");
+		return error_oom_for(error, "TLS");
 	}
 	tls_kernel_begin(kernel, stream, role, keys, error);
 	tls_key_adopt_secret(&kernel->keys.receive);

@@ -179,7 +179,7 @@ static int session_create(struct tls_layer *layer)
 
 	if (gnutls_init(&layer->session, flags) < 0) {
 		layer->session = NULL;
-		return error_set(&layer->error, -ENOMEM, "out of memory for TLS");
+		return error_oom_for(&layer->error, "TLS");
 	}
 	layer->check.context = layer->context;
 	layer->check.server_name = layer->server_name;

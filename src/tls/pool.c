@@ -48,7 +48,7 @@ int tls_pool_create(
 	int err;
 
 	if (pool == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for TLS");
+		return error_oom_for(error, "TLS");
 	}
 	if (options->handshakes > TLS_HANDSHAKES_MAX) {
 		free(pool);

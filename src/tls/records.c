@@ -235,7 +235,7 @@ static int records_describe(struct tls_layer *layer, int result)
 	case GNUTLS_E_FATAL_ALERT_RECEIVED:
 		return tls_check_failed(&layer->check, layer->session, result, error);
 	case GNUTLS_E_MEMORY_ERROR:
-		return error_set(error, -ENOMEM, "out of memory for TLS");
+		return error_oom_for(error, "TLS");
 	case GNUTLS_E_PULL_ERROR:
 		return error_set(error, -EPROTO, "the peer sent an invalid TLS record");
 	case GNUTLS_E_REHANDSHAKE:

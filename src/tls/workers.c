@@ -71,7 +71,7 @@ int tls_workers_create(uint32_t threads, struct tls_workers **workers_out, struc
 	}
 	workers = calloc(1, sizeof(*workers));
 	if (workers == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for TLS");
+		return error_oom_for(error, "TLS");
 	}
 	workers->thread_max = threads != 0     ? threads
 			      : processors > 2 ? (uint32_t)MIN(processors / 2, (long)THREADS_MAX)

@@ -125,7 +125,7 @@ int bench_contents_check(const struct bench_work *work, struct gmb_client *clien
 	}
 	buffer = malloc(LOOK_BYTES);
 	if (buffer == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	last = end - MIN(end - first, (uint64_t)LOOK_BYTES);
 	err = bench_range_look_at(

@@ -429,7 +429,7 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 	link->worker = worker;
 	link->slots = calloc(work->depth, sizeof(*link->slots));
 	if (link->slots == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	err = gmb_open(worker->queue, work->uri, &options, &link->client, &theirs);
 	if (err != 0) {
@@ -496,7 +496,7 @@ static int worker_prepare(struct bench_worker *worker, struct error *error)
 	queue_set(worker, queue);
 	worker->links = calloc(worker->link_count, sizeof(*worker->links));
 	if (worker->links == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	for (uint32_t i = 0; i < worker->link_count && err == 0; i++) {
 		err = link_open(worker, &worker->links[i], error);
@@ -761,7 +761,7 @@ static int bench_init(struct bench *bench, const struct bench_work *work, struct
 	}
 	bench->workers = calloc(bench->worker_count, sizeof(*bench->workers));
 	if (bench->workers == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	share_out(bench);
 	return 0;

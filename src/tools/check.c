@@ -198,7 +198,7 @@ int check_repair(const char *path, uint32_t repairs, struct error *error)
 		return result;
 	}
 	if (asprintf(&prefixed, "flash:%s", file) < 0) {
-		result = error_set(error, -ENOMEM, "out of memory");
+		result = error_oom(error);
 	} else {
 		result = repair(prefixed, repairs, ring, error);
 		free(prefixed);

@@ -50,7 +50,7 @@ static int copy_bad_make_room(struct copy_bad *bad, struct error *error)
 	}
 	ranges = reallocarray(bad->ranges, room, sizeof(*ranges));
 	if (ranges == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	bad->ranges = ranges;
 	bad->room = room;
@@ -223,7 +223,7 @@ int copy_bad_open(struct copy_bad *bad, const char *path, const struct copy_end 
 	}
 	if (err == 0) {
 		bad->file = fdopen(fd, "w");
-		err = bad->file == NULL ? error_set(error, -ENOMEM, "out of memory") : 0;
+		err = bad->file == NULL ? error_oom(error) : 0;
 	}
 	if (err < 0) {
 		close(fd);

@@ -65,7 +65,7 @@ int copy_end_init(struct copy_end *end, const struct copy_end_ops *ops, struct c
 	end->block_min = 1;
 	end->name = malloc(NAME_BYTES);
 	if (end->name == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	if (strcmp(options->text, "-") == 0) {
 		snprintf(end->name, NAME_BYTES, "%s",
@@ -533,7 +533,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 	int err;
 
 	if (remote == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	err = copy_end_init(&remote->end, &remote_ops, loop, options, error);
 	if (err == 0) {
@@ -712,7 +712,7 @@ int copy_stream_open(struct copy_loop *loop, const struct copy_end_options *opti
 	int fd = -1;
 
 	if (stream == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	err = copy_end_init(&stream->end, &stream_ops, loop, options, error);
 	if (err == 0) {

@@ -752,7 +752,7 @@ static int engine_init(
 	engine->zeroes = calloc(1, options->request_bytes);
 	engine->edge = aligned_alloc(4096, edge_bytes);
 	if (engine->all == NULL || engine->zeroes == NULL || engine->edge == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	for (uint32_t i = 0; i < options->requests; i++) {
 		engine->all[i].engine = engine;
@@ -780,7 +780,7 @@ int copy_engine_run(const struct copy_engine_options *options, struct error *err
 	int err;
 
 	if (engine == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	err = engine_init(engine, options, error);
 	if (err == 0) {

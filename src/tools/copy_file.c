@@ -414,7 +414,7 @@ static int copy_file_sync_folder(struct file_end *file, struct error *error)
 	int fd;
 
 	if (copy == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	fd = open(dirname(copy), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	/* It is not an error if the folder cannot be opened or flushed. */
@@ -558,7 +558,7 @@ int copy_file_open(struct copy_loop *loop, const struct copy_end_options *option
 	int err;
 
 	if (file == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	file->fd = -1;
 	file->direct_fd = -1;
@@ -569,7 +569,7 @@ int copy_file_open(struct copy_loop *loop, const struct copy_end_options *option
 	err = copy_end_init(&file->end, &file_ops, loop, options, error);
 	file->path = strdup(options->text);
 	if (err == 0 && file->path == NULL) {
-		err = error_set(error, -ENOMEM, "out of memory");
+		err = error_oom(error);
 	}
 	if (err == 0) {
 		err = copy_file_file_open(file, error);

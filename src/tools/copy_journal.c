@@ -243,7 +243,7 @@ static int journal_read(struct copy_journal *journal, char **text_out, struct er
 	}
 	text = calloc(1, (size_t)status.st_size + 1);
 	if (text == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	count = pread(journal->fd, text, (size_t)status.st_size, 0);
 	if (count != status.st_size) {
@@ -268,7 +268,7 @@ int copy_journal_open(struct copy_journal *journal, const char *path, const stru
 	}
 	journal->path = strdup(path);
 	if (journal->path == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	journal->fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOCTTY | O_NONBLOCK, 0666);
 	if (journal->fd < 0) {

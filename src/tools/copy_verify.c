@@ -230,13 +230,13 @@ static int verify_init(
 	for (int side = 0; side < SIDE_COUNT; side++) {
 		verify->maps[side] = malloc(sizeof(*verify->maps[side]));
 		if (verify->maps[side] == NULL) {
-			return error_set(error, -ENOMEM, "out of memory");
+			return error_oom(error);
 		}
 		copy_map_init(verify->maps[side], verify->ends[side], 0, verify->end, verify->grain,
 			verify->grain);
 	}
 	if (verify->all == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	for (uint32_t i = 0; i < pairs; i++) {
 		verify->all[i].verify = verify;

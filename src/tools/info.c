@@ -294,7 +294,7 @@ int info_map(
 	}
 	map.extents = calloc(EXTENTS_MAX, sizeof(*map.extents));
 	if (map.extents == NULL) {
-		err = error_set(error, -ENOMEM, "out of memory");
+		err = error_oom(error);
 		goto out;
 	}
 	err = map_show(&map, uri, error);

@@ -453,7 +453,7 @@ static int draw(struct top *top, struct error *error)
 	top->lines_used = 0;
 	top->out = open_memstream(&screen, &bytes);
 	if (top->out == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for the screen");
+		return error_oom_for(error, "the screen");
 	}
 	fputs("\033[H", top->out);
 	put_summary(top);
@@ -470,7 +470,7 @@ static int draw(struct top *top, struct error *error)
 	put_line(top, "\033[2m", keys);
 	if (fclose(top->out) != 0) {
 		free(screen);
-		return error_set(error, -ENOMEM, "out of memory for the screen");
+		return error_oom_for(error, "the screen");
 	}
 	(void)fwrite(screen, 1, bytes, stdout);
 	free(screen);

@@ -43,7 +43,7 @@ int trace_request_arm(const char *path, const struct trace_question *question,
 	}
 	arguments = arguments_json(question);
 	if (arguments == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for a command");
+		return error_oom_for(error, "a command");
 	}
 	rc = control_connect(path, "trace", arguments, CONTROL_TIMEOUT_MS, &connection, error);
 	if (rc < 0) {
@@ -242,7 +242,7 @@ int trace_request_parse(
 	}
 	requests->requests = calloc(json_array_size(array) + 1, sizeof(*requests->requests));
 	if (requests->requests == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for the response of the server");
+		return error_oom_for(error, "the response of the server");
 	}
 	for (size_t i = 0; i < json_array_size(array) && err == 0; i++) {
 		err = parse_request(

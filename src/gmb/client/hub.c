@@ -110,7 +110,7 @@ int hub_get(struct gmb_queue *queue, struct hub **hub_out, struct error *error)
 	}
 	hub = calloc(1, sizeof(*hub));
 	if (hub == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	result = clan_queue_create(NULL, &hub->clan, &reason);
 	if (result != 0) {

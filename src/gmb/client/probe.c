@@ -253,7 +253,7 @@ static int list_one(
 
 	GMB_UNUSED(version);
 	if (name == NULL || description == NULL) {
-		err = error_set(error, -ENOMEM, "out of memory");
+		err = error_oom(error);
 	} else {
 		listing->found(listing->context, &exported);
 	}

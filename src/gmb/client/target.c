@@ -77,7 +77,7 @@ int native_target_create(const char *text, const struct gmb_options *options,
 		uri.export_name = NULL;
 	}
 	if (result == 0 && (target == NULL || target->address == NULL)) {
-		result = error_set(error, -ENOMEM, "out of memory");
+		result = error_oom(error);
 	}
 	export_uri_fini(&uri);
 	if (result != 0) {

@@ -20,8 +20,7 @@ static int gmb_service_start(struct clan_service *base, struct error *error)
 	}
 	service->requests = calloc(request_count, sizeof(*service->requests));
 	if (service->requests == NULL) {
-		return error_set(
-			error, -ENOMEM, "out of memory for %u requests in flight", request_count);
+		return error_oom_for(error, "%u requests in flight", request_count);
 	}
 	for (uint32_t i = 0; i < request_count; i++) {
 		list_push_back(&service->requests_free, &service->requests[i].node);
@@ -54,7 +53,7 @@ static int gmb_service_create(struct engine *engine, void **service_out, struct 
 	struct native_service *service = calloc(1, sizeof(*service));
 
 	if (service == NULL) {
-		return error_set(error, -ENOMEM, "out of memory for gmb");
+		return error_oom_for(error, "gmb");
 	}
 	clan_service_init(&service->base, &gmb_service_ops, engine);
 	list_init(&service->requests_free);

@@ -607,7 +607,7 @@ static int tls_settings_take(
 			free(*texts[i].slot);
 			*texts[i].slot = strdup(texts[i].value);
 			if (*texts[i].slot == NULL) {
-				return error_set(error, -ENOMEM, "out of memory");
+				return error_oom(error);
 			}
 		}
 	}
@@ -622,7 +622,7 @@ static int nbd_target_create(const char *text, const struct gmb_options *options
 	int err;
 
 	if (target == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	err = export_uri_parse(text, &target->uri, error);
 	if (err == 0) {

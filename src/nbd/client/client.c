@@ -440,7 +440,7 @@ static int spill_fill(
 	if (client->spill == NULL) {
 		client->spill = malloc(SPILL_BYTES);
 		if (client->spill == NULL) {
-			return error_set(error, -ENOMEM, "out of memory for a receive buffer");
+			return error_oom_for(error, "a receive buffer");
 		}
 	}
 	if (i == 0) {

@@ -476,7 +476,7 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 	*handshake_out = NULL;
 	own.tls = NULL;
 	if (waiter == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	if (own.uri->tls) {
 		err = tls_client_create(own.uri, &own.tls, error);

@@ -938,7 +938,7 @@ int nbd_handshake_create(const struct nbd_handshake_options *options,
 	int err;
 
 	if (talk == NULL) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	talk->state = STATE_MAGIC;
 	talk->input_wanted = 8;

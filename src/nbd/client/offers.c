@@ -56,11 +56,6 @@ static uint64_t text_cost(size_t length)
 	return (uint64_t)length + 1 + sizeof(char *);
 }
 
-static int offers_out_of_memory(struct error *error)
-{
-	return error_set(error, -ENOMEM, "out of memory during the handshake");
-}
-
 /* Makes room for one more element. Returns the array, or NULL. Doubling keeps the total cost
  * linear. */
 static void *array_grow(void *array, uint32_t count, size_t element_bytes)
@@ -83,7 +78,7 @@ static int text_copy(
 	}
 	copy = malloc((size_t)text.length + 1);
 	if (copy == NULL) {
-		return offers_out_of_memory(error);
+		return error_oom_for(error, "the handshake");
 	}
 	if (text.length > 0) {
 		memcpy(copy, text.bytes, text.length);
@@ -115,7 +110,7 @@ int nbd_offers_add(struct nbd_offers *offers, struct nbd_text name, struct nbd_t
 	}
 	grown = array_grow(offers->list, offers->count, sizeof(*offers->list));
 	if (grown == NULL) {
-		return offers_out_of_memory(error);
+		return error_oom_for(error, "the handshake");
 	}
 	offers->list = grown;
 	offer = &offers->list[offers->count];
@@ -158,7 +153,7 @@ int nbd_offers_add_context(struct nbd_offers *offers, struct nbd_offer *offer, s
 	}
 	grown = array_grow(offer->contexts, offer->context_count, sizeof(*offer->contexts));
 	if (grown == NULL) {
-		return offers_out_of_memory(error);
+		return error_oom_for(error, "the handshake");
 	}
 	offer->contexts = grown;
 	err = text_copy(offers, name, &offer->contexts[offer->context_count], error);

@@ -159,7 +159,7 @@ static int interval_insert(
 		}
 		moved = realloc(call->intervals, max * sizeof(*moved));
 		if (moved == NULL) {
-			return error_set(error, -ENOMEM, "out of memory");
+			return error_oom(error);
 		}
 		call->intervals = moved;
 		call->interval_max = max;

@@ -73,7 +73,7 @@ static int nbd_service_create(struct engine *engine, void **service_out, struct 
 	}
 	if (service == NULL || service->requests == NULL) {
 		free(service);
-		return error_set(error, -ENOMEM, "out of memory for requests in flight");
+		return error_oom_for(error, "requests in flight");
 	}
 	service->engine = engine;
 	service->ring = engine->ring;

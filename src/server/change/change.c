@@ -24,7 +24,7 @@ int change_create(
 	}
 	if (change == NULL || change->lines == NULL) {
 		free(change);
-		return error_set(error, -ENOMEM, "no memory for a change");
+		return error_oom_for(error, "a change");
 	}
 	for (uint32_t i = 0; i < options->exports->count; i++) {
 		options->exports->list[i]->item = 0;
@@ -167,7 +167,7 @@ static struct change_item *add_item(struct change *change, struct error *error)
 		items = reallocarray(
 			items, MAX(2 * (size_t)change->item_count, (size_t)1), sizeof(*items));
 		if (items == NULL) {
-			error_set(error, -ENOMEM, "no memory for a change");
+			error_oom_for(error, "a change");
 			return NULL;
 		}
 		change->items = items;
@@ -339,7 +339,7 @@ static int note_rules(struct change *change, struct change_item *item, struct er
 		return 0;
 	}
 	item->rules_text = strdup(change->rules_text);
-	return item->rules_text != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a change");
+	return item->rules_text != NULL ? 0 : error_oom_for(error, "a change");
 }
 
 int change_foresee(const struct change *change, struct forecast *forecast, struct error *error)
@@ -421,7 +421,7 @@ static int change_change_export(struct change *change, struct served_export *bef
 	if (item->action == CHANGE_UPDATE && item->after->about.description != NULL) {
 		item->description = strdup(item->after->about.description);
 		if (item->description == NULL) {
-			return error_set(error, -ENOMEM, "no memory for a change");
+			return error_oom_for(error, "a change");
 		}
 	}
 	if (item->action != CHANGE_STAY) {
@@ -738,7 +738,7 @@ int change_configure(struct change *change, const struct server_config *config, 
 	int rc;
 
 	if (sorted == NULL || seen == NULL || sets == NULL) {
-		rc = error_set(error, -ENOMEM, "no memory for a change");
+		rc = error_oom_for(error, "a change");
 	} else {
 		memcpy(sorted, exports->list, exports->count * sizeof(struct served_export *));
 		qsort(sorted, exports->count, sizeof(struct served_export *), change_compare_names);

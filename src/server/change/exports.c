@@ -262,7 +262,7 @@ int served_export_create(const struct server_export *entry, const struct server_
 	int rc;
 
 	if (served == NULL) {
-		return error_set(error, -ENOMEM, "no memory for an export");
+		return error_oom_for(error, "an export");
 	}
 	server_export_init(&served->about);
 	rc = server_export_copy(entry, settings, &served->about, error);
@@ -294,7 +294,7 @@ int exports_create(uint32_t room, struct exports *exports, struct error *error)
 	};
 	if (exports->list == NULL || exports->exports == NULL || exports->paths == NULL) {
 		exports_free(exports);
-		return error_set(error, -ENOMEM, "no memory for %u exports", room);
+		return error_oom_for(error, "%u exports", room);
 	}
 	return 0;
 }
@@ -332,7 +332,7 @@ int removed_export_create(const struct served_export *served, struct removed_exp
 	struct removed_export *removed = malloc(sizeof(*removed) + path_bytes);
 
 	if (removed == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a change");
+		return error_oom_for(error, "a change");
 	}
 	*removed = (struct removed_export){ .use = export_use_get(served->export) };
 	memcpy(removed->path, served->about.path, path_bytes);
@@ -450,7 +450,7 @@ static int exports_open_all(const struct server_config *config, bool added,
 	int rc;
 
 	if (sets == NULL) {
-		return error_set(error, -ENOMEM, "no memory for %u exports", count);
+		return error_oom_for(error, "%u exports", count);
 	}
 	rc = server_access_build(config, sets, error);
 	for (uint32_t i = 0; rc == 0 && i < count; i++) {

@@ -662,8 +662,7 @@ static void begin_request(struct reload *reload, struct control_client *client,
 {
 	struct reload_request *request = reload_request_create(action);
 	struct error error;
-	int rc = request == NULL ? error_set(&error, -ENOMEM, "out of memory")
-				 : take(request, arguments, &error);
+	int rc = request == NULL ? error_oom(&error) : take(request, arguments, &error);
 
 	if (rc == 0) {
 		request->client = client;
@@ -797,7 +796,7 @@ int reload_create(
 	int code;
 
 	if (reload == NULL) {
-		return error_set(error, -ENOMEM, "no memory for reloads");
+		return error_oom_for(error, "reloads");
 	}
 	reload->options = *options;
 	list_init(&reload->requests);
@@ -807,7 +806,7 @@ int reload_create(
 	reload->reviewers = calloc(options->reactor_count, sizeof(struct reviewer));
 	if (reload->reviewers == NULL) {
 		free(reload);
-		return error_set(error, -ENOMEM, "no memory for reloads");
+		return error_oom_for(error, "reloads");
 	}
 	for (uint32_t i = 0; i < options->reactor_count; i++) {
 		reload->reviewers[i].reload = reload;

@@ -103,7 +103,7 @@ int reload_request_take_export(
 	request->name = strdup(name);
 	request->path = path != NULL ? strdup(path) : NULL;
 	if (request->name == NULL || (path != NULL && request->path == NULL)) {
-		return error_set(error, -ENOMEM, "out of memory");
+		return error_oom(error);
 	}
 	rc = take_settings(json_object_get(arguments, "settings"), &request->settings, error);
 	if (rc == 0 && request->action == REQUEST_SET && request->settings.count == 1 &&
@@ -127,9 +127,7 @@ int reload_request_take_snapshot(
 	}
 	request->name = strdup(export);
 	request->snapshot = strdup(name);
-	return request->name != NULL && request->snapshot != NULL
-		       ? 0
-		       : error_set(error, -ENOMEM, "out of memory");
+	return request->name != NULL && request->snapshot != NULL ? 0 : error_oom(error);
 }
 
 /* --- reading --------------------------------------------------------------------------------- */
@@ -142,7 +140,7 @@ static int read_config(
 	int rc;
 
 	if (config == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a configuration");
+		return error_oom_for(error, "a configuration");
 	}
 	rc = server_config_again(options->config, config, error);
 	if (rc < 0) {
@@ -234,7 +232,7 @@ static int change_request_foresee(const struct reload_options *options,
 {
 	struct forecast *forecast = forecast_create(options->reactor_count);
 	char line[SERVED_EXPORT_LINE_BYTES];
-	int rc = forecast != NULL ? 0 : error_set(error, -ENOMEM, "no memory for a change");
+	int rc = forecast != NULL ? 0 : error_oom_for(error, "a change");
 
 	if (rc == 0 && news->change != NULL) {
 		rc = change_foresee(news->change, forecast, error);

@@ -87,7 +87,7 @@ int server_config_add_export(struct server_config *config, struct server_export 
 	} else if (entry->origin == NULL ||
 		   server_config_grow(
 			   &config->exports, config->export_count, sizeof(*config->exports)) < 0) {
-		rc = error_set(error, -ENOMEM, "no memory for an export");
+		rc = error_oom_for(error, "an export");
 	}
 	if (rc < 0) {
 		server_export_fini(entry);
@@ -160,7 +160,7 @@ int server_config_add_listen(struct server_config *config, struct server_listen 
 	if (rc == 0 &&
 		(entry->origin == NULL || server_config_grow(&config->listens, config->listen_count,
 						  sizeof(*config->listens)) < 0)) {
-		rc = error_set(error, -ENOMEM, "no memory for a listening address");
+		rc = error_oom_for(error, "a listening address");
 	}
 	if (rc < 0) {
 		server_listen_fini(entry);
@@ -359,7 +359,7 @@ static int finish_sockets(struct server_config *config, struct error *error)
 			}
 			*texts[k].field = strdup(texts[k].common);
 			if (*texts[k].field == NULL) {
-				return error_set(error, -ENOMEM, "no memory for an address");
+				return error_oom_for(error, "an address");
 			}
 		}
 	}

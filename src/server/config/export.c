@@ -26,7 +26,7 @@ int server_settings_add(
 	if (list == NULL || setting.key == NULL || (value != NULL && setting.value == NULL)) {
 		free(setting.key);
 		free(setting.value);
-		return error_set(error, -ENOMEM, "no memory for a setting");
+		return error_oom_for(error, "a setting");
 	}
 	list[settings->count++] = setting;
 	return 0;
@@ -94,7 +94,7 @@ static int replace_text(char **field, const char *text, struct error *error)
 	char *copy = strdup(text);
 
 	if (copy == NULL) {
-		return error_set(error, -ENOMEM, "no memory for an export");
+		return error_oom_for(error, "an export");
 	}
 	free(*field);
 	*field = copy;
@@ -400,7 +400,7 @@ int server_export_parse(struct server_export *entry, const char *text, struct er
 	int rc;
 
 	if (scratch == NULL) {
-		return error_set(error, -ENOMEM, "no memory for an export");
+		return error_oom_for(error, "an export");
 	}
 	rc = parse_with_scratch(entry, text, scratch, error);
 	free(scratch);

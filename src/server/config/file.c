@@ -345,7 +345,7 @@ int server_config_load(struct server_config *config, const char *path, struct er
 	config->file_path = strdup(path);
 	config->file_export_first = config->export_count;
 	if (config->file_path == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a path");
+		return error_oom_for(error, "a path");
 	}
 	rc = config_yaml_open(path, &yaml, &root, error);
 	if (rc < 0) {

@@ -65,7 +65,7 @@ static int add_listen(void *object, const char *text, struct error *error)
 	struct server_config *config = object;
 	struct server_listen entry = { .text = strdup(text) };
 
-	return entry.text == NULL ? error_set(error, -ENOMEM, "no memory for an address")
+	return entry.text == NULL ? error_oom_for(error, "an address")
 				  : server_config_add_listen(config, &entry, config->origin, error);
 }
 
@@ -88,7 +88,7 @@ static int add_command(void *object, const char *command, struct error *error)
 	if (copy == NULL || server_config_grow(&config->commands, config->command_count,
 				    sizeof(*config->commands)) < 0) {
 		free(copy);
-		return error_set(error, -ENOMEM, "no memory for a command");
+		return error_oom_for(error, "a command");
 	}
 	config->commands[config->command_count++] = copy;
 	return 0;
@@ -110,7 +110,7 @@ static int add_export_folder(void *object, const char *path, struct error *error
 	if (server_config_grow(&config->export_folders, config->export_folder_count,
 		    sizeof(*config->export_folders)) < 0) {
 		free(real);
-		return error_set(error, -ENOMEM, "no memory for a folder");
+		return error_oom_for(error, "a folder");
 	}
 	config->export_folders[config->export_folder_count++] = real;
 	return 0;
@@ -125,7 +125,7 @@ static int add_push_place(void *object, const char *text, struct error *error)
 	if (rc == 0 && server_config_grow(&config->push_places, config->push_place_count,
 			       sizeof(*config->push_places)) < 0) {
 		place_fini(&place);
-		rc = error_set(error, -ENOMEM, "no memory for a destination");
+		rc = error_oom_for(error, "a destination");
 	}
 	if (rc == 0) {
 		config->push_places[config->push_place_count++] = place;
@@ -172,7 +172,7 @@ static int set_arena(void *object, const char *text, struct error *error)
 	}
 	copy = strdup(text + strlen(prefix));
 	if (copy == NULL) {
-		return error_set(error, -ENOMEM, "no memory for an arena");
+		return error_oom_for(error, "an arena");
 	}
 	rest = copy;
 	word = strsep(&rest, ",");
@@ -232,7 +232,7 @@ static int note_memory_origin(void *object, const char *text, struct error *erro
 
 	GMB_UNUSED(text);
 	if (copy == NULL) {
-		return error_set(error, -ENOMEM, "no memory for a limit");
+		return error_oom_for(error, "a limit");
 	}
 	free(config->memory_origin);
 	config->memory_origin = copy;

@@ -19,7 +19,7 @@ static int add_condition(
 {
 	int rc = access_rule_add(&((struct server_rule *)object)->access, kind, data, bytes);
 
-	return rc == -ENOMEM   ? error_set(error, rc, "no memory for an access rule")
+	return rc == -ENOMEM   ? error_oom_for(error, "an access rule")
 	       : rc == -EEXIST ? error_set(error, -EINVAL, "it is given twice")
 			       : 0;
 }
@@ -268,7 +268,7 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 		rule->text = strdup(text);
 	}
 	if (rc == 0 && (bigger == NULL || rule->origin == NULL || rule->text == NULL)) {
-		rc = error_set(error, -ENOMEM, "no memory for an access rule");
+		rc = error_oom_for(error, "an access rule");
 	}
 	if (rc < 0) {
 		access_rule_fini(rule);
@@ -428,7 +428,7 @@ static int add_option(
 	text = parse_name(text, scratch, &name);
 	option = option_for(config, name);
 	if (option == NULL) {
-		return error_set(error, -ENOMEM, "no memory for an access rule");
+		return error_oom_for(error, "an access rule");
 	}
 	rc = parse_rule(&rule, text, scratch, error);
 	if (rc < 0) {
@@ -445,7 +445,7 @@ int server_config_add_access(struct server_config *config, const char *text, str
 	int rc;
 
 	if (scratch == NULL) {
-		return error_set(error, -ENOMEM, "no memory for an access rule");
+		return error_oom_for(error, "an access rule");
 	}
 	rc = add_option(config, text, scratch, error);
 	free(scratch);
@@ -576,9 +576,8 @@ static int build(const struct server_access *option, const struct server_access 
 		rc = access_create(rules, (uint32_t)count, access_out);
 	}
 	free(rules);
-	return rules == NULL || rc < 0
-		       ? error_set(error, -ENOMEM, "no memory for %u access rules", (uint32_t)count)
-		       : 0;
+	return rules == NULL || rc < 0 ? error_oom_for(error, "%u access rules", (uint32_t)count)
+				       : 0;
 }
 
 int server_access_common(
@@ -630,7 +629,7 @@ int server_rate_add(struct server_rates *rates, struct server_rule *rule, const 
 	rates->rules = bigger != NULL ? bigger : rates->rules;
 	if (bigger == NULL || count == RATE_RULES_MAX) {
 		server_rule_fini(rule);
-		return bigger == NULL ? error_set(error, -ENOMEM, "no memory for a rate rule")
+		return bigger == NULL ? error_oom_for(error, "a rate rule")
 				      : error_set(error, -EINVAL, "more than %d rate rules",
 						RATE_RULES_MAX);
 	}

@@ -412,7 +412,7 @@ int config_yaml_open(const char *path, struct config_yaml **yaml_out, struct con
 	int rc;
 
 	if (yaml == NULL) {
-		return error_set(error, -ENOMEM, "no memory for the configuration file");
+		return error_oom_for(error, "the configuration file");
 	}
 	log_escape(yaml->path, sizeof(yaml->path), path, strlen(path));
 	rc = yaml_read_file(yaml, path, error);

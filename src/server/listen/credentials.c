@@ -112,7 +112,7 @@ int credentials_load(const struct credentials *credentials, struct credentials_s
 	int rc = 0;
 
 	if (set == NULL) {
-		return error_set(error, -ENOMEM, "no memory for TLS credentials");
+		return error_oom_for(error, "TLS credentials");
 	}
 	while (rc == 0 && set->count < credentials->count) {
 		rc = load_next(credentials, set, error);
@@ -232,7 +232,7 @@ static int create_policies(
 		tls_context_get(set->contexts[i]);
 		if (tls_policy_create(member->settings->mode, set->contexts[i], credentials->pool,
 			    &member->policy) < 0) {
-			return error_set(error, -ENOMEM, "no memory for TLS");
+			return error_oom_for(error, "TLS");
 		}
 	}
 	return 0;
@@ -298,7 +298,7 @@ int credentials_open(struct server_config *config, struct listener *listeners,
 	int rc = 0;
 
 	if (credentials == NULL) {
-		return error_set(error, -ENOMEM, "no memory for TLS credentials");
+		return error_oom_for(error, "TLS credentials");
 	}
 	credentials->places = config->push_places;
 	credentials->place_count = config->push_place_count;

@@ -47,11 +47,6 @@ static const char *show_uri(const struct export_uri *uri, char out[URI_SHOWN_BYT
 	return out;
 }
 
-static int listen_out_of_memory(struct error *error)
-{
-	return error_set(error, -ENOMEM, "no memory for a listening address");
-}
-
 /* --- TCP ------------------------------------------------------------------------------------- */
 
 static uint16_t get_port(const union address *address)
@@ -197,7 +192,7 @@ static int set_tcp_uri(struct listener *listener, const char *protocol, const ch
 {
 	listener->uri = (struct export_uri){ .protocol = protocol, .port = port };
 	listener->uri.host = strdup(host);
-	return listener->uri.host != NULL ? 0 : listen_out_of_memory(error);
+	return listener->uri.host != NULL ? 0 : error_oom_for(error, "a listening address");
 }
 
 /* Resolves the host; the list is freed with freeaddrinfo(). */
@@ -281,11 +276,14 @@ static int kind_open(const struct export_uri *uri, struct listener *listener, st
 	rc = set_tcp_uri(listener, uri->protocol, uri->host, uri->port, error);
 	if (rc == 0 && uri->provider != NULL) {
 		listener->uri.provider = strdup(uri->provider);
-		rc = listener->uri.provider != NULL ? 0 : listen_out_of_memory(error);
+		rc = listener->uri.provider != NULL ? 0
+						    : error_oom_for(error, "a listening address");
 	}
 	if (rc == 0 && may_be_seen) {
 		listener->uri.insecure_network = strdup(uri->insecure_network);
-		rc = listener->uri.insecure_network != NULL ? 0 : listen_out_of_memory(error);
+		rc = listener->uri.insecure_network != NULL
+			     ? 0
+			     : error_oom_for(error, "a listening address");
 	}
 	return rc;
 }
@@ -513,7 +511,7 @@ static int set_unix_uri(struct listener *listener, const char *protocol, const c
 	}
 	listener->uri.socket_path = copy_bytes(path, path_bytes);
 	listener->uri.socket_path_bytes = path_bytes;
-	return listener->uri.socket_path != NULL ? 0 : listen_out_of_memory(error);
+	return listener->uri.socket_path != NULL ? 0 : error_oom_for(error, "a listening address");
 }
 
 /* Sets mode and group before the socket listens, so that no client can connect with wider

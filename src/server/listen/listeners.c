@@ -229,7 +229,7 @@ int listeners_open(const struct server_config *config, struct upgrade_take *take
 		(size_t)adopted_count + upgrade_take_socket_count(take) + config->listen_count + 1,
 		sizeof(*opening.listeners));
 	if (opening.listeners == NULL) {
-		return error_set(error, -ENOMEM, "no memory for listening addresses");
+		return error_oom_for(error, "listening addresses");
 	}
 	rc = adopt_sockets(&opening, adopted_count, error);
 	if (rc == 0) {

@@ -296,7 +296,7 @@ int scrape_open(struct listener *listener, const struct server_view *view,
 	scrape = calloc(1, sizeof(*scrape));
 	if (scrape == NULL) {
 		listener_close(listener);
-		return error_set(error, -ENOMEM, "no memory for metrics");
+		return error_oom_for(error, "metrics");
 	}
 	scrape->view = *view;
 	scrape->listener = *listener;

@@ -424,7 +424,7 @@ int tracing_create(const struct server_view *view, struct control_server *server
 	}
 	if (tracing == NULL || tracing->recorders == NULL) {
 		tracing_destroy(tracing);
-		return error_set(error, -ENOMEM, "out of memory for traces of requests");
+		return error_oom_for(error, "traces of requests");
 	}
 	control_server_add(server, &trace_command, tracing);
 	*tracing_out = tracing;

@@ -115,7 +115,7 @@ int upgrade_added_keep_snapshot(
 	}
 	if (list == NULL || config->snapshot_count == SERVER_EXPORTS_MAX) {
 		server_export_fini(about);
-		return error_set(error, -ENOMEM, "no memory for the keys of snapshots");
+		return error_oom_for(error, "the keys of snapshots");
 	}
 	config->snapshots = list;
 	list[config->snapshot_count++] = *about;

@@ -188,7 +188,7 @@ static int keep_export(
 		close(claim.fd);
 	}
 	if (entry == NULL || entry->name == NULL) {
-		return error_set(error, -ENOMEM, "no memory for the exports of the old process");
+		return error_oom_for(error, "the exports of the old process");
 	}
 	entry->name_bytes = message->record.export_bytes;
 	entry->session_count = message->session_count;
@@ -556,7 +556,7 @@ static int keep_deferred(struct upgrade_take *take, const struct session_kind *k
 	take->deferred = list;
 	if (deferred == NULL) {
 		free(bytes);
-		return error_set(error, -ENOMEM, "no memory for a connection");
+		return error_oom_for(error, "a connection");
 	}
 	*deferred = (struct deferred_session){ .kind = kind,
 		.record = *record,
@@ -648,7 +648,7 @@ static int keep_received(
 		take->received = malloc(ENGINE_HANDOVER_LATER_BYTES_MAX);
 	}
 	if (take->received == NULL) {
-		return error_set(error, -ENOMEM, "no memory for received data of a connection");
+		return error_oom_for(error, "received data of a connection");
 	}
 	if (message->offset == 0) {
 		take->received_count = 0;

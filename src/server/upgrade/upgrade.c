@@ -885,7 +885,7 @@ int upgrade_create(
 	}
 	if (upgrade == NULL || upgrade->quiesce == NULL) {
 		free(upgrade);
-		return error_set(error, -ENOMEM, "no memory for upgrades");
+		return error_oom_for(error, "upgrades");
 	}
 	upgrade->options = *options;
 	upgrade_tell_init(&upgrade->tell, -1);
