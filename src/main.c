@@ -95,10 +95,9 @@ static int unknown_command(const char *name)
 	bool is_option = name[0] == '-';
 	char meant[NEAR_TEXT_BYTES];
 	const char *habit = cli_habit("", name);
-	char shown[80];
 	struct near near;
+	const char *shown = quote(name);
 
-	log_escape(shown, sizeof(shown), name, strlen(name));
 	if (habit != NULL) {
 		fprintf(stderr, "gmblock: unknown %s '%s': %s\nTry 'gmblock --help'.\n",
 			is_option ? "option" : "command", shown, habit);

@@ -243,8 +243,6 @@ static void keep_connection(
 static int check_facts(const struct nbd_facts *first, const struct nbd_facts *other,
 	uint16_t promised, struct error *error)
 {
-	char name[256];
-
 	if (other->size < first->size) {
 		return error_set(error, -ESTALE,
 			"the server now has a different disk, of %llu bytes instead of %llu (rule "
@@ -258,7 +256,7 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 	}
 	if (strcmp(other->name, first->name) != 0) {
 		return error_set(error, -ESTALE, "the server has renamed the export to \"%s\"",
-			log_escape(name, sizeof(name), other->name, strlen(other->name)));
+			quote(other->name));
 	}
 	/* The disk may be read-only because the user wants it, so a server that permits writes is
 	 * fine. */

@@ -240,7 +240,6 @@ static int check_processes(const char *what, const struct wanted *wanted, struct
 	while (rc == 0 && processes != NULL && (entry = readdir(processes)) != NULL) {
 		char path[PATH_MAX];
 		char name[64];
-		char shown[128];
 
 		if (!isdigit((unsigned char)entry->d_name[0]) ||
 			strtol(entry->d_name, NULL, 10) == getpid() ||
@@ -253,7 +252,7 @@ static int check_processes(const char *what, const struct wanted *wanted, struct
 		}
 		name[strcspn(name, "\n")] = '\0';
 		rc = error_set(error, -EBUSY, "%s is open in process %s (%s)", what, entry->d_name,
-			log_escape(shown, sizeof(shown), name, strlen(name)));
+			quote(name));
 	}
 	if (processes != NULL) {
 		closedir(processes);

@@ -70,7 +70,6 @@ static int check_scheme(const char *scheme, struct export_uri *uri, struct error
 		{ "push", "push", false },
 		{ "push+unix", "push", false },
 	};
-	char shown[SHOWN_BYTES];
 
 	for (size_t i = 0; i < ARRAY_COUNT(schemes); i++) {
 		if (strcasecmp(scheme, schemes[i].name) == 0) {
@@ -82,7 +81,7 @@ static int check_scheme(const char *scheme, struct export_uri *uri, struct error
 	return error_set(error, -EINVAL,
 		"unknown scheme '%s'; use nbd, nbds, nbd+unix, nbds+unix, gmb, gmb+unix, push or "
 		"push+unix",
-		log_escape(shown, sizeof(shown), scheme, strlen(scheme)));
+		quote(scheme));
 }
 
 static int check_export_name(const struct uri *parts, struct error *error)
@@ -248,7 +247,6 @@ int export_uri_parse(const char *text, struct export_uri *uri, struct error *err
 {
 	struct export_uri parsed = { 0 };
 	struct uri parts = { 0 };
-	char shown[SHOWN_BYTES];
 	int rc;
 
 	if (has_password(text)) {
@@ -264,8 +262,7 @@ int export_uri_parse(const char *text, struct export_uri *uri, struct error *err
 	uri_fini(&parts);
 	if (rc < 0) {
 		export_uri_fini(&parsed);
-		error_prefix(error, "invalid URI '%s'",
-			log_escape(shown, sizeof(shown), text, strlen(text)));
+		error_prefix(error, "invalid URI '%s'", quote(text));
 		return rc;
 	}
 	*uri = parsed;

@@ -50,12 +50,11 @@ void log_init(void)
 {
 	static atomic_flag done = ATOMIC_FLAG_INIT;
 	const char *name = getenv("GMBLOCK_LOG");
-	char shown[80];
 
 	if (!atomic_flag_test_and_set_explicit(&done, memory_order_relaxed) && name != NULL &&
 		name[0] != '\0' && log_set_level_name(name) < 0) {
 		log_warning("GMBLOCK_LOG: \"%s\" is not error, warning, info or debug: ignored",
-			log_escape(shown, sizeof(shown), name, strlen(name)));
+			quote(name));
 	}
 }
 

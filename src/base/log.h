@@ -10,6 +10,8 @@
  */
 #pragma once
 
+#include <string.h>
+
 #include "base/compiler.h"
 
 enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_DEBUG };
@@ -95,6 +97,17 @@ void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level 
  * \xNN. Text that does not fit is cut at a whole character and ends in "...". Returns out.
  */
 const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size_t len);
+
+/* log_escape() for the arguments of a message. The result is valid until the end of the enclosing
+ * block. */
+enum { QUOTE_BYTES = 192 };
+#define quote(text)		quote_into((char[QUOTE_BYTES]){ 0 }, text)
+#define quote_bytes(bytes, len) log_escape((char[QUOTE_BYTES]){ 0 }, QUOTE_BYTES, bytes, len)
+
+static inline const char *quote_into(char out[QUOTE_BYTES], const char *text)
+{
+	return log_escape(out, QUOTE_BYTES, text, strlen(text));
+}
 
 /* log_escape() for a sentence in which a peer has already escaped the names. Quotes and backslashes
  * stay as they are, so that nothing is escaped twice. */

@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "base/text.h"
 
-enum { SHOWN_BYTES = 120, MAPPED_BYTES = NETWORK_MAPPED_BITS / 8 };
+enum { MAPPED_BYTES = NETWORK_MAPPED_BITS / 8 };
 
 /* --- networks -------------------------------------------------------------------------------- */
 
@@ -67,12 +67,11 @@ int network_parse(const char *text, uint8_t network[NETWORK_BYTES], struct error
 	const char *slash = strchr(text, '/');
 	size_t host_bytes = slash != NULL ? (size_t)(slash - text) : strlen(text);
 	char host[INET6_ADDRSTRLEN] = "";
-	char shown[SHOWN_BYTES];
 	uint32_t prefix;
 	bool is_ipv4;
 	int rc = 0;
+	const char *shown = quote(text);
 
-	log_escape(shown, sizeof(shown), text, strlen(text));
 	if (host_bytes < sizeof(host)) {
 		memcpy(host, text, host_bytes);
 	}
@@ -162,9 +161,8 @@ static int take_credential(struct place *place, const char *text, size_t bytes, 
 		{ "tls-username=", &place->tls_username },
 		{ "tls-hostname=", &place->tls_hostname },
 	};
-	char shown[SHOWN_BYTES];
+	const char *shown = quote_bytes(text, bytes);
 
-	log_escape(shown, sizeof(shown), text, bytes);
 	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {
 		size_t name_bytes = strlen(known[i].name);
 
@@ -187,7 +185,6 @@ static int take_credential(struct place *place, const char *text, size_t bytes, 
 static int check_credentials(const struct place *place, struct error *error)
 {
 	const char *problem = NULL;
-	char shown[SHOWN_BYTES];
 
 	if (!place->tls && (place->tls_certificates != NULL || place->tls_psk_file != NULL ||
 				   place->tls_username != NULL || place->tls_hostname != NULL)) {
@@ -206,11 +203,8 @@ static int check_credentials(const struct place *place, struct error *error)
 		problem = "a Unix socket has no host name to check in the server's certificate; "
 			  "add tls-hostname=NAME";
 	}
-	return problem == NULL
-		       ? 0
-		       : error_set(error, -EINVAL, "'%s': %s",
-				 log_escape(shown, sizeof(shown), place->text, strlen(place->text)),
-				 problem);
+	return problem == NULL ? 0
+			       : error_set(error, -EINVAL, "'%s': %s", quote(place->text), problem);
 }
 
 /* Parses the credentials of a destination. text: starts at the first comma. */
@@ -242,12 +236,11 @@ static const char *parse_protocol(const char *text, struct place *place)
 static int refuse_uri(const struct place *place, struct error *error)
 {
 	const char *prefix = place->tls ? "nbds" : "nbd";
-	char shown[SHOWN_BYTES];
 
 	return error_set(error, -EINVAL,
 		"'%s' is a URI; write %s:ADDRESS, with ,port=N if the port is not 10809, or "
 		"%s:/PATH for a Unix socket",
-		log_escape(shown, sizeof(shown), place->text, strlen(place->text)), prefix, prefix);
+		quote(place->text), prefix, prefix);
 }
 
 int place_parse(const char *text, struct place *place, struct error *error)

@@ -9,7 +9,6 @@
 #include "base/text.h"
 
 enum {
-	SHOWN_BYTES = 120,
 	LIST_BYTES = 400,
 	HELP_BYTES = 1000,
 	HELP_COLUMN = 30,
@@ -59,7 +58,6 @@ static const char *field_text(const struct field *field, const void *object)
 static int parse_flag(const char *text, bool *value, struct error *error)
 {
 	static const char *const words[] = { "no", "yes", "false", "true", "off", "on" };
-	char shown[SHOWN_BYTES];
 
 	for (size_t i = 0; i < ARRAY_COUNT(words); i++) {
 		if (strcmp(text, words[i]) == 0) {
@@ -67,8 +65,7 @@ static int parse_flag(const char *text, bool *value, struct error *error)
 			return 0;
 		}
 	}
-	return error_set(error, -EINVAL, "'%s' is neither yes nor no",
-		log_escape(shown, sizeof(shown), text, strlen(text)));
+	return error_set(error, -EINVAL, "'%s' is neither yes nor no", quote(text));
 }
 
 static int parse_word(
@@ -76,7 +73,6 @@ static int parse_word(
 {
 	const char *const *words = field->words;
 	char list[LIST_BYTES] = "";
-	char shown[SHOWN_BYTES];
 	size_t used = 0;
 
 	for (uint32_t i = 0; words[i] != NULL; i++) {
@@ -89,11 +85,10 @@ static int parse_word(
 				i == 0 ? "" : ", ", words[i]);
 		}
 	}
-	log_escape(shown, sizeof(shown), text, strlen(text));
 	return words[1] != NULL && words[2] == NULL
-		       ? error_set(error, -EINVAL, "'%s' is neither %s nor %s", shown, words[0],
-				 words[1])
-		       : error_set(error, -EINVAL, "'%s' is not one of %s", shown, list);
+		       ? error_set(error, -EINVAL, "'%s' is neither %s nor %s", quote(text),
+				 words[0], words[1])
+		       : error_set(error, -EINVAL, "'%s' is not one of %s", quote(text), list);
 }
 
 /* Parses a size or time and checks its limits. */
@@ -269,7 +264,6 @@ int field_unknown(field_at *at, const char *key, struct error *error)
 {
 	const struct field *field;
 	char meant[NEAR_TEXT_BYTES];
-	char shown[SHOWN_BYTES];
 	char keys[LIST_BYTES] = "";
 	size_t used = 0;
 	struct near near;
@@ -282,11 +276,10 @@ int field_unknown(field_at *at, const char *key, struct error *error)
 				i == 0 ? "" : ", ", field->key);
 		}
 	}
-	log_escape(shown, sizeof(shown), key, strlen(key));
-	return near.name != NULL
-		       ? error_set(error, -EINVAL, "unknown key '%s'%s", shown,
-				 near_text(&near, "", meant))
-		       : error_set(error, -EINVAL, "unknown key '%s'; use one of %s", shown, keys);
+	return near.name != NULL ? error_set(error, -EINVAL, "unknown key '%s'%s", quote(key),
+					   near_text(&near, "", meant))
+				 : error_set(error, -EINVAL, "unknown key '%s'; use one of %s",
+					   quote(key), keys);
 }
 
 const char *field_summary(const struct field *field, char *out, size_t out_bytes)

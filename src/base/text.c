@@ -25,16 +25,6 @@ static const struct {
 	{ "h", UINT64_C(3600000000000) },
 };
 
-/* A text as it is quoted in messages. */
-struct shown {
-	char text[96];
-};
-
-static const char *text_show(struct shown *shown, const char *text)
-{
-	return log_escape(shown->text, sizeof(shown->text), text, strlen(text));
-}
-
 /* Parses decimal digits; *rest is set to the text after them. Returns -EINVAL without digits,
  * -ERANGE if the number is too large. */
 static int parse_digits(const char *text, uint64_t *value, const char **rest)
@@ -74,7 +64,6 @@ static int byte_unit_shift(const char *suffix)
 
 int units_parse_bytes(const char *text, uint64_t *bytes, struct error *error)
 {
-	struct shown shown;
 	const char *suffix;
 	uint64_t value;
 	int rc = parse_digits(text, &value, &suffix);
@@ -84,11 +73,10 @@ int units_parse_bytes(const char *text, uint64_t *bytes, struct error *error)
 		return error_set(error, -EINVAL,
 			"'%s' is not a size; write a number of bytes, or a number with K, M, G, T, "
 			"P or E, such as 64M",
-			text_show(&shown, text));
+			quote(text));
 	}
 	if (rc < 0 || !checked_mul_u64(value, UINT64_C(1) << shift, &value)) {
-		return error_set(
-			error, -ERANGE, "the size '%s' is too large", text_show(&shown, text));
+		return error_set(error, -ERANGE, "the size '%s' is too large", quote(text));
 	}
 	*bytes = value;
 	return 0;
@@ -96,7 +84,6 @@ int units_parse_bytes(const char *text, uint64_t *bytes, struct error *error)
 
 int units_parse_time(const char *text, uint64_t *time_ns, struct error *error)
 {
-	struct shown shown;
 	const char *suffix;
 	uint64_t value;
 	int rc = parse_digits(text, &value, &suffix);
@@ -117,17 +104,15 @@ int units_parse_time(const char *text, uint64_t *time_ns, struct error *error)
 		return 0;
 	}
 	if (rc == -ERANGE) {
-		return error_set(
-			error, -ERANGE, "the time '%s' is too long", text_show(&shown, text));
+		return error_set(error, -ERANGE, "the time '%s' is too long", quote(text));
 	}
 	return error_set(error, -EINVAL,
 		"'%s' is not a time; write a number with ns, us, ms, s, min or h, such as 10ms",
-		text_show(&shown, text));
+		quote(text));
 }
 
 int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error)
 {
-	struct shown shown;
 	double seconds;
 	char *end;
 	int rc = units_parse_time(text, time_ns, error);
@@ -140,11 +125,10 @@ int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error
 	if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
 		return error_set(error, -EINVAL,
 			"'%s' is neither a number of seconds nor a time such as 500ms",
-			text_show(&shown, text));
+			quote(text));
 	}
 	if (seconds * 1e9 >= (double)INT64_MAX) {
-		return error_set(
-			error, -ERANGE, "the time '%s' is too long", text_show(&shown, text));
+		return error_set(error, -ERANGE, "the time '%s' is too long", quote(text));
 	}
 	*time_ns = (uint64_t)(seconds * 1e9 + 0.5);
 	return 0;
@@ -153,18 +137,17 @@ int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error
 int units_parse_count(
 	const char *text, uint32_t min, uint32_t max, uint32_t *count, struct error *error)
 {
-	struct shown shown;
 	const char *rest;
 	uint64_t value;
 	int rc = parse_digits(text, &value, &rest);
 
 	if (rc == -EINVAL || (rc == 0 && *rest != '\0')) {
 		return error_set(error, -EINVAL, "'%s' is not a whole number from %u to %u",
-			text_show(&shown, text), min, max);
+			quote(text), min, max);
 	}
 	if (rc < 0 || value < min || value > max) {
 		return error_set(error, -ERANGE, "%s is out of range; it must be from %u to %u",
-			text_show(&shown, text), min, max);
+			quote(text), min, max);
 	}
 	*count = (uint32_t)value;
 	return 0;

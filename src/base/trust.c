@@ -12,7 +12,6 @@
 
 enum {
 	LINKS_MAX = 40, /* the kernel's limit */
-	SHOWN_BYTES = 256,
 };
 
 struct walk {
@@ -24,11 +23,8 @@ struct walk {
 
 static int trust_refuse(const char *path, const char *reason, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
 	return error_set(error, -EPERM, "%s %s; it must be writable only by root and user %u",
-		log_escape(shown, sizeof(shown), path, strlen(path)), reason,
-		(unsigned int)geteuid());
+		quote(path), reason, (unsigned int)geteuid());
 }
 
 static bool others_write(const struct stat *status)
@@ -58,10 +54,7 @@ static int trust_check(const char *path, const struct stat *status, struct error
 
 static int trust_fail(const char *path, int code, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
-	return error_set(error, code, "%s: %s",
-		log_escape(shown, sizeof(shown), path, strlen(path)), strerror(-code));
+	return error_set(error, code, "%s: %s", quote(path), strerror(-code));
 }
 
 static void leave_folder(struct walk *walk)

@@ -10,8 +10,6 @@
 
 #include "base/log.h"
 
-enum { SHOWN_BYTES = 160 };
-
 /* A part of the text that is parsed. */
 struct span {
 	const char *at;
@@ -89,18 +87,17 @@ static int decode(struct span in, const char *what, bool zero_at_start, char **o
 
 static int uri_parse_port(struct span text, struct uri *uri, struct error *error)
 {
-	char shown[SHOWN_BYTES];
 	uint32_t value = 0;
 
 	for (size_t i = 0; i < text.len; i++) {
 		if (text.at[i] < '0' || text.at[i] > '9') {
 			return error_set(error, -EINVAL, "the port '%s' is not a number",
-				log_escape(shown, sizeof(shown), text.at, text.len));
+				quote_bytes(text.at, text.len));
 		}
 		value = value * 10 + (uint32_t)(text.at[i] - '0');
 		if (value > UINT16_MAX) {
 			return error_set(error, -EINVAL, "the port '%s' is larger than 65535",
-				log_escape(shown, sizeof(shown), text.at, text.len));
+				quote_bytes(text.at, text.len));
 		}
 	}
 	/* An empty port, "host:", is valid and means the default port. */

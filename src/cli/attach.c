@@ -27,7 +27,7 @@ static const char notes[] = "\n"
 			    "\n"
 			    "Exit status: 1 failure, 2 usage error.\n";
 
-enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1, QUOTE_BYTES = 256 };
+enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1 };
 
 struct arguments {
 	struct attach_options attach;
@@ -110,7 +110,6 @@ static int check_list(const struct arguments *arguments, int argc)
 static int check_arguments(const struct arguments *arguments, int argc)
 {
 	const struct attach_options *attach = &arguments->attach;
-	char quoted[QUOTE_BYTES];
 	struct export_uri uri;
 	int status;
 
@@ -127,7 +126,7 @@ static int check_arguments(const struct arguments *arguments, int argc)
 		return cli_usage_error(name,
 			"--fuse needs a FILE as mount point, before the URI: gmblock attach --fuse "
 			"disk.raw %s",
-			log_escape(quoted, sizeof(quoted), attach->file, strlen(attach->file)));
+			quote(attach->file));
 	}
 	if (argc - optind != 1) {
 		return cli_usage_error(name, "give one URI, such as nbd://host/export");

@@ -13,7 +13,7 @@
 #include "cli/cli.h"
 #include "tools/plot.h"
 
-enum { QUOTE_BYTES = 256, REQUESTS_PER_S_MAX = 100000000, PERCENT_UNSET = UINT32_MAX };
+enum { REQUESTS_PER_S_MAX = 100000000, PERCENT_UNSET = UINT32_MAX };
 
 #define SECONDS_MAX	   UINT64_C(1000000)
 #define NS_PER_S	   UINT64_C(1000000000)
@@ -67,7 +67,6 @@ static int take_pattern(void *context, const char *text, struct error *error)
 		{ "randrw", true, 50 },
 	};
 	struct bench_arguments *arguments = context;
-	char quoted[QUOTE_BYTES];
 
 	for (size_t i = 0; i < ARRAY_COUNT(patterns); i++) {
 		if (strcmp(text, patterns[i].name) == 0) {
@@ -80,7 +79,7 @@ static int take_pattern(void *context, const char *text, struct error *error)
 	return error_set(error, -EINVAL,
 		"unknown pattern '%s'; the patterns are read, write, randread, randwrite, rw "
 		"and randrw",
-		log_escape(quoted, sizeof(quoted), text, strlen(text)));
+		quote(text));
 }
 
 static int take_connections(void *context, const char *text, struct error *error)
@@ -124,15 +123,14 @@ static int take_warmup(void *context, const char *text, struct error *error)
 
 static int take_number(const char *text, uint64_t *number, struct error *error)
 {
-	char quoted[QUOTE_BYTES];
 	char *end;
 
 	errno = 0;
 	*number = strtoull(text, &end, 10);
 	if (text[0] == '\0' || strspn(text, "0123456789") != strlen(text) || errno != 0 ||
 		*number > INT64_MAX) {
-		return error_set(error, -EINVAL, "'%s' is not a number from 0 to 2^63 - 1",
-			log_escape(quoted, sizeof(quoted), text, strlen(text)));
+		return error_set(
+			error, -EINVAL, "'%s' is not a number from 0 to 2^63 - 1", quote(text));
 	}
 	return 0;
 }

@@ -14,7 +14,7 @@
 
 enum {
 	SHOWN_BYTES = 120,
-	QUOTE_BYTES = 256,
+	URI_TEXT_BYTES = 256,
 	OPTIONS_MAX = 40,
 	/* getopt_long() returns OPTION_FIRST + the option's index in the table */
 	OPTION_FIRST = 256,
@@ -258,9 +258,8 @@ static bool is_abbreviated(const char *word, const struct option *table)
 static int option_abbreviated(const struct cli_command *command, const char *word, char **argv,
 	const struct option *table)
 {
-	char shown[SHOWN_BYTES];
+	const char *shown = quote(word);
 
-	log_escape(shown, sizeof(shown), word, strlen(word));
 	return option_unknown(command, word, shown, argv, table);
 }
 
@@ -270,7 +269,7 @@ static int option_error(
 	const struct cli_command *self, int code, char **argv, const struct option *table)
 {
 	const char *command = self->name;
-	char shown[SHOWN_BYTES];
+	const char *shown;
 	char letter[3] = { '-', (char)optopt, '\0' };
 	const char *word = argv[optind - 1];
 
@@ -279,7 +278,7 @@ static int option_error(
 	if (optopt != 0 && optopt < OPTION_FIRST && strncmp(word, "--", 2) != 0) {
 		word = letter;
 	}
-	log_escape(shown, sizeof(shown), word, strlen(word));
+	shown = quote(word);
 	if (is_abbreviated(word, table)) {
 		return option_abbreviated(self, word, argv, table);
 	}
@@ -309,14 +308,11 @@ static int cli_set(const struct cli_command *command, const struct field *field)
 
 static int take_log_level(const struct cli_command *command, const char *level)
 {
-	char shown[SHOWN_BYTES];
-
 	if (log_set_level_name(level) == 0) {
 		return CLI_GO_ON;
 	}
 	return cli_usage_error(command->name,
-		"--log-level: '%s' is not error, warning, info or debug",
-		log_escape(shown, sizeof(shown), level, strlen(level)));
+		"--log-level: '%s' is not error, warning, info or debug", quote(level));
 }
 
 /* Builds the table for getopt_long(), with --help and --log-level after the command's options.
@@ -428,13 +424,11 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 
 int cli_operand(const char *command, const char *noun, int argc, char **argv, const char **operand)
 {
-	char quoted[QUOTE_BYTES];
-
 	if (argc - optind > 1) {
 		const char *second = argv[optind + 1];
 
-		return cli_usage_error(command, "only one %s can be given; unexpected '%s'", noun,
-			log_escape(quoted, sizeof(quoted), second, strlen(second)));
+		return cli_usage_error(
+			command, "only one %s can be given; unexpected '%s'", noun, quote(second));
 	}
 	*operand = optind < argc ? argv[optind] : NULL;
 	return CLI_GO_ON;
@@ -459,10 +453,9 @@ int cli_server(const char *command, int argc, char **argv, const char **server)
 static int not_a_uri(const char *command, const char *text, const struct stat *status)
 {
 	struct export_uri uri = { .protocol = "nbd", .is_unix = true };
-	char uri_text[QUOTE_BYTES];
-	char quoted[QUOTE_BYTES];
+	char uri_text[URI_TEXT_BYTES];
+	const char *quoted = quote(text);
 
-	log_escape(quoted, sizeof(quoted), text, strlen(text));
 	if (!S_ISSOCK(status->st_mode)) {
 		return cli_usage_error(command,
 			"'%s' is a %s, not a URI; serve it first with 'gmblock serve', which "
@@ -483,7 +476,6 @@ static int not_a_uri(const char *command, const char *text, const struct stat *s
 
 int cli_uri(const char *command, const char *text, struct export_uri *uri)
 {
-	char quoted[QUOTE_BYTES];
 	struct stat status;
 	struct error error;
 
@@ -501,8 +493,7 @@ int cli_uri(const char *command, const char *text, struct export_uri *uri)
 	}
 	if (uri->unknown_parameter != NULL) {
 		log_warning("the unknown URI parameter \"%s\" is ignored",
-			log_escape(quoted, sizeof(quoted), uri->unknown_parameter,
-				strlen(uri->unknown_parameter)));
+			quote(uri->unknown_parameter));
 	}
 	return CLI_GO_ON;
 }

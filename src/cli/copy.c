@@ -27,7 +27,6 @@ enum {
 	SENTENCE_BYTES = 1200,
 	EXIT_GAPS = 3, /* the copy is complete, except for unreadable parts */
 	EXIT_SIGNAL = 128,
-	QUOTE_BYTES = 256,
 };
 #define CHECKPOINT_BYTES_DEFAULT (UINT64_C(1) << 30)
 #define MEMORY_BYTES_MAX	 (UINT64_C(4) << 30)
@@ -195,12 +194,11 @@ static int refuse_no_file(const char *text)
 	struct stat status;
 	struct export_uri uri;
 	struct error error;
-	char quoted[QUOTE_BYTES];
+	const char *quoted = quote(text);
 
 	if (strstr(text, "://") != NULL || lstat(text, &status) == 0) {
 		return CLI_GO_ON;
 	}
-	log_escape(quoted, sizeof(quoted), text, strlen(text));
 	if (store_path_has_kind(text)) {
 		return cli_usage_error("copy",
 			"'%s' can only be opened by a server; run 'gmblock serve %s' and give the "
@@ -223,20 +221,17 @@ static int ends_fit_options(const struct copy_arguments *arguments)
 {
 	enum copy_kind source = copy_end_kind(arguments->source);
 	enum copy_kind target = copy_end_kind(arguments->target);
-	char quoted[QUOTE_BYTES];
 
 	if (arguments->map != NULL && source == COPY_STREAM) {
 		return cli_usage_error("copy", "--skip-errors needs a seekable source, unlike '%s'",
-			log_escape(quoted, sizeof(quoted), arguments->source,
-				strlen(arguments->source)));
+			quote(arguments->source));
 	}
 	if ((arguments->verify || arguments->journal != NULL) &&
 		(source == COPY_STREAM || target == COPY_STREAM)) {
 		const char *pipe = source == COPY_STREAM ? arguments->source : arguments->target;
 
 		return cli_usage_error("copy", "%s needs a seekable source and target, unlike '%s'",
-			arguments->verify ? "--verify" : "--resume",
-			log_escape(quoted, sizeof(quoted), pipe, strlen(pipe)));
+			arguments->verify ? "--verify" : "--resume", quote(pipe));
 	}
 	if (arguments->connections != 0 && source != COPY_REMOTE && target != COPY_REMOTE) {
 		return cli_usage_error("copy", "--connections needs a URI as SOURCE or TARGET");

@@ -14,7 +14,7 @@
 #define TIMEOUT_DEFAULT_NS UINT64_C(10000000000)
 #define MAP_DEFAULT_NS	   UINT64_C(600000000000)
 
-enum { QUOTE_BYTES = 256, OTHERS_MAX = 20 };
+enum { OTHERS_MAX = 20 };
 
 struct info_arguments {
 	const char *uri;
@@ -107,8 +107,6 @@ static int cli_info_arguments_parse(int argc, char **argv, struct info_arguments
 /* Lists the other exports after the requested one was not found. */
 static void others_log(const struct nbd_offers *offers)
 {
-	char quoted[QUOTE_BYTES];
-
 	if (offers->count <= 1) {
 		fputs("The server lists no other export.\n", stderr);
 		return;
@@ -117,8 +115,7 @@ static void others_log(const struct nbd_offers *offers)
 	for (uint32_t i = 1; i < offers->count; i++) {
 		const char *name = offers->list[i].name;
 
-		fprintf(stderr, "  \"%s\"\n",
-			log_escape(quoted, sizeof(quoted), name, strlen(name)));
+		fprintf(stderr, "  \"%s\"\n", quote(name));
 		if (i == OTHERS_MAX && i + 1 < offers->count) {
 			fprintf(stderr, "and %u more; --list shows them.\n", offers->count - 1 - i);
 			return;

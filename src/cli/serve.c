@@ -12,8 +12,6 @@
 #include "push/server.h"
 #include "server/server.h"
 
-enum { QUOTE_BYTES = 256 };
-
 static const char name[] = "serve";
 
 static const char help_head[] =
@@ -64,7 +62,6 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 		.keys_option = "export" };
 	int status = cli_parse(&command, argc, argv);
 	struct error error = { 0 };
-	char shown[QUOTE_BYTES];
 	const char *file;
 	int rc = 0;
 
@@ -98,7 +95,7 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 		return cli_usage_error(name,
 			"nothing to serve: %s has no exports; list them there with the key "
 			"exports, or give a PATH or --export NAME=PATH",
-			log_escape(shown, sizeof(shown), file, strlen(file)));
+			quote(file));
 	}
 	rc = server_config_finish(config, &error);
 	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_GO_ON;

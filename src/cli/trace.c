@@ -10,7 +10,7 @@
 #include "tools/plot.h"
 #include "tools/show.h"
 
-enum { QUOTE_BYTES = 256, COUNT_DEFAULT = 1 };
+enum { COUNT_DEFAULT = 1 };
 
 struct trace_arguments {
 	struct trace_question question;
@@ -36,7 +36,6 @@ static int take_operation(void *context, const char *text, struct error *error)
 	static const char *const names[] = { "read", "write", "flush", "trim", "zero", "cache",
 		"extents" };
 	struct trace_question *question = &((struct trace_arguments *)context)->question;
-	char quoted[QUOTE_BYTES];
 
 	for (size_t i = 0; i < ARRAY_COUNT(names); i++) {
 		if (strcmp(text, names[i]) == 0) {
@@ -50,7 +49,7 @@ static int take_operation(void *context, const char *text, struct error *error)
 	return error_set(error, -EINVAL,
 		"unknown operation '%s'; the operations are read, write, flush, trim, zero, cache "
 		"and extents",
-		log_escape(quoted, sizeof(quoted), text, strlen(text)));
+		quote(text));
 }
 
 #define AT(member) FIELD_IN(struct trace_arguments, member)

@@ -353,13 +353,11 @@ static void connection_log_ready(
 	const struct connection *connection, const struct carrier_facts *facts)
 {
 	static const char *const replies[] = { "simple", "structured", "extended", "placed" };
-	char name[128];
 
 	if (log_enabled(LOG_LEVEL_DEBUG)) {
 		log_debug("client: connection %u: %s, export \"%s\": %s replies, %s, %llu bytes, "
 			  "minimum block %u bytes, preferred %u, largest payload %u%s%s%s",
-			connection->number, connection->client->label,
-			log_escape(name, sizeof(name), facts->name, strlen(facts->name)),
+			connection->number, connection->client->label, quote(facts->name),
 			replies[facts->replies],
 			(facts->capabilities & GMB_CAN_WRITE) != 0 ? "read and write" : "read only",
 			(unsigned long long)facts->bytes, facts->block_minimum,

@@ -395,7 +395,6 @@ static int check_hello(
 	const char *service = json_string_value(json_object_get(hello, "service"));
 	const char *version = json_string_value(json_object_get(hello, "version"));
 	json_int_t protocol = json_integer_value(json_object_get(hello, "protocol"));
-	char shown[64];
 
 	if (service == NULL || strcmp(service, "gmblock control") != 0) {
 		return error_set(
@@ -405,9 +404,7 @@ static int check_hello(
 		return error_set(error, -EPROTONOSUPPORT,
 			"%s: the server, gmblock %s, has version %lld of the control protocol, "
 			"this program has version %d",
-			connection->path,
-			version != NULL ? log_escape(shown, sizeof(shown), version, strlen(version))
-					: "?",
+			connection->path, version != NULL ? quote(version) : "?",
 			(long long)protocol, CONTROL_PROTOCOL);
 	}
 	return 0;

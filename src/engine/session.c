@@ -21,7 +21,7 @@ static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 enum {
 	WHO_BYTES = PEER_TEXT_BYTES + IDENTITY_TEXT_BYTES + 8,
 	SHOWN_BYTES = 128,
-	ORIGIN_BYTES = 192
+	ORIGIN_BYTES = QUOTE_BYTES + 32
 };
 
 /* Kinds of principals, see struct takeover_principal. */
@@ -586,13 +586,10 @@ static void log_end(
 	struct session *session, const char *message_id, const char *word, const char *reason)
 {
 	const struct export *export = session->export;
-	char name[SHOWN_BYTES];
 	char peer[WHO_BYTES];
 	const struct log_about about = {
 		.message_id = message_id,
-		.export = export != NULL
-				  ? log_escape(name, sizeof(name), export->name, export->name_bytes)
-				  : NULL,
+		.export = export != NULL ? quote_bytes(export->name, export->name_bytes) : NULL,
 		.client = who(peer, &session->peer),
 		.reason = word,
 	};

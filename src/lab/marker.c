@@ -37,7 +37,7 @@
 #include "disk/disk.h"
 #include "lab/lab.h"
 
-enum { SLOT_COUNT = 4, SLOT_BYTES = 1 << 20, HUGE_BYTES = 2 << 20, PATH_SHOWN_BYTES = 256 };
+enum { SLOT_COUNT = 4, SLOT_BYTES = 1 << 20, HUGE_BYTES = 2 << 20 };
 
 struct marker_store {
 	struct store base;
@@ -161,8 +161,6 @@ static void marker_arm(struct marker_queue *queue)
 
 static void switch_off(struct marker_store *store, const struct store_part *part)
 {
-	char shown[PATH_SHOWN_BYTES];
-
 	atomic_fetch_add_explicit(&store->changed_count, 1, memory_order_relaxed);
 	if (atomic_exchange_explicit(&store->is_off, true, memory_order_relaxed)) {
 		return;
@@ -170,8 +168,8 @@ static void switch_off(struct marker_store *store, const struct store_part *part
 	log_error("'%s' wrote bytes of a read (%llu bytes at %llu) again after they had been sent: "
 		  "do not use marker with this disk; that read fails, and marker is off until the "
 		  "disk is opened again",
-		log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
-		(unsigned long long)part->length, (unsigned long long)part->offset);
+		quote(store->path), (unsigned long long)part->length,
+		(unsigned long long)part->offset);
 }
 
 static int finalize(struct marker_store *store, const struct marker_slot *slot)
@@ -293,7 +291,6 @@ static void marker_queue_fini(struct store_queue *base)
 
 static void log_life(struct marker_store *store)
 {
-	char shown[PATH_SHOWN_BYTES];
 	char early[UNITS_TEXT_BYTES];
 	char bytes[UNITS_TEXT_BYTES];
 	uint64_t count = atomic_load_explicit(&store->watched_count, memory_order_relaxed);
@@ -307,8 +304,7 @@ static void log_life(struct marker_store *store)
 		bytes, atomic_load_explicit(&store->watched_bytes, memory_order_relaxed));
 	log_info("markers on '%s': %llu reads watched, %s of their %s detected early; %llu reads "
 		 "failed because such bytes changed",
-		log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
-		(unsigned long long)count, early, bytes,
+		quote(store->path), (unsigned long long)count, early, bytes,
 		(unsigned long long)atomic_load_explicit(
 			&store->changed_count, memory_order_relaxed));
 }

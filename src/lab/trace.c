@@ -17,7 +17,7 @@
 #include "cli/cli.h"
 #include "tools/plot.h"
 
-enum { QUOTE_BYTES = 256, MARKER_DIGITS_MAX = 16, COUNT_DEFAULT = 8, CHUNK_BYTES_DEFAULT = 4096 };
+enum { MARKER_DIGITS_MAX = 16, COUNT_DEFAULT = 8, CHUNK_BYTES_DEFAULT = 4096 };
 
 struct trace_arguments {
 	struct trace_work work;
@@ -106,13 +106,12 @@ static int lab_trace_take_parts(void *context, const char *text, struct error *e
 static int take_marker(void *context, const char *text, struct error *error)
 {
 	struct trace_arguments *arguments = context;
-	char quoted[QUOTE_BYTES];
 	size_t length = strlen(text);
 
 	if (length == 0 || length > MARKER_DIGITS_MAX ||
 		strspn(text, "0123456789abcdefABCDEF") != length) {
 		return error_set(error, -EINVAL, "'%s' is not a number of 1 to %d hex digits",
-			log_escape(quoted, sizeof(quoted), text, length), MARKER_DIGITS_MAX);
+			quote_bytes(text, length), MARKER_DIGITS_MAX);
 	}
 	arguments->work.marker = strtoull(text, NULL, 16);
 	arguments->marker_set = true;
@@ -156,18 +155,16 @@ static int lab_trace_sizes_check(const struct trace_work *work)
 static int lab_trace_disk_check(struct trace_arguments *arguments, const char *path)
 {
 	struct trace_work *work = &arguments->work;
-	char quoted[QUOTE_BYTES];
 
 	work->path = path;
 	if (work->path == NULL) {
 		return cli_usage_error("trace", "no disk given: name a block device or a file");
 	}
 	if (strstr(work->path, "://") != NULL && access(work->path, F_OK) != 0) {
-		log_escape(quoted, sizeof(quoted), work->path, strlen(work->path));
 		return cli_usage_error("trace",
 			"'%s' is a URI, but this command reads disks of this machine; to trace "
 			"requests to a server: gmblock trace --request %s",
-			quoted, quoted);
+			quote(work->path), quote(work->path));
 	}
 	if (work->path[0] != '\0' && strspn(work->path, "0123456789") == strlen(work->path) &&
 		access(work->path, F_OK) != 0) {

@@ -15,7 +15,7 @@
 #include "tools/plot.h"
 #include "tools/show.h"
 
-enum { LABEL_COLUMNS = 34, PATH_SHOWN_BYTES = 512 };
+enum { LABEL_COLUMNS = 34 };
 enum { CHART_COLUMNS = 68, CHART_ROWS = 16, CHART_LINE_BYTES = CHART_COLUMNS + 1 };
 
 const char *trace_title(char out[TRACE_TITLE_BYTES], const struct trace_work *work, uint32_t bytes)
@@ -244,12 +244,11 @@ void trace_chart(FILE *out, const struct trace_read *read)
 
 static void trace_report_print_head(const struct trace_work *work, const struct disk_info *disk)
 {
-	char path[PATH_SHOWN_BYTES];
 	char human[UNITS_TEXT_BYTES];
 	char size[UNITS_TEXT_BYTES];
 
-	printf("%s: %s, %s\n", log_escape(path, sizeof(path), work->path, strlen(work->path)),
-		disk->is_block ? "block device" : "file", units_human_bytes(human, disk->size));
+	printf("%s: %s, %s\n", quote(work->path), disk->is_block ? "block device" : "file",
+		units_human_bytes(human, disk->size));
 	if (disk->io_max > 0) {
 		printf("It takes at most %s in one command.\n",
 			units_format_bytes(size, disk->io_max));

@@ -20,7 +20,6 @@
 #include "ring/ring.h"
 
 enum {
-	QUOTE_BYTES = 256,
 	MARKER_BYTES = 8,
 	LOOKS_BETWEEN_YIELDS = 64,
 	HUGE_BYTES = 2 << 20,
@@ -167,14 +166,11 @@ static void trace_run_part_submit(struct tracer *tracer, uint32_t index);
 
 static void part_failed(struct tracer *tracer, const struct trace_part *part, int code)
 {
-	char quoted[QUOTE_BYTES];
-
 	if (tracer->err == 0) {
 		tracer->err = error_set(tracer->error, code == 0 ? -EIO : code,
 			"reading %u bytes at %llu of '%s': %s", part->bytes,
 			(unsigned long long)(tracer->read->offset + part->offset),
-			log_escape(quoted, sizeof(quoted), tracer->work->path,
-				strlen(tracer->work->path)),
+			quote(tracer->work->path),
 			code == 0 ? "the disk ends before it" : strerror(-code));
 	}
 }
@@ -400,21 +396,18 @@ static void signals_give_back(const struct sigaction before[ARRAY_COUNT(stop_sig
 
 static int explain_no_direct(const struct trace_work *work, struct error *error)
 {
-	char quoted[QUOTE_BYTES];
-
 	return error_set(error, -EOPNOTSUPP,
 		"'%s' does not support direct I/O (O_DIRECT) because its filesystem does not; "
 		"--cached reads through the page cache instead",
-		log_escape(quoted, sizeof(quoted), work->path, strlen(work->path)));
+		quote(work->path));
 }
 
 static int disk_acquire(struct tracer *tracer, struct disk_info *disk, struct error *error)
 {
 	const struct trace_work *work = tracer->work;
-	char quoted[QUOTE_BYTES];
 	int err = disk_open(work->path, true, !work->cached, &tracer->fd, error);
+	const char *quoted = quote(work->path);
 
-	log_escape(quoted, sizeof(quoted), work->path, strlen(work->path));
 	if (err == -EINVAL && !work->cached) {
 		return explain_no_direct(work, error);
 	}

@@ -12,11 +12,10 @@
 #include "base/bytes.h"
 #include "base/log.h"
 
-enum { PATH_BYTES = 128, TEXT_BYTES = 64, SHOWN_BYTES = 64, BARS = 6 };
+enum { PATH_BYTES = 128, TEXT_BYTES = 64, BARS = 6 };
 
 int p2pmem_parse_bdf(const char *text, char bdf[P2PMEM_BDF_BYTES], struct error *error)
 {
-	char shown[SHOWN_BYTES];
 	unsigned int domain = 0;
 	unsigned int bus;
 	unsigned int device;
@@ -32,7 +31,7 @@ int p2pmem_parse_bdf(const char *text, char bdf[P2PMEM_BDF_BYTES], struct error 
 			return error_set(error, -EINVAL,
 				"'%s' is not the address of a PCI device; write "
 				"DOMAIN:BUS:DEVICE.FUNCTION, such as 0000:01:00.0",
-				log_escape(shown, sizeof(shown), text, strlen(text)));
+				quote(text));
 		}
 	}
 	snprintf(bdf, P2PMEM_BDF_BYTES, "%04x:%02x:%02x.%x", domain & 0xffff, bus & 0xff,

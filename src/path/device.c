@@ -5,8 +5,6 @@
 #include "base/bytes.h"
 #include "path/path.h"
 
-enum { LOGGED_NAME_BYTES = 128 };
-
 struct arena *device_choose(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
@@ -53,15 +51,14 @@ void device_see_error(struct path_request *request, int error)
 {
 	struct arena *device = request->client->admission->device;
 	struct path_export *export = request->export;
-	char name[LOGGED_NAME_BYTES];
 
 	if (error == -ENODEV) {
 		device_failed(device, error);
 	} else if (export->device_error == 0) {
-		(void)log_escape(name, sizeof(name), export->name, export->name_bytes);
 		log_warning("export \"%s\": the disk cannot reach the memory of %s: %s; its "
 			    "payload goes through RAM from now on",
-			name, arena_info(device)->kind, strerror(-error));
+			quote_bytes(export->name, export->name_bytes), arena_info(device)->kind,
+			strerror(-error));
 		export->device_error = error;
 	}
 }

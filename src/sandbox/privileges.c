@@ -15,14 +15,9 @@
 #include "base/text.h"
 #include "sandbox/layers.h"
 
-enum { SHOWN_BYTES = 120 };
-
 static int unknown(const char *kind, const char *name, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
-	return error_set(error, -ENOENT, "--user: no %s '%s' on this machine", kind,
-		log_escape(shown, sizeof(shown), name, strlen(name)));
+	return error_set(error, -ENOENT, "--user: no %s '%s' on this machine", kind, quote(name));
 }
 
 static bool privileges_is_number(const char *text, uint32_t *number_out)

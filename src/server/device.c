@@ -9,7 +9,7 @@
 #include "base/log.h"
 #include "store/kind.h"
 
-enum { SHOWN_BYTES = 128, PROBE_BYTES = 4096 };
+enum { PROBE_BYTES = 4096 };
 
 struct device {
 	struct p2pmem memory;
@@ -91,7 +91,7 @@ static void probe(struct device *device, struct export *export)
 {
 	struct store *store = export->store;
 	uint32_t bytes = MAX(store_info(store)->offset_align, (uint32_t)PROBE_BYTES);
-	char name[SHOWN_BYTES];
+	const char *name = quote_bytes(export->name, export->name_bytes);
 	int fd;
 	int result;
 
@@ -99,7 +99,6 @@ static void probe(struct device *device, struct export *export)
 		store = store->inner;
 	}
 	fd = file_store_direct_fd(store);
-	(void)log_escape(name, sizeof(name), export->name, export->name_bytes);
 	if (fd < 0) { /* direct I/O is for writes only, or the disk is not a file */
 		log_info("export \"%s\": cannot check in advance whether its disk can reach the "
 			 "memory of %s",

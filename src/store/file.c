@@ -16,7 +16,6 @@
 enum {
 	RETRIES_MAX = 1000, /* one second in total, RETRY_NS between two tries */
 	OFFSET_ALIGN_MAX = 65536,
-	PATH_SHOWN_BYTES = 120,
 	WRITE_INLINE_SLOW_MAX = 2,
 };
 #define RETRY_NS UINT64_C(1000000)
@@ -36,14 +35,13 @@ struct file_config {
 static int set_format(void *config, const char *value, struct error *error)
 {
 	struct file_config *options = config;
-	char shown[PATH_SHOWN_BYTES];
 
 	options->is_raw = strcmp(value, "raw") == 0;
 	return options->is_raw ? 0
 			       : error_set(error, -EINVAL,
 					 "'%s' is not a supported format; only raw is served, and "
 					 "'qemu-img convert -O raw' converts other images",
-					 log_escape(shown, sizeof(shown), value, strlen(value)));
+					 quote(value));
 }
 
 static const struct field file_options[] = {
@@ -132,10 +130,7 @@ uint64_t file_refresh_size(struct file_store *store)
 	/* Relaxed order: no other data depends on this number. */
 	before = atomic_exchange_explicit(&store->size, size, memory_order_relaxed);
 	if (unlikely(size != before)) {
-		char shown[PATH_SHOWN_BYTES];
-
-		log_debug("'%s' had %llu bytes and now has %llu",
-			log_escape(shown, sizeof(shown), store->path, strlen(store->path)),
+		log_debug("'%s' had %llu bytes and now has %llu", quote(store->path),
 			(unsigned long long)before, (unsigned long long)size);
 		store_resized(&store->base);
 	}
@@ -610,16 +605,14 @@ static int open_direct(
  * cache. */
 static void open_auto(struct file_store *store, const struct store_options *options)
 {
-	char shown[PATH_SHOWN_BYTES];
 	struct error error;
 
 	if (store->map == NULL) {
 		return;
 	}
 	if (store->direct_fd < 0 && open_direct(store, options, &error) < 0) {
-		log_debug("'%s': all reads use the page cache: %s",
-			log_escape(shown, sizeof(shown), options->path, strlen(options->path)),
-			error.text);
+		log_debug(
+			"'%s': all reads use the page cache: %s", quote(options->path), error.text);
 		if (store->direct_fd >= 0) {
 			disk_close(store->direct_fd);
 			store->direct_fd = -1;

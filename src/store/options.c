@@ -14,7 +14,6 @@
 #include "store/parse.h"
 
 enum {
-	SHOWN_BYTES = 120,
 	STRIPE_STEP = 4096,
 	STRIPE_CHUNK_MAX = 1 << 30,
 	STRIPE_MEMBERS_MAX = 1024,
@@ -29,8 +28,6 @@ static uint32_t kind_count;
 
 static int parse_mode(const char *value, bool read, enum store_mode *mode, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
 	if (strcmp(value, "cached") == 0) {
 		*mode = STORE_MODE_CACHED;
 	} else if (strcmp(value, "direct") == 0) {
@@ -43,7 +40,7 @@ static int parse_mode(const char *value, bool read, enum store_mode *mode, struc
 		return error_set(error, -EINVAL,
 			"'%s' is not a mode; use cached (through the page cache), direct (direct "
 			"I/O)%s device (direct I/O into memory of a PCI device)%s",
-			log_escape(shown, sizeof(shown), value, strlen(value)), read ? "," : " or",
+			quote(value), read ? "," : " or",
 			read ? " or auto (chosen for each read)" : "");
 	}
 	return 0;
@@ -80,12 +77,10 @@ static int set_write_mode(void *config, const char *value, struct error *error)
 static int set_page_cache_send(void *config, const char *value, struct error *error)
 {
 	struct store_options *options = config;
-	char shown[SHOWN_BYTES];
 
 	options->page_cache_send_off = strcmp(value, "off") == 0;
 	if (!options->page_cache_send_off && strcmp(value, "auto") != 0) {
-		return error_set(error, -EINVAL, "'%s' must be auto or off",
-			log_escape(shown, sizeof(shown), value, strlen(value)));
+		return error_set(error, -EINVAL, "'%s' must be auto or off", quote(value));
 	}
 	return 0;
 }
@@ -95,7 +90,6 @@ static int set_stripe(void *config, const char *value, struct error *error)
 {
 	struct store_options *options = config;
 	const char *colon = strchr(value, ':');
-	char shown[SHOWN_BYTES];
 	char chunk_text[UNITS_TEXT_BYTES];
 	uint64_t chunk = 0;
 
@@ -112,7 +106,7 @@ static int set_stripe(void *config, const char *value, struct error *error)
 		return error_set(error, -EINVAL,
 			"'%s' is not a stripe; write CHUNK:MEMBERS, such as 64K:4, with a chunk "
 			"from 4K to 1G in steps of 4K and 2 to %d members",
-			log_escape(shown, sizeof(shown), value, strlen(value)), STRIPE_MEMBERS_MAX);
+			quote(value), STRIPE_MEMBERS_MAX);
 	}
 	options->stripe_chunk = (uint32_t)chunk;
 	return 0;

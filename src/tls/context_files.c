@@ -315,12 +315,9 @@ static int parse_psks(struct tls_context *context, const char *path, struct erro
 		const struct tls_psk *a = &context->psks[i - 1], *b = &context->psks[i];
 
 		if (compare_psks(a, b) == 0) {
-			char name[IDENTITY_TEXT_BYTES];
-
 			return error_set(error, -EINVAL,
 				"%s:%u: the name '%s' is already used in line %u", path,
-				MAX(a->line, b->line),
-				log_escape(name, sizeof(name), a->name, a->name_bytes),
+				MAX(a->line, b->line), quote_bytes(a->name, a->name_bytes),
 				MIN(a->line, b->line));
 		}
 	}

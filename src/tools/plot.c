@@ -10,7 +10,7 @@
 
 #include "base/log.h"
 
-enum { TEXT_BYTES = 1024, QUOTE_BYTES = 256, TICKS_MAX = 5 };
+enum { TEXT_BYTES = 1024, TICKS_MAX = 5 };
 
 void svg_text(FILE *out, const char *text)
 {
@@ -142,10 +142,8 @@ int svg_end(FILE *out, struct error *error)
 
 static int plot_explain(const struct svg_file *file, int err, struct error *error)
 {
-	char quoted[QUOTE_BYTES];
-
-	return error_set(error, err, "cannot write the plot to %s: %s",
-		log_escape(quoted, sizeof(quoted), file->path, strlen(file->path)), strerror(-err));
+	return error_set(
+		error, err, "cannot write the plot to %s: %s", quote(file->path), strerror(-err));
 }
 
 int svg_file_open(struct svg_file *file, const char *path, struct error *error)

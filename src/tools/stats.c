@@ -12,7 +12,7 @@
 #include "server/observe/totals.h"
 #include "store/kind.h"
 
-enum { QUOTE_BYTES = 256, VALUE_BYTES = 64 };
+enum { VALUE_BYTES = 64 };
 
 /* --- asking -------------------------------------------------------------------------------- */
 
@@ -191,11 +191,9 @@ static const char *class_text(char out[48], const json_t *operation)
 static void stats_show_server(const json_t *document)
 {
 	const char *version = tools_stats_text_of(document, "version");
-	char shown[QUOTE_BYTES];
 
 	printf("Server %.0f, gmblock %s, up %.0f s\n", tools_stats_number(document, NULL, "pid"),
-		log_escape(shown, sizeof(shown), version, strlen(version)),
-		tools_stats_number(document, NULL, "uptime_seconds"));
+		quote(version), tools_stats_number(document, NULL, "uptime_seconds"));
 	show_counters(NULL, &engine_counter_table, json_object_get(document, "counters"));
 }
 
@@ -205,11 +203,9 @@ static void show_arenas(const json_t *arenas)
 		const json_t *arena = json_array_get(arenas, i);
 		const char *kind = tools_stats_text_of(arena, "kind");
 		const char *trouble = tools_stats_text_of(arena, "trouble");
-		char shown[QUOTE_BYTES];
 
-		printf("Memory (%s)", log_escape(shown, sizeof(shown), kind, strlen(kind)));
-		printf("%s%s\n", trouble[0] != '\0' ? ": no longer usable: " : "",
-			log_escape(shown, sizeof(shown), trouble, strlen(trouble)));
+		printf("Memory (%s)", quote(kind));
+		printf("%s%s\n", trouble[0] != '\0' ? ": no longer usable: " : "", quote(trouble));
 		show_counters(NULL, &path_arena_counter_table, arena);
 	}
 }
@@ -259,11 +255,8 @@ static void show_export_name(const json_t *entry)
 {
 	const char *name = tools_stats_text_of(entry, "name");
 	const char *path = tools_stats_text_of(entry, "path");
-	char shown[QUOTE_BYTES];
-	char shown_path[QUOTE_BYTES];
 
-	printf("\nExport \"%s\" (%s)\n", log_escape(shown, sizeof(shown), name, strlen(name)),
-		log_escape(shown_path, sizeof(shown_path), path, strlen(path)));
+	printf("\nExport \"%s\" (%s)\n", quote(name), quote(path));
 }
 
 /* Returns the meaning of "page_cache_send_refusal" as a sentence. */

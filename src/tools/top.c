@@ -406,16 +406,15 @@ static void put_summary(struct top *top)
 {
 	const char *version = tools_top_text_of(top->now, "version");
 	struct engine_counters counters = { 0 };
-	char shown[64];
 	char line[COLUMNS_MAX * 2];
 	size_t used;
 
 	stats_read(&engine_counter_table, &counters, json_object_get(top->now, "counters"));
 	snprintf(line, sizeof(line),
 		"gmblock %s, server %.0f, up %.0f s: %llu connection%s, %llu in flight",
-		log_escape(shown, sizeof(shown), version, strlen(version)), number(top->now, "pid"),
-		number(top->now, "uptime_seconds"), (unsigned long long)counters.sessions,
-		counters.sessions == 1 ? "" : "s", (unsigned long long)counters.inflight);
+		quote(version), number(top->now, "pid"), number(top->now, "uptime_seconds"),
+		(unsigned long long)counters.sessions, counters.sessions == 1 ? "" : "s",
+		(unsigned long long)counters.inflight);
 	/* strlen(), because the result of snprintf() would exceed the buffer if the line was cut.
 	 * Numbers from the server can have hundreds of digits. */
 	used = strlen(line);

@@ -10,7 +10,6 @@ enum {
 	CHART_COLUMNS = 66,
 	PARTS_SHOWN_MAX = 64,
 	TITLE_COLUMNS = 10,
-	QUOTE_BYTES = 160,
 };
 
 /* The character for each kind of time in the chart. */
@@ -199,9 +198,7 @@ static void show_row(const struct table *table, const struct trace_request_part 
 		printf("  %10s", times_us[i] < 0 ? "-" : print_us(text, times_us[i]));
 	}
 	if (part->error != NULL) {
-		char shown[QUOTE_BYTES];
-
-		printf("  %s", log_escape(shown, sizeof(shown), part->error, strlen(part->error)));
+		printf("  %s", quote(part->error));
 	}
 	printf("\n");
 }
@@ -244,10 +241,7 @@ static void show_request(const struct trace_request *request)
 			print_us(text, request->state_us[i]), i + 1 < PATH_STATE_DONE ? "," : "\n");
 	}
 	if (request->error != NULL) {
-		char shown[QUOTE_BYTES];
-
-		printf("  disk error: %s\n",
-			log_escape(shown, sizeof(shown), request->error, strlen(request->error)));
+		printf("  disk error: %s\n", quote(request->error));
 	}
 	printf("\n");
 	show_table(request);

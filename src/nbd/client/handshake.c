@@ -705,12 +705,10 @@ static int handle_reply(struct nbd_handshake *talk)
 /* The first 8 bytes already show whether the peer is an NBD server. */
 static int handle_magic(struct nbd_handshake *talk)
 {
-	char quoted[NBD_QUOTE_BYTES];
-
 	if (get_u64(talk->input) != NBD_MAGIC) {
 		return error_set(talk->error, -EPROTO,
 			"not an NBD server: its greeting is \"%s\" instead of \"NBDMAGIC\"",
-			log_escape(quoted, sizeof(quoted), talk->input, 8));
+			quote_bytes(talk->input, 8));
 	}
 	nbd_handshake_set_state(talk, STATE_STYLE, 8);
 	return 0;

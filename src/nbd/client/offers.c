@@ -341,9 +341,8 @@ static bool text_is_good(const char *text)
 
 void nbd_offers_review(struct nbd_offers *offers, const struct nbd_offer *offer)
 {
-	char name[NBD_QUOTE_BYTES];
+	const char *name = quote(offer->name);
 
-	log_escape(name, sizeof(name), offer->name, strlen(offer->name));
 	if (!text_is_good(offer->name) || !text_is_good(offer->canonical_name) ||
 		!text_is_good(offer->description)) {
 		nbd_offers_note(offers,

@@ -22,7 +22,6 @@ enum {
 	NBD_OFFER_CONTEXTS_MAX = 4096, /* metadata contexts of one export */
 	NBD_NOTES_MAX = 32,
 	NBD_OFFERS_BYTES_MAX = 32 << 20, /* sum of all texts */
-	NBD_QUOTE_BYTES = 96,		 /* an escaped name in a sentence */
 };
 
 enum nbd_reply_style { NBD_REPLIES_SIMPLE, NBD_REPLIES_STRUCTURED, NBD_REPLIES_EXTENDED };

@@ -11,7 +11,7 @@
 #include "nbd/wire.h"
 
 /* The longest text of an error reply, with room for an escaped and truncated name (P125). */
-enum { ERROR_TEXT_MAX = 1024, NAME_SHOWN_MAX = 256 };
+enum { ERROR_TEXT_MAX = 1024 };
 
 static const char CONTEXT_BASE[] = "base:";
 
@@ -172,7 +172,6 @@ static void option_export_name(struct nbd_session *session)
 	struct engine_export *entry = session_export_find(
 		&session->base, handshake->option_data, handshake->option_bytes);
 	int rc;
-	char shown[NAME_SHOWN_MAX];
 
 	/* EXPORT_NAME can only be rejected by closing (P31); extended headers forbid it (P109). */
 	if (session->extended) {
@@ -187,10 +186,9 @@ static void option_export_name(struct nbd_session *session)
 		return;
 	}
 	if (rc < 0) {
-		(void)log_escape(
-			shown, sizeof(shown), handshake->option_data, handshake->option_bytes);
 		log_debug("nbd: connection %llu: requested export \"%s\"",
-			(unsigned long long)session->base.peer.id, shown);
+			(unsigned long long)session->base.peer.id,
+			quote_bytes(handshake->option_data, handshake->option_bytes));
 		session_terminate(
 			&session->base, rc == -ENOENT ? "it requested an export that does not exist"
 					: rc == -ESHUTDOWN ? session_stop_text(&session->base)
@@ -249,9 +247,8 @@ static void option_list(struct nbd_session *session)
 static void reply_unknown_export(struct nbd_session *session, struct option_string name)
 {
 	uint32_t option = session->handshake->option;
-	char shown[NAME_SHOWN_MAX];
+	const char *shown = quote_bytes(name.bytes, name.length);
 
-	(void)log_escape(shown, sizeof(shown), name.bytes, name.length);
 	/* Exports visible only with TLS and exports that do not exist get the same reply (P48). */
 	if (handshake_offers_tls(session) && (option == NBD_OPT_INFO || option == NBD_OPT_GO)) {
 		reply_error(session, NBD_REP_ERR_TLS_REQD,
@@ -647,7 +644,6 @@ static void nbd_handshake_log_ready(const struct nbd_session *session)
 	const struct export *export = session->base.export;
 	const struct store_info *info = store_info(export->store);
 	const char *refusal = store_page_cache_refusal(export->store);
-	char name[128];
 	char overlap[UNITS_TEXT_BYTES] = "auto";
 
 	if (!log_enabled(LOG_LEVEL_DEBUG)) {
@@ -662,7 +658,7 @@ static void nbd_handshake_log_ready(const struct nbd_session *session)
 		"nbd: connection %llu from %s: export \"%s\": %s replies%s, %s, %llu bytes, blocks "
 		"of %u bytes, overlap %s, page-cache send %s%s",
 		(unsigned long long)session->base.peer.id, session->base.peer.text,
-		log_escape(name, sizeof(name), export->name, export->name_bytes),
+		quote_bytes(export->name, export->name_bytes),
 		session->extended     ? "extended"
 		: session->structured ? "structured"
 				      : "simple",

@@ -125,12 +125,7 @@ static void say_key(char line[LINE_BYTES], const char *key, const struct server_
 static void say_path(char line[LINE_BYTES], const struct server_export *before,
 	const struct server_export *after)
 {
-	char new[CHANGE_LABEL_BYTES];
-	char old[CHANGE_LABEL_BYTES];
-
-	snprintf(line, LINE_BYTES, "path=%s (was %s)",
-		log_escape(new, sizeof(new), after->path, strlen(after->path)),
-		log_escape(old, sizeof(old), before->path, strlen(before->path)));
+	snprintf(line, LINE_BYTES, "path=%s (was %s)", quote(after->path), quote(before->path));
 }
 
 /* Compares two versions of an export. Returns the action that turns `before` into `after`, and
@@ -182,7 +177,6 @@ static int change_add_export(struct change *change, const struct server_export *
 	static const struct server_settings none;
 	struct change_item *item = add_item(change, error);
 	char shown[CHANGE_LABEL_BYTES];
-	char path[CHANGE_LABEL_BYTES];
 	int rc;
 
 	if (item == NULL) {
@@ -195,7 +189,7 @@ static int change_add_export(struct change *change, const struct server_export *
 	if (rc == 0) {
 		item->after->is_added = is_added;
 		change_add_line(change, "%s: added, %s", change_label(about->name, shown),
-			log_escape(path, sizeof(path), about->path, strlen(about->path)));
+			quote(about->path));
 	}
 	return rc;
 }

@@ -151,11 +151,9 @@ void served_export_choose_epoch(struct served_export *served, const struct serve
 void served_export_blame(const struct server_export *entry, struct error *error)
 {
 	bool says_more = strcmp(entry->origin, entry->path) != 0;
-	char shown[120];
 
 	show_key(entry, error);
-	error_prefix(error, "cannot serve the export \"%s\"%s%s%s",
-		log_escape(shown, sizeof(shown), entry->name, strlen(entry->name)),
+	error_prefix(error, "cannot serve the export \"%s\"%s%s%s", quote(entry->name),
 		says_more ? " (" : "", says_more ? entry->origin : "", says_more ? ")" : "");
 }
 
@@ -221,16 +219,14 @@ int served_export_open(struct served_export *served, struct access *rules, struc
 int served_export_check_size(struct served_export *served, const uint64_t *wanted,
 	char line[SERVED_EXPORT_LINE_BYTES], struct error *error)
 {
-	const char *name = served->about.name;
+	const char *shown = quote(served->about.name);
 	uint64_t before = served->size;
 	uint64_t size = store_size(served->export->store);
 	char old[UNITS_TEXT_BYTES];
 	char new[UNITS_TEXT_BYTES];
-	char shown[120];
 
 	units_format_bytes(old, before);
 	units_format_bytes(new, size);
-	log_escape(shown, sizeof(shown), name, strlen(name));
 	if (wanted != NULL && *wanted < size) {
 		return error_set(error, -EINVAL,
 			"the disk of export \"%s\" has %s, and an export cannot shrink while it is "

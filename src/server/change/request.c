@@ -12,8 +12,6 @@
 #include "server/change/forecast.h"
 #include "server/change/snapshot.h"
 
-enum { SHOWN_BYTES = 120 };
-
 /* --- life ------------------------------------------------------------------------------------ */
 
 struct reload_request *reload_request_create(enum request_action action)
@@ -184,7 +182,6 @@ static int look_at_size(const struct exports *exports, const struct reload_reque
 	const char *text = request->settings.list[0].value;
 	bool is_auto = text != NULL && strcmp(text, "auto") == 0;
 	char line[SERVED_EXPORT_LINE_BYTES];
-	char shown[SHOWN_BYTES];
 	uint64_t wanted = 0;
 	int rc = is_auto	? 0
 		 : text != NULL ? units_parse_bytes(text, &wanted, error)
@@ -206,13 +203,11 @@ static int look_at_size(const struct exports *exports, const struct reload_reque
 		}
 		return MIN(rc, 0);
 	}
-	return error_set(error, -ENOENT, "there is no export \"%s\"",
-		log_escape(shown, sizeof(shown), request->name, strlen(request->name)));
+	return error_set(error, -ENOENT, "there is no export \"%s\"", quote(request->name));
 }
 
 void reload_look_at_sizes(const struct exports *exports)
 {
-
 	for (uint32_t i = 0; i < exports->count; i++) {
 		char line[SERVED_EXPORT_LINE_BYTES];
 		struct error error;

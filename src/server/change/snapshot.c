@@ -148,10 +148,7 @@ static int ask_store(const struct reload_options *options, struct reload *reload
 
 static int no_export(const char *name, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
-	return error_set(error, -ENOENT, "there is no export \"%s\"",
-		log_escape(shown, sizeof(shown), name, strlen(name)));
+	return error_set(error, -ENOENT, "there is no export \"%s\"", quote(name));
 }
 
 static int find_parent(const struct exports *exports, const char *name,

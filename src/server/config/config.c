@@ -13,7 +13,6 @@
 #include "memory/arena.h"
 #include "nbd/server/server.h"
 
-enum { SHOWN_BYTES = 120 };
 /* limit for the memory of each thread: half of the largest possible arena */
 #define MEMORY_BYTES_MAX (UINT64_C(8) << 40)
 
@@ -126,7 +125,6 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 
 int server_config_check_mode(const char *text, struct error *error)
 {
-	char shown[SHOWN_BYTES];
 	char *end;
 	unsigned long mode = strtoul(text, &end, 8);
 
@@ -135,20 +133,18 @@ int server_config_check_mode(const char *text, struct error *error)
 		       : error_set(error, -EINVAL,
 				 "'%s' is not a socket mode; use an octal number from 0600 to "
 				 "0777, such as 0660",
-				 log_escape(shown, sizeof(shown), text, strlen(text)));
+				 quote(text));
 }
 
 int server_config_add_listen(struct server_config *config, struct server_listen *entry,
 	const char *origin, struct error *error)
 {
 	const char *text = entry->text;
-	char shown[SHOWN_BYTES];
 	int rc = export_uri_parse(text, &entry->uri, error);
 
 	if (rc == 0) {
 		entry->origin = strdup(origin);
-		rc = check_listen_uri(
-			&entry->uri, log_escape(shown, sizeof(shown), text, strlen(text)), error);
+		rc = check_listen_uri(&entry->uri, quote(text), error);
 	}
 	if (rc == 0 && entry->uri.socket_mode != NULL) {
 		rc = server_config_check_mode(entry->uri.socket_mode, error);
@@ -285,7 +281,6 @@ static int config_compare_names(const void *left, const void *right)
 static int check_export_names(const struct server_config *config, struct error *error)
 {
 	const struct server_export **sorted = calloc(config->export_count, sizeof(*sorted));
-	char shown[SHOWN_BYTES];
 	int rc = 0;
 
 	if (sorted == NULL) {
@@ -302,9 +297,7 @@ static int check_export_names(const struct server_config *config, struct error *
 			rc = error_set(error, -EINVAL,
 				"%s: the export name \"%s\" is already used by %s; choose another "
 				"name",
-				sorted[i]->origin,
-				log_escape(shown, sizeof(shown), name, strlen(name)),
-				sorted[i - 1]->origin);
+				sorted[i]->origin, quote(name), sorted[i - 1]->origin);
 		}
 	}
 	free(sorted);

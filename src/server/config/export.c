@@ -9,8 +9,6 @@
 #include "base/log.h"
 #include "base/text.h"
 
-enum { SHOWN_BYTES = 120 };
-
 /* --- settings -------------------------------------------------------------------------------- */
 
 int server_settings_add(
@@ -105,7 +103,6 @@ static int replace_text(char **field, const char *text, struct error *error)
 static int check_wire_text(const char *text, const char *what, struct error *error)
 {
 	size_t len = strlen(text);
-	char shown[SHOWN_BYTES];
 
 	if (len > SERVER_NAME_BYTES_MAX) {
 		return error_set(error, -EINVAL, "the %s is %zu bytes long; the protocol allows %d",
@@ -114,7 +111,7 @@ static int check_wire_text(const char *text, const char *what, struct error *err
 	if (!utf8_valid(text, len)) {
 		return error_set(error, -EINVAL,
 			"the %s \"%s\" is not valid UTF-8, which the protocol requires", what,
-			log_escape(shown, sizeof(shown), text, len));
+			quote_bytes(text, len));
 	}
 	return 0;
 }
@@ -154,11 +151,9 @@ static int set_max_memory(void *config, const char *value, struct error *error)
 static int set_overlap(void *config, const char *value, struct error *error)
 {
 	struct server_export *entry = config;
-	char shown[SHOWN_BYTES];
 
 	if (strcmp(value, "auto") != 0 && strcmp(value, "off") != 0) {
-		return error_set(error, -EINVAL, "'%s' is neither auto nor off",
-			log_escape(shown, sizeof(shown), value, strlen(value)));
+		return error_set(error, -EINVAL, "'%s' is neither auto nor off", quote(value));
 	}
 	entry->overlap = value[0] == 'o' ? PATH_OVERLAP_OFF : PATH_OVERLAP_AUTO;
 	return 0;
@@ -396,7 +391,6 @@ static int parse_with_scratch(
 int server_export_parse(struct server_export *entry, const char *text, struct error *error)
 {
 	char *scratch = malloc(strlen(text) + 1);
-	char shown[SHOWN_BYTES];
 	int rc;
 
 	if (scratch == NULL) {
@@ -405,7 +399,7 @@ int server_export_parse(struct server_export *entry, const char *text, struct er
 	rc = parse_with_scratch(entry, text, scratch, error);
 	free(scratch);
 	if (rc < 0) {
-		error_prefix(error, "\"%s\"", log_escape(shown, sizeof(shown), text, strlen(text)));
+		error_prefix(error, "\"%s\"", quote(text));
 		server_export_fini(entry);
 	}
 	return rc;

@@ -14,7 +14,7 @@
 #include "server/config/config.h"
 #include "server/observe/scrape.h"
 
-enum { SHOWN_BYTES = 120, CONNECTIONS_MAX = 1000000 };
+enum { ORIGIN_BYTES = 64, CONNECTIONS_MAX = 1000000 };
 
 /* --- setting --------------------------------------------------------------------------------- */
 
@@ -22,8 +22,7 @@ static int add_export(void *object, const char *text, struct error *error)
 {
 	struct server_config *config = object;
 	struct server_export entry;
-	char shown[100];
-	char origin[128];
+	char origin[ORIGIN_BYTES + QUOTE_BYTES];
 	int rc;
 
 	server_export_init(&entry);
@@ -31,8 +30,7 @@ static int add_export(void *object, const char *text, struct error *error)
 	if (rc < 0) {
 		return rc;
 	}
-	snprintf(origin, sizeof(origin), "%s %s", config->origin,
-		log_escape(shown, sizeof(shown), text, strlen(text)));
+	snprintf(origin, sizeof(origin), "%s %s", config->origin, quote(text));
 	return server_config_add_export(config, &entry, origin, error);
 }
 
@@ -40,7 +38,6 @@ static int add_path(void *object, const char *path, struct error *error)
 {
 	struct server_config *config = object;
 	struct server_export entry;
-	char shown[100];
 	int rc;
 
 	server_export_init(&entry);
@@ -56,8 +53,7 @@ static int add_path(void *object, const char *path, struct error *error)
 		server_export_fini(&entry);
 		return rc;
 	}
-	return server_config_add_export(
-		config, &entry, log_escape(shown, sizeof(shown), path, strlen(path)), error);
+	return server_config_add_export(config, &entry, quote(path), error);
 }
 
 static int add_listen(void *object, const char *text, struct error *error)
@@ -102,10 +98,7 @@ static int add_export_folder(void *object, const char *path, struct error *error
 	char *real = realpath(path, NULL);
 
 	if (real == NULL) {
-		char shown[SHOWN_BYTES];
-
-		return error_set(error, -errno, "%s: %s",
-			log_escape(shown, sizeof(shown), path, strlen(path)), strerror(errno));
+		return error_set(error, -errno, "%s: %s", quote(path), strerror(errno));
 	}
 	if (server_config_grow(&config->export_folders, config->export_folder_count,
 		    sizeof(*config->export_folders)) < 0) {
@@ -135,8 +128,6 @@ static int add_push_place(void *object, const char *text, struct error *error)
 
 static int set_arena_key(struct server_arena *arena, const char *text, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
 	if (strncmp(text, "size=", 5) == 0) {
 		int rc = units_parse_bytes(text + 5, &arena->bytes, error);
 
@@ -149,7 +140,7 @@ static int set_arena_key(struct server_arena *arena, const char *text, struct er
 		return 0;
 	}
 	return error_set(error, -EINVAL, "'%s' is neither size=SIZE, nor spill=ram, nor spill=wait",
-		log_escape(shown, sizeof(shown), text, strlen(text)));
+		quote(text));
 }
 
 static int set_arena(void *object, const char *text, struct error *error)
@@ -157,7 +148,6 @@ static int set_arena(void *object, const char *text, struct error *error)
 	static const char prefix[] = "p2pmem:";
 	struct server_config *config = object;
 	struct server_arena arena = { .given = true };
-	char shown[SHOWN_BYTES];
 	char *copy;
 	char *rest;
 	char *word;
@@ -168,7 +158,7 @@ static int set_arena(void *object, const char *text, struct error *error)
 			"'%s' is not an arena; write p2pmem:BDF[,size=SIZE][,spill=ram|wait] with "
 			"the address of a PCI device (memory of network cards, dma-buf, cannot be "
 			"used, because disks do not accept it)",
-			log_escape(shown, sizeof(shown), text, strlen(text)));
+			quote(text));
 	}
 	copy = strdup(text + strlen(prefix));
 	if (copy == NULL) {
@@ -610,7 +600,7 @@ int server_config_option(
 	struct server_config *config, const char *key, const char *text, struct error *error)
 {
 	const struct field *field = field_find(server_config_field, key);
-	char origin[SHOWN_BYTES];
+	char origin[ORIGIN_BYTES];
 	int rc = 0;
 
 	GMB_ASSERT(field != NULL);

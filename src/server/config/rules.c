@@ -10,7 +10,7 @@
 #include "base/text.h"
 #include "server/config/config.h"
 
-enum { SHOWN_BYTES = 120, ORIGIN_BYTES = 160 };
+enum { ORIGIN_BYTES = QUOTE_BYTES + 16 };
 
 /* --- conditions ----------------------------------------------------------------------------- */
 
@@ -57,7 +57,6 @@ static int add_san(void *object, const char *value, struct error *error)
 		{ "uri:", IDENTITY_CERT_URI },
 		{ "ip:", IDENTITY_CERT_IP },
 	};
-	char shown[SHOWN_BYTES];
 
 	for (size_t i = 0; i < ARRAY_COUNT(types); i++) {
 		size_t len = strlen(types[i].prefix);
@@ -68,7 +67,7 @@ static int add_san(void *object, const char *value, struct error *error)
 	}
 	return error_set(error, -EINVAL,
 		"'%s' has no type; write dns:NAME, email:ADDRESS, uri:URI or ip:ADDRESS",
-		log_escape(shown, sizeof(shown), value, strlen(value)));
+		quote(value));
 }
 
 static int add_network(void *object, const char *value, struct error *error)
@@ -91,11 +90,9 @@ static int add_uid(void *object, const char *value, struct error *error)
 static int add_tls(void *object, const char *value, struct error *error)
 {
 	uint8_t tls = strcmp(value, "true") == 0;
-	char shown[SHOWN_BYTES];
 
 	if (!tls && strcmp(value, "false") != 0) {
-		return error_set(error, -EINVAL, "'%s' is neither true nor false",
-			log_escape(shown, sizeof(shown), value, strlen(value)));
+		return error_set(error, -EINVAL, "'%s' is neither true nor false", quote(value));
 	}
 	return add_condition(object, ACCESS_TLS, &tls, sizeof(tls), error);
 }
@@ -114,7 +111,6 @@ static const struct {
 static int set_rights(void *object, const char *value, struct error *error)
 {
 	struct server_rule *rule = object;
-	char shown[SHOWN_BYTES];
 
 	for (size_t i = 0; i < ARRAY_COUNT(rights_words); i++) {
 		if (strcmp(value, rights_words[i].word) == 0) {
@@ -122,8 +118,7 @@ static int set_rights(void *object, const char *value, struct error *error)
 			return 0;
 		}
 	}
-	return error_set(error, -EINVAL, "'%s' is not one of rw, ro, none",
-		log_escape(shown, sizeof(shown), value, strlen(value)));
+	return error_set(error, -EINVAL, "'%s' is not one of rw, ro, none", quote(value));
 }
 
 static int set_rule_rate(void *object, const char *value, struct error *error)
@@ -323,14 +318,13 @@ static int parse_rule_word(
 {
 	const struct field *field;
 	char *value = strchr(word, '=');
-	char shown[SHOWN_BYTES];
 	bool is_rights;
 	int rc;
 
 	if (value == NULL) {
 		return error_set(error, -EINVAL,
 			"'%s' has no '='; write KEY=VALUE, and \"\\ \" for a space inside a value",
-			log_escape(shown, sizeof(shown), word, strlen(word)));
+			quote(word));
 	}
 	*value++ = '\0';
 	field = field_find(server_access_field, word);
@@ -419,12 +413,10 @@ static int add_option(
 	struct server_access_option *option;
 	struct server_rule rule = { 0 };
 	char origin[ORIGIN_BYTES];
-	char shown[SHOWN_BYTES];
 	const char *name;
 	int rc;
 
-	snprintf(origin, sizeof(origin), "--access: \"%s\"",
-		log_escape(shown, sizeof(shown), text, strlen(text)));
+	snprintf(origin, sizeof(origin), "--access: \"%s\"", quote(text));
 	text = parse_name(text, scratch, &name);
 	option = option_for(config, name);
 	if (option == NULL) {
@@ -441,7 +433,6 @@ static int add_option(
 int server_config_add_access(struct server_config *config, const char *text, struct error *error)
 {
 	char *scratch = malloc(strlen(text) + 1);
-	char shown[SHOWN_BYTES];
 	int rc;
 
 	if (scratch == NULL) {
@@ -450,7 +441,7 @@ int server_config_add_access(struct server_config *config, const char *text, str
 	rc = add_option(config, text, scratch, error);
 	free(scratch);
 	if (rc < 0) {
-		error_prefix(error, "\"%s\"", log_escape(shown, sizeof(shown), text, strlen(text)));
+		error_prefix(error, "\"%s\"", quote(text));
 	}
 	return rc;
 }
@@ -518,8 +509,6 @@ static int check_certificates(const struct server_config *config, struct error *
 
 int server_access_finish(const struct server_config *config, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
 	for (uint32_t i = 0; i < config->access_option_count; i++) {
 		const struct server_access_option *option = &config->access_options[i];
 
@@ -527,9 +516,7 @@ int server_access_finish(const struct server_config *config, struct error *error
 			return error_set(error, -EINVAL,
 				"%s: there is no export named \"%s\"; write \\: for a colon that "
 				"does not end a name",
-				option->access.rules[0].origin,
-				log_escape(shown, sizeof(shown), option->export_name,
-					strlen(option->export_name)));
+				option->access.rules[0].origin, quote(option->export_name));
 		}
 	}
 	return check_certificates(config, error);

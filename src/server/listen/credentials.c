@@ -13,7 +13,7 @@
 #include "tls/client.h"
 #include "tls/layer.h"
 
-enum { SHOWN_BYTES = 160, FILES_BYTES = 600 };
+enum { FILES_BYTES = 600 };
 
 /* A listener with TLS. */
 struct member {
@@ -191,10 +191,8 @@ static void list_files(
 	out[0] = '\0';
 	while ((path = tls_context_changed_file(before, after, &idx)) != NULL &&
 		used < FILES_BYTES) {
-		char shown[SHOWN_BYTES];
-
-		used += (size_t)snprintf(out + used, FILES_BYTES - used, "%s%s",
-			used > 0 ? ", " : "", log_escape(shown, sizeof(shown), path, strlen(path)));
+		used += (size_t)snprintf(
+			out + used, FILES_BYTES - used, "%s%s", used > 0 ? ", " : "", quote(path));
 	}
 	tls_context_put(before);
 }
@@ -262,15 +260,13 @@ static int open_members(struct credentials *credentials, struct error *error)
 static int open_place(struct place *place, struct error *error)
 {
 	struct tls_context *context;
-	char shown[SHOWN_BYTES];
 	int rc = tls_client_create_for_place(place, credentials_explain, &place->opened, error);
 
 	if (rc == 0) {
 		rc = tls_client_context(place->opened, &context, error);
 	}
 	if (rc < 0) {
-		error_prefix(error, "cannot set up TLS for --push-to %s",
-			log_escape(shown, sizeof(shown), place->text, strlen(place->text)));
+		error_prefix(error, "cannot set up TLS for --push-to %s", quote(place->text));
 		return rc;
 	}
 	tls_context_put(context);

@@ -38,14 +38,12 @@ struct scrape {
 static int scrape_take_parameter(
 	struct export_uri *uri, struct uri_parameter *parameter, struct error *error)
 {
-	char shown[SHOWN_BYTES];
-
 	if (strcmp(parameter->name, "socket") == 0) {
 		return 0; /* uri_parse() has processed the parameter */
 	}
 	if (strcmp(parameter->name, "insecure-network") != 0 || uri->is_unix) {
-		return error_set(error, -EINVAL, "unknown parameter \"%s\"",
-			log_escape(shown, sizeof(shown), parameter->name, strlen(parameter->name)));
+		return error_set(
+			error, -EINVAL, "unknown parameter \"%s\"", quote(parameter->name));
 	}
 	if (strcmp(parameter->value, "yes") != 0 && strcmp(parameter->value, "no") != 0) {
 		return error_set(error, -EINVAL, "insecure-network must be yes or no");

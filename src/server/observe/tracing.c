@@ -8,8 +8,6 @@
 
 #include "base/log.h"
 
-enum { QUOTE_BYTES = 120 };
-
 struct tracing {
 	const struct server_view *view;
 	struct control_client *client; /* client that waits for the records, or NULL */
@@ -90,7 +88,6 @@ static int tracing_take_export(const struct tracing *tracing, const json_t *valu
 {
 	const char *name = json_string_value(value);
 	size_t bytes = json_string_length(value);
-	char shown[QUOTE_BYTES];
 
 	if (name == NULL) {
 		return bad_argument(error, "export");
@@ -103,8 +100,7 @@ static int tracing_take_export(const struct tracing *tracing, const json_t *valu
 			return 0;
 		}
 	}
-	return error_set(error, -ENOENT, "there is no export '%s'",
-		log_escape(shown, sizeof(shown), name, bytes));
+	return error_set(error, -ENOENT, "there is no export '%s'", quote_bytes(name, bytes));
 }
 
 static int take_arguments(const struct tracing *tracing, const json_t *arguments,
@@ -112,7 +108,6 @@ static int take_arguments(const struct tracing *tracing, const json_t *arguments
 {
 	const char *key;
 	json_t *value;
-	char shown[QUOTE_BYTES];
 	int rc = 0;
 
 	json_object_foreach((json_t *)(uintptr_t)arguments, key, value)
@@ -129,8 +124,7 @@ static int take_arguments(const struct tracing *tracing, const json_t *arguments
 		} else if (strcmp(key, "export") == 0) {
 			rc = tracing_take_export(tracing, value, &options->export, error);
 		} else {
-			rc = error_set(error, -EINVAL, "unknown argument \"%s\"",
-				log_escape(shown, sizeof(shown), key, strlen(key)));
+			rc = error_set(error, -EINVAL, "unknown argument \"%s\"", quote(key));
 		}
 		if (rc < 0) {
 			return rc;

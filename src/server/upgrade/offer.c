@@ -13,15 +13,13 @@
 
 enum {
 	SEND_SECONDS = 2, /* limit for each send of the new process to this one */
-	NAME_SHOWN_BYTES = 120,
-	OFFER_FILES = 3, /* the socket, standard error and the working directory */
+	OFFER_FILES = 3,  /* the socket, standard error and the working directory */
 };
 
 _Static_assert((int)OFFER_FILES <= (int)CONTROL_FILES_MAX, "the offer fits into one note");
 
 int upgrade_offer_check(const struct upgrade_options *options, struct error *error)
 {
-	char shown[NAME_SHOWN_BYTES];
 	char strings[UPGRADE_STRINGS_BYTES_MAX];
 	struct store_claim claim;
 
@@ -52,12 +50,11 @@ int upgrade_offer_check(const struct upgrade_options *options, struct error *err
 				"the keys of export \"%s\", added by 'gmblock export add', are too "
 				"long to pass to another process; move the export to the "
 				"configuration file, or remove it",
-				log_escape(shown, sizeof(shown), export->name, export->name_bytes));
+				quote_bytes(export->name, export->name_bytes));
 		}
 		if (reason != NULL) {
 			return error_set(error, -EOPNOTSUPP, "the disk of export \"%s\" %s",
-				log_escape(shown, sizeof(shown), export->name, export->name_bytes),
-				reason);
+				quote_bytes(export->name, export->name_bytes), reason);
 		}
 	}
 	return 0;

@@ -7,8 +7,6 @@
 
 #include "base/log.h"
 
-enum { NAME_SHOWN_BYTES = 120 };
-
 /* The flush of one disk. */
 struct disk {
 	struct engine_quiesce base;
@@ -140,8 +138,6 @@ int quiesce_begin(
 
 int quiesce_result(const struct quiesce *quiesce, struct error *error)
 {
-	char shown[NAME_SHOWN_BYTES];
-
 	for (uint32_t i = 0; i < quiesce->disk_count; i++) {
 		const struct disk *disk = &quiesce->disks[i];
 		const struct export *export = disk->base.export;
@@ -149,7 +145,7 @@ int quiesce_result(const struct quiesce *quiesce, struct error *error)
 		if (disk->result < 0) {
 			return error_set(error, disk->result,
 				"cannot flush the disk of export \"%s\": %s",
-				log_escape(shown, sizeof(shown), export->name, export->name_bytes),
+				quote_bytes(export->name, export->name_bytes),
 				strerror(-disk->result));
 		}
 	}

@@ -20,7 +20,6 @@ enum {
 	ANSWER_MS = 60000, /* limit for an answer; longer than any limit of the old process */
 	/* time for the old process to report this one's process ID to the service manager */
 	GOODBYE_MS = 2000,
-	NAME_SHOWN_BYTES = 120,
 	/* Listening sockets for clients and for metrics. */
 	SOCKETS_MAX = (SERVER_LISTENS_MAX + 1) * LISTENER_SOCKETS_MAX,
 };
@@ -437,11 +436,9 @@ static bool take_is_same_disk(const struct export *export, const struct before *
 static int refuse_disk(const struct upgrade_taker *taker, const char *name, uint32_t name_bytes,
 	uint32_t session_count, struct error *error)
 {
-	char shown[NAME_SHOWN_BYTES];
-
 	return error_set(error, -EBUSY,
 		"the export \"%s\" has connections (%u), but the new process %s",
-		log_escape(shown, sizeof(shown), name, name_bytes), session_count,
+		quote_bytes(name, name_bytes), session_count,
 		take_find(taker, name, name_bytes, 0) == NULL
 			? "does not serve it"
 			: "serves another disk under this name");
