@@ -62,11 +62,14 @@ static struct engine_limits reactor_limits(const struct server_limits *limits)
 
 	engine_limits_default(&out);
 	out.sessions_max = limits->connections_max;
-	out.handshakes_max = share_of(limits->handshakes_max, limits->threads);
+	out.handshakes_max = MAX(share_of(limits->connections_max, limits->threads) /
+					 (uint32_t)SERVER_HANDSHAKE_DIVISOR,
+		(uint32_t)SERVER_HANDSHAKES_MIN);
 	out.handshake_timeout_ns = limits->handshake_timeout_ns;
 	out.idle_timeout_ns = limits->idle_timeout_ns;
 	out.inflight_per_session_max = limits->inflight_max;
-	out.inflight_max = share_of(limits->inflight_total_max, limits->threads);
+	/* one connection gets at most half of the slots, see engine_has_place() */
+	out.inflight_max = MAX(out.inflight_max, 2 * limits->inflight_max);
 	out.memory_bytes_max = limits->memory_bytes / limits->threads;
 	out.engine_count = limits->threads;
 	out.may_spin = limits->spin != SERVER_SPIN_OFF;

@@ -12,11 +12,9 @@ limits:
   memory: 32M
   threads: 2
   max-connections: {connections}
-  max-handshakes: 50
   handshake-timeout: 20s
   idle-timeout: off
   max-inflight: 16
-  max-inflight-total: 64
   spin: off
 exports:
   - name: ""

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import nbdmini
 import support
 
+HANDSHAKES = 16  # places; the server has fewer than 8 times as many for connections
+
 
 class ConnectionLimits(support.Case):
     def test_of_the_server(self):
@@ -115,15 +117,20 @@ class ConnectionLimits(support.Case):
         self.assertEqual(self.open_when_free(server.uri, b"one").size, 1 << 20)
 
     def test_of_handshakes_the_oldest_goes(self):
-        server = self.start_unix("null:1M", "--max-handshakes", "2", "--threads", "1")
-        with nbdmini.open_export(server.uri) as chosen, nbdmini.Client(server.uri) as oldest:
+        server = self.start_unix("null:1M", "--max-connections", "100", "--max-connections-per-peer",
+                                 "100", "--threads", "1")
+        with contextlib.ExitStack() as stack:
+            chosen = stack.enter_context(nbdmini.open_export(server.uri))
+            oldest, *others = [stack.enter_context(nbdmini.Client(server.uri))
+                               for _ in range(HANDSHAKES)]
             oldest.greeting()
-            with nbdmini.Client(server.uri) as second:
-                second.hello()
-                with nbdmini.open_export(server.uri):
-                    self.assertTrue(oldest.at_end())
-                    self.assertEqual(second.go().size, 1 << 20)
-                    self.assertEqual(chosen.read(0, 1), b"\0")
+            for client in others:
+                client.hello()
+            stack.enter_context(nbdmini.open_export(server.uri))
+            self.assertTrue(oldest.at_end())
+            for client in others:
+                self.assertEqual(client.go().size, 1 << 20)
+            self.assertEqual(chosen.read(0, 1), b"\0")
 
     def open_in_time(self, uri):
         """A client in transmission, also where the machine is too busy for the deadline at first."""

@@ -239,7 +239,8 @@ class Isolation(support.Case):
 
     def test_slow_handshakes_in_a_flood(self):
         """All succeed: of another address without a word, of the same one after the first word."""
-        server = self.serve("memory:16M", "--max-handshakes", str(HANDSHAKES), "--threads", "2",
+        server = self.serve("memory:16M", "--max-connections", str(8 * HANDSHAKES),
+                            "--max-connections-per-peer", str(8 * HANDSHAKES), "--threads", "2",
                             "--handshake-timeout", "10min")
         with contextlib.ExitStack() as stack:
             slow = [stack.enter_context(nbdmini.Client(server.uri, source="127.0.0.2"))

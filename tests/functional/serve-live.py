@@ -740,9 +740,8 @@ class Configuration(Live):
         """Each option that the file can have, too, and each limit."""
         _, output, _ = self.run_gmblock("serve", "--help")
         for place, keys in (("limits: {%s}\n", ("memory: x", "threads: x", "max-connections: x",
-                                                "max-connections-per-peer: x", "max-handshakes: x",
-                                                "handshake-timeout: x", "idle-timeout: x",
-                                                "max-inflight: x", "max-inflight-total: x", "spin: x")),
+                                                "max-connections-per-peer: x", "handshake-timeout: x",
+                                                "idle-timeout: x", "max-inflight: x", "spin: x")),
                             ("%s\n", ("arena: x", "control: ''", "sandbox: x", "export-folder: [/absent]",
                                      "push-to: [x]"))):
             for text in keys:

@@ -38,7 +38,7 @@ class Shortage(support.Case):
         self.assertEqual(failures, [])
 
     def test_places_of_a_client_that_went(self):
-        server = self.start_unix("memory:64M", "--threads", "1", "--max-inflight-total", "4")
+        server = self.start_unix("memory:64M", "--threads", "1", "--max-inflight", "3")
         with nbdmini.open_export(server.uri) as going, nbdmini.open_export(server.uri) as waiting:
             for cookie in range(4):  # more than a socket holds, and never received
                 going.send_request(nbdmini.CMD_READ, cookie, 0, 4 * MIB)

@@ -273,10 +273,8 @@ limits:
   memory: 256M
   threads: 2
   max-connections: 100
-  max-handshakes: 10
   handshake-timeout: 5s
   max-inflight: 64
-  max-inflight-total: 512
   spin: off
 listen:
   - nbd://127.0.0.1:10809

@@ -210,9 +210,7 @@ static int finish_limits(struct server_config *config, struct error *error)
 	defaults.memory_bytes = reactor.memory_bytes_max * limits->threads;
 	defaults.handshake_timeout_ns = reactor.handshake_timeout_ns;
 	defaults.connections_max = reactor.sessions_max * limits->threads;
-	defaults.handshakes_max = reactor.handshakes_max * limits->threads;
 	defaults.inflight_max = reactor.inflight_per_session_max;
-	defaults.inflight_total_max = reactor.inflight_max * limits->threads;
 	sessions_max = limits->memory_bytes != 0 ? limits->memory_bytes : defaults.memory_bytes;
 	sessions_max =
 		(uint64_t)engine_sessions_max(sessions_max / limits->threads) * limits->threads;

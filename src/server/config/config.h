@@ -31,6 +31,9 @@ enum {
 	SERVER_LISTENS_MAX = 64,
 	SERVER_THREADS_MAX = 64,
 	SERVER_PEER_DIVISOR = 2, /* default limit per peer: connections_max divided by this */
+	/* limit for handshakes of each thread: its share of connections_max divided by this */
+	SERVER_HANDSHAKE_DIVISOR = 8,
+	SERVER_HANDSHAKES_MIN = 16,
 	SERVER_RULE_BYTES = 400,
 };
 
@@ -129,9 +132,7 @@ struct server_limits {
 	uint32_t threads;
 	uint32_t connections_max;
 	uint32_t connections_per_peer_max;
-	uint32_t handshakes_max;
 	uint32_t inflight_max; /* per connection */
-	uint32_t inflight_total_max;
 	enum server_spin spin;
 };
 

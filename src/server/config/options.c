@@ -508,10 +508,6 @@ static const struct field fields[] = {
 		"maximum connections per address or Unix user (half of max-connections)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
 		.max = CONNECTIONS_MAX, LIMIT(connections_per_peer_max) },
-	{ "max-handshakes", "N",
-		"maximum connections in the handshake, before choosing an export (128 per thread)",
-		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
-		.max = CONNECTIONS_MAX, LIMIT(handshakes_max) },
 	{ "handshake-timeout", "TIME", "time limit for choosing an export (10s)",
 		.type = FIELD_TIME, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
 		.low = "the handshake timeout cannot be turned off: silent connections would never "
@@ -523,9 +519,6 @@ static const struct field fields[] = {
 	{ "max-inflight", "N", "maximum requests in flight per connection (128)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1, .max = 65536,
 		LIMIT(inflight_max) },
-	{ "max-inflight-total", "N", "maximum requests in flight in total (1024 per thread)",
-		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
-		.max = 16777216, LIMIT(inflight_total_max) },
 	{ "spin",
 		.help = "poll for requests for up to 50 us before sleeping if it pays off (auto, "
 			"the default), or never",
