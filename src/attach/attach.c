@@ -626,10 +626,7 @@ static int daemon_start(struct daemon *daemon, struct error *error)
 		rc = start_device(daemon->options, &daemon->device, error);
 	}
 	if (rc == 0) {
-		rc = write_state(daemon, error);
-		if (rc == 0) {
-			rc = attach_start_control(daemon, error);
-		}
+		rc = write_state(daemon, error) ?: attach_start_control(daemon, error);
 		timings_mark(daemon->options->timings, TIMINGS_STATE);
 		if (rc != 0 && daemon->device->ops->stop(daemon->device, true, NULL) != 0) {
 			log_error("cannot remove %s", daemon->device->path);

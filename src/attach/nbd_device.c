@@ -649,15 +649,9 @@ static int nbd_device_prepare(struct nbd_disk *disk, struct error *error)
 	if (rc != 0) {
 		return rc;
 	}
-	rc = make_token(disk, error);
+	rc = make_token(disk, error) ?: nbd_kernel_open(&disk->orders, error);
 	if (rc == 0) {
-		rc = nbd_kernel_open(&disk->orders, error);
-	}
-	if (rc == 0) {
-		rc = netlink_open(&disk->news, "nbd");
-		if (rc == 0) {
-			rc = netlink_join(&disk->news);
-		}
+		rc = netlink_open(&disk->news, "nbd") ?: netlink_join(&disk->news);
 		if (rc != 0) {
 			error_set(error, rc, "cannot receive events from the nbd driver: %s",
 				strerror(-rc));

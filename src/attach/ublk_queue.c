@@ -293,11 +293,8 @@ static void unmap_memory(struct ublk_queue *queue)
 /* Serves requests until the device is stopped. */
 static int serve_device(struct ublk_queue *queue, struct error *error)
 {
-	int rc = ublk_queue_map_memory(queue, error);
+	int rc = ublk_queue_map_memory(queue, error) ?: ublk_queue_make_ring(queue, error);
 
-	if (rc == 0) {
-		rc = ublk_queue_make_ring(queue, error);
-	}
 	if (rc != 0) {
 		unmap_memory(queue);
 		return rc;

@@ -412,10 +412,7 @@ int usage_check_file(const char *path, struct error *error)
 	int rc;
 
 	names_find(&names, path);
-	rc = check_loops(path, &names, error);
-	if (rc == 0) {
-		rc = check_processes(path, &wanted, error);
-	}
+	rc = check_loops(path, &names, error) ?: check_processes(path, &wanted, error);
 	names_free(&names);
 	return rc;
 }

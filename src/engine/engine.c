@@ -827,10 +827,7 @@ int engine_create(
 	engine->review_message.deliver = review_deliver;
 	engine->batch_end.call = engine_batch_end;
 	ring_batch_end_add(engine->ring, &engine->batch_end);
-	rc = create_memory(engine, error);
-	if (rc == 0) {
-		rc = create_services(engine, error);
-	}
+	rc = create_memory(engine, error) ?: create_services(engine, error);
 	if (rc < 0) {
 		engine_destroy(engine);
 		return rc;

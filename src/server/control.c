@@ -234,11 +234,8 @@ static int listen_as_usual(struct listener *listener, struct error *error)
 {
 	char folder[PATH_BYTES];
 	char path[PATH_BYTES + 32];
-	int rc = server_control_make_folder();
+	int rc = server_control_make_folder() ?: server_control_folder(0, folder, sizeof(folder));
 
-	if (rc == 0) {
-		rc = server_control_folder(0, folder, sizeof(folder));
-	}
 	if (rc != 0) {
 		return rc;
 	}

@@ -439,9 +439,7 @@ static int become_user(struct server *server, struct error *error)
 /* Opens everything as the starting user, then changes to the configured user. */
 static int start_alone(struct server *server, struct error *error)
 {
-	int rc = server_start_open_places(server, error);
-
-	return rc == 0 ? become_user(server, error) : rc;
+	return server_start_open_places(server, error) ?: become_user(server, error);
 }
 
 /* Changes to the configured user before it reads data of the old process. The usual control socket

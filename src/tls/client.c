@@ -108,10 +108,7 @@ int tls_client_create(
 	}
 	pthread_mutex_init(&tls->lock, NULL);
 	export_uri_label(tls->label, uri);
-	err = choose_type(uri, &use_psk, error);
-	if (err == 0) {
-		err = choose_name(tls, uri, use_psk, verify, error);
-	}
+	err = choose_type(uri, &use_psk, error) ?: choose_name(tls, uri, use_psk, verify, error);
 	if (err == 0) {
 		tls->certificates = tls_client_absolute(uri->tls_certificates, &err);
 		tls->psk_file = tls_client_absolute(uri->tls_psk_file, &err);

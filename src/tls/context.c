@@ -343,10 +343,7 @@ int tls_context_load(
 	context->role = options->role;
 	context->records = options->records;
 	context->verify_peer = options->verify_peer;
-	rc = context_load(context, options, error);
-	if (rc == 0) {
-		rc = tls_kernel_look(options->records, error);
-	}
+	rc = context_load(context, options, error) ?: tls_kernel_look(options->records, error);
 	if (rc != 0) {
 		tls_context_put(context);
 		return rc;

@@ -78,9 +78,7 @@ static int pair_connect(struct pair *pair)
 
 static int pair_install(const struct pair *pair, const struct tls_key *key)
 {
-	int rc = tls_key_install(key, pair->from, TLS_TX);
-
-	return rc == 0 ? tls_key_install(key, pair->to, TLS_RX) : rc;
+	return tls_key_install(key, pair->from, TLS_TX) ?: tls_key_install(key, pair->to, TLS_RX);
 }
 
 static int kernel_probe_pair_start(struct pair *pair, const struct tls_key *key)
@@ -158,19 +156,13 @@ static int try(enum tls_version version, enum tls_cipher cipher)
 {
 	struct tls_key key = some_key(version, cipher);
 	struct pair pair;
-	int rc = kernel_probe_pair_start(&pair, &key);
+	int rc = kernel_probe_pair_start(&pair, &key) ?: pair_talk(&pair);
 
-	if (rc == 0) {
-		rc = pair_talk(&pair);
-	}
 	if (rc == 0) {
 		features.ciphers[version] |= BIT(cipher);
 	}
 	if (rc == 0 && version == TLS_1_3 && cipher == TLS_AES_128_GCM) {
-		rc = pair_change_key(&pair, &key);
-		if (rc == 0) {
-			rc = pair_talk(&pair);
-		}
+		rc = pair_change_key(&pair, &key) ?: pair_talk(&pair);
 		features.has_rekeying = rc == 0;
 		rc = 0;
 	}

@@ -959,11 +959,8 @@ int bench_run(const struct bench_work *work, bool progress, struct bench_result 
 	struct error *error)
 {
 	struct bench bench = { 0 };
-	int err = bench_init(&bench, work, error);
+	int err = bench_init(&bench, work, error) ?: threads_start(&bench, error);
 
-	if (err == 0) {
-		err = threads_start(&bench, error);
-	}
 	if (err != 0) {
 		stop_all(&bench);
 		join_all(&bench);

@@ -586,11 +586,8 @@ static int list(struct push_ask *ask, uint64_t id, bool json, struct error *erro
 int push_list(const char *uri, uint64_t job, bool json, uint64_t timeout_ns, struct error *error)
 {
 	struct end end = { 0 };
-	int result = end_open(&end, uri, timeout_ns, error);
+	int result = end_open(&end, uri, timeout_ns, error) ?: list(end.ask, job, json, error);
 
-	if (result == 0) {
-		result = list(end.ask, job, json, error);
-	}
 	end_fini(&end);
 	return result;
 }

@@ -23,11 +23,8 @@ static int read_listen_key(void *context, const struct config_node *node, const 
 {
 	struct server_listen *entry = context;
 	const char *text = NULL;
-	int rc = config_yaml_text(node, &text, error);
+	int rc = config_yaml_text(node, &text, error) ?: field_set(field, entry, text, error);
 
-	if (rc == 0) {
-		rc = field_set(field, entry, text, error);
-	}
 	if (rc == 0) {
 		entry->given |= BIT(field - server_listen_field(0));
 	}

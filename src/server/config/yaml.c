@@ -415,10 +415,7 @@ int config_yaml_open(const char *path, struct config_yaml **yaml_out, struct con
 		return error_oom_for(error, "the configuration file");
 	}
 	log_escape(yaml->path, sizeof(yaml->path), path, strlen(path));
-	rc = yaml_read_file(yaml, path, error);
-	if (rc == 0) {
-		rc = parse_tree(yaml, error);
-	}
+	rc = yaml_read_file(yaml, path, error) ?: parse_tree(yaml, error);
 	if (rc < 0) {
 		config_yaml_close(yaml);
 		return rc;

@@ -207,10 +207,7 @@ int scrape_listen(
 	if (text == NULL) {
 		return 0;
 	}
-	rc = scrape_uri_parse(text, &uri, error);
-	if (rc == 0) {
-		rc = scrape_take_over(&uri, take, listener, error);
-	}
+	rc = scrape_uri_parse(text, &uri, error) ?: scrape_take_over(&uri, take, listener, error);
 	if (rc == 0 && listener->fd_count == 0) {
 		rc = listener_open(&uri, NULL, listener, error);
 	}

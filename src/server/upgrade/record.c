@@ -128,11 +128,8 @@ void server_record_write(char path[SERVER_RECORD_PATH_BYTES])
 {
 	char *command = NULL;
 	size_t bytes = 0;
-	int rc = server_control_make_folder();
+	int rc = server_control_make_folder() ?: record_path(getpid(), path);
 
-	if (rc == 0) {
-		rc = record_path(getpid(), path);
-	}
 	if (rc == 0) {
 		/* At this point no client has influenced this process, so it still has the caller's
 		 * arguments. */

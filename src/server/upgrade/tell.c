@@ -179,11 +179,8 @@ int upgrade_tell_session(void *context, const struct session_record *record)
 	const struct upgrade_message message = {
 		.type = UPGRADE_SESSION, .fd = record->fd, .record = *record
 	};
-	int rc = send_received(tell, record);
+	int rc = send_received(tell, record) ?: upgrade_send_now(tell->channel, &message);
 
-	if (rc == 0) {
-		rc = upgrade_send_now(tell->channel, &message);
-	}
 	if (rc == 0) {
 		tell->handed_over_count++;
 		tell->later_told = 0;
