@@ -173,21 +173,12 @@ static const struct {
 	{ "emailAddress", "1.2.840.113549.1.9.1" },
 };
 
-static int identity_hex_digit(char c)
-{
-	if (c >= '0' && c <= '9') {
-		return c - '0';
-	}
-	c |= 0x20;
-	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* Returns the value of two hexadecimal digits, or -1 if text does not start with them. Does not
  * read beyond a terminator. */
 static int hex_byte(const char *text)
 {
-	int high = identity_hex_digit(text[0]);
-	int low = high < 0 ? -1 : identity_hex_digit(text[1]);
+	int high = text_hex_digit(text[0]);
+	int low = high < 0 ? -1 : text_hex_digit(text[1]);
 
 	return low < 0 ? -1 : high << 4 | low;
 }

@@ -291,17 +291,12 @@ void place_fini(struct place *place)
 	*place = (struct place){ 0 };
 }
 
-static bool base_place_same_text(const char *a, const char *b)
-{
-	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
-}
-
 static bool same_credentials(const struct place *a, const struct place *b)
 {
-	return a->tls == b->tls && base_place_same_text(a->tls_certificates, b->tls_certificates) &&
-	       base_place_same_text(a->tls_psk_file, b->tls_psk_file) &&
-	       base_place_same_text(a->tls_username, b->tls_username) &&
-	       base_place_same_text(a->tls_hostname, b->tls_hostname);
+	return a->tls == b->tls && text_same(a->tls_certificates, b->tls_certificates) &&
+	       text_same(a->tls_psk_file, b->tls_psk_file) &&
+	       text_same(a->tls_username, b->tls_username) &&
+	       text_same(a->tls_hostname, b->tls_hostname);
 }
 
 bool place_same(const struct place *a, const struct place *b)

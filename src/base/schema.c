@@ -205,11 +205,6 @@ void field_clear(const struct field *field, void *object)
 	}
 }
 
-static bool field_same_text(const char *a, const char *b)
-{
-	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
-}
-
 bool field_same(const struct field *field, const void *a, const void *b)
 {
 	size_t bytes = field_bytes(field);
@@ -218,7 +213,7 @@ bool field_same(const struct field *field, const void *a, const void *b)
 		return field->same(a, b);
 	}
 	if (field->type == FIELD_TEXT || field->type == FIELD_ARGUMENT) {
-		return field_same_text(field_text(field, a), field_text(field, b));
+		return text_same(field_text(field, a), field_text(field, b));
 	}
 	GMB_ASSERT(bytes > 0);
 	for (size_t i = field->offset; i < field->offset + bytes; i++) {

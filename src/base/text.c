@@ -25,6 +25,20 @@ static const struct {
 	{ "h", UINT64_C(3600000000000) },
 };
 
+int text_hex_digit(char c)
+{
+	if (c >= '0' && c <= '9') {
+		return c - '0';
+	}
+	c |= 0x20;
+	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+bool text_same(const char *a, const char *b)
+{
+	return a == NULL || b == NULL ? a == b : strcmp(a, b) == 0;
+}
+
 /* Parses decimal digits; *rest is set to the text after them. Returns -EINVAL without digits,
  * -ERANGE if the number is too large. */
 static int parse_digits(const char *text, uint64_t *value, const char **rest)

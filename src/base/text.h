@@ -41,6 +41,12 @@ const char *units_format_bytes(char out[UNITS_TEXT_BYTES], uint64_t bytes);
  * digits. Returns out. */
 const char *units_human_bytes(char out[UNITS_TEXT_BYTES], uint64_t bytes);
 
+/* Returns the value of a hexadecimal digit of either case, or -1. */
+int text_hex_digit(char c);
+
+/* Returns whether two texts, each of which may be NULL, are the same. */
+bool text_same(const char *a, const char *b);
+
 /* --- misspelled names ------------------------------------------------------------------------ */
 
 /*

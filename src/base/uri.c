@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "base/log.h"
+#include "base/text.h"
 
 /* A part of the text that is parsed. */
 struct span {
@@ -19,20 +20,6 @@ struct span {
 static struct span span_until(const char *from, const char *stops)
 {
 	return (struct span){ from, strcspn(from, stops) };
-}
-
-static int uri_hex_digit(char c)
-{
-	if (c >= '0' && c <= '9') {
-		return c - '0';
-	}
-	if (c >= 'a' && c <= 'f') {
-		return c - 'a' + 10;
-	}
-	if (c >= 'A' && c <= 'F') {
-		return c - 'A' + 10;
-	}
-	return -1;
 }
 
 /*
@@ -56,8 +43,8 @@ static int decode(struct span in, const char *what, bool zero_at_start, char **o
 			text[n++] = in.at[i];
 			continue;
 		}
-		high = i + 1 < in.len ? uri_hex_digit(in.at[i + 1]) : -1;
-		low = i + 2 < in.len ? uri_hex_digit(in.at[i + 2]) : -1;
+		high = i + 1 < in.len ? text_hex_digit(in.at[i + 1]) : -1;
+		low = i + 2 < in.len ? text_hex_digit(in.at[i + 2]) : -1;
 		if (high < 0 || low < 0) {
 			free(text);
 			return error_set(error, -EINVAL,

@@ -57,8 +57,7 @@ struct access {
 
 /* --- building a rule ------------------------------------------------------------------------- */
 
-static const struct access_condition *engine_access_condition_of(
-	const struct access_rule *rule, uint32_t kind)
+const struct access_condition *access_condition_find(const struct access_rule *rule, uint32_t kind)
 {
 	for (uint32_t i = 0; i < rule->condition_count; i++) {
 		if (rule->conditions[i].kind == kind) {
@@ -73,7 +72,7 @@ int access_rule_add(struct access_rule *rule, uint32_t kind, const void *data, u
 	struct access_condition *condition = &rule->conditions[rule->condition_count];
 
 	GMB_ASSERT(kind < ACCESS_KIND_COUNT);
-	if (engine_access_condition_of(rule, kind) != NULL) {
+	if (access_condition_find(rule, kind) != NULL) {
 		return -EEXIST;
 	}
 	condition->data = malloc(MAX(bytes, 1U));
@@ -95,7 +94,7 @@ bool access_rule_same(const struct access_rule *a, const struct access_rule *b)
 
 	for (uint32_t i = 0; same && i < a->condition_count; i++) {
 		const struct access_condition *one = &a->conditions[i];
-		const struct access_condition *other = engine_access_condition_of(b, one->kind);
+		const struct access_condition *other = access_condition_find(b, one->kind);
 
 		same = other != NULL && one->bytes == other->bytes &&
 		       memcmp(one->data, other->data, one->bytes) == 0;

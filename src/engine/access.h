@@ -50,6 +50,8 @@ struct access_rule {
 	struct access_condition conditions[ACCESS_KIND_COUNT]; /* at most one of each kind */
 };
 
+/* Returns the rule's condition of a kind, or NULL. */
+const struct access_condition *access_condition_find(const struct access_rule *rule, uint32_t kind);
 /* Adds a condition with a copy of the value. Returns -EEXIST if the rule already has a condition of
  * this kind, or -ENOMEM. */
 GMB_MUST_CHECK int access_rule_add(

@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "tls/context_private.h"
 
 /* --- files ------------------------------------------------------------------------------------ */
@@ -198,15 +199,6 @@ static int compare_psks(const void *a, const void *b)
 	return context_files_compare_names(a, other->name, other->name_bytes);
 }
 
-static int context_files_hex_digit(char c)
-{
-	if (c >= '0' && c <= '9') {
-		return c - '0';
-	}
-	c |= 0x20;
-	return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
 /* Returns NULL, or what is wrong with the line from begin to end. */
 static const char *context_files_parse_line(char *begin, char *end, struct tls_psk *psk)
 {
@@ -238,7 +230,7 @@ static const char *context_files_parse_line(char *begin, char *end, struct tls_p
 	}
 	key = (uint8_t *)hex;
 	for (char *at = hex; at < end; at += 2) {
-		int high = context_files_hex_digit(at[0]), low = context_files_hex_digit(at[1]);
+		int high = text_hex_digit(at[0]), low = text_hex_digit(at[1]);
 
 		if (high < 0 || low < 0) {
 			return "a key that is not hexadecimal";
@@ -262,7 +254,7 @@ static bool looks_like_hex_name(const char *begin, const char *end)
 {
 	const char *at = begin + 1;
 
-	while (at < end && context_files_hex_digit(*at) >= 0) {
+	while (at < end && text_hex_digit(*at) >= 0) {
 		at++;
 	}
 	return at < end && *at == ':' && at > begin + 1;

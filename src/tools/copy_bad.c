@@ -17,7 +17,6 @@
 #include "tools/copy.h"
 
 enum {
-	PATH_BYTES = 200,
 	/* Disks and file systems lose data in units of at least this size. */
 	BLOCK_BYTES_MIN = 4096,
 	RANGES_FIRST = 64,
@@ -168,23 +167,15 @@ void copy_rescue_begin(struct copy_rescue *rescue, const struct copy_io *failed)
 
 /* --- the map ------------------------------------------------------------------------------- */
 
-static const char *copy_bad_shown_path(const struct copy_bad *bad, char out[PATH_BYTES])
-{
-	return log_escape(out, PATH_BYTES, bad->path, strlen(bad->path));
-}
-
 static int map_error(const struct copy_bad *bad, int code, const char *what, struct error *error)
 {
-	char shown[PATH_BYTES];
-
-	return error_set(error, code, "cannot %s the map '%s': %s", what,
-		copy_bad_shown_path(bad, shown), strerror(-code));
+	return error_set(
+		error, code, "cannot %s the map '%s': %s", what, quote(bad->path), strerror(-code));
 }
 
 /* Rejects anything but a regular file, so that a disk given here by mistake is not overwritten. */
 static int copy_bad_map_check(const struct copy_bad *bad, int fd, struct error *error)
 {
-	char shown[PATH_BYTES];
 	struct stat status;
 
 	if (fstat(fd, &status) != 0) {
@@ -194,7 +185,7 @@ static int copy_bad_map_check(const struct copy_bad *bad, int fd, struct error *
 		return error_set(error, -EEXIST,
 			"the map '%s' already exists and is not overwritten; name a new file or "
 			"remove this one",
-			copy_bad_shown_path(bad, shown));
+			quote(bad->path));
 	}
 	return 0;
 }
@@ -202,7 +193,6 @@ static int copy_bad_map_check(const struct copy_bad *bad, int fd, struct error *
 int copy_bad_open(struct copy_bad *bad, const char *path, const struct copy_end *source,
 	const struct copy_end *target, struct error *error)
 {
-	char shown[PATH_BYTES];
 	int err;
 	int fd;
 
@@ -217,7 +207,7 @@ int copy_bad_open(struct copy_bad *bad, const char *path, const struct copy_end 
 	if (copy_end_is_open(source, fd) || copy_end_is_open(target, fd)) {
 		err = error_set(error, -EINVAL,
 			"the map '%s' must be a different file from the source and the target",
-			copy_bad_shown_path(bad, shown));
+			quote(bad->path));
 	} else {
 		err = copy_bad_map_check(bad, fd, error);
 	}

@@ -17,7 +17,6 @@ enum {
 	LINE_BYTES = 640,
 	CRC_CHARS = 9, /* eight digits and a space */
 	HEAD_LINES = 4,
-	PATH_BYTES = 200,
 };
 /* Enough for 20 million lines. A copy appends one per checkpoint: every 5 seconds or
  * checkpoint_bytes. */
@@ -45,27 +44,18 @@ static uint32_t checksum(const char *text, size_t bytes)
 	return ~crc;
 }
 
-static const char *copy_journal_shown_path(const struct copy_journal *journal, char out[PATH_BYTES])
-{
-	return log_escape(out, PATH_BYTES, journal->path, strlen(journal->path));
-}
-
 static int journal_error(
 	const struct copy_journal *journal, int code, const char *what, struct error *error)
 {
-	char shown[PATH_BYTES];
-
-	return error_set(error, code, "cannot %s the journal '%s': %s", what,
-		copy_journal_shown_path(journal, shown), strerror(-code));
+	return error_set(error, code, "cannot %s the journal '%s': %s", what, quote(journal->path),
+		strerror(-code));
 }
 
 static int damaged(const struct reader *reader, struct error *error)
 {
-	char shown[PATH_BYTES];
-
 	return error_set(error, -EINVAL,
 		"the journal '%s' is damaged at line %u; remove it to copy from the beginning",
-		copy_journal_shown_path(reader->journal, shown), reader->line);
+		quote(reader->journal->path), reader->line);
 }
 
 /* --- reading ------------------------------------------------------------------------------- */
@@ -128,7 +118,6 @@ static int head_check(struct reader *reader, const struct copy_end *source,
 {
 	const struct copy_end *ends[] = { source, target };
 	static const char *const words[] = { "source", "target" };
-	char shown[PATH_BYTES];
 	char expected[LINE_BYTES];
 
 	for (size_t i = 0; i < ARRAY_COUNT(ends); i++) {
@@ -146,8 +135,7 @@ static int head_check(struct reader *reader, const struct copy_end *source,
 				"the journal '%s' belongs to another copy: %s %s is different or "
 				"has changed since then; remove the journal to copy from the "
 				"beginning",
-				copy_journal_shown_path(reader->journal, shown), ends[i]->role,
-				ends[i]->name);
+				quote(reader->journal->path), ends[i]->role, ends[i]->name);
 		}
 	}
 	return 0;
@@ -156,7 +144,6 @@ static int head_check(struct reader *reader, const struct copy_end *source,
 static int options_check(
 	struct reader *reader, struct copy_journal *journal, bool allocate, struct error *error)
 {
-	char shown[PATH_BYTES];
 	bool bad;
 	const char *line = line_next(reader, &bad);
 	int was_allocate;
@@ -169,8 +156,7 @@ static int options_check(
 		return error_set(error, -ESTALE,
 			"the copy in the journal '%s' was started %s --allocate; resume it in "
 			"the same way, or remove the journal to copy from the beginning",
-			copy_journal_shown_path(journal, shown),
-			was_allocate != 0 ? "with" : "without");
+			quote(journal->path), was_allocate != 0 ? "with" : "without");
 	}
 	journal->target_zero = was_zero != 0;
 	return 0;
@@ -199,7 +185,6 @@ static int journal_parse(struct copy_journal *journal, char *text, const struct 
 	const struct copy_end *target, bool allocate, struct error *error)
 {
 	struct reader reader = { .journal = journal, .next = text };
-	char shown[PATH_BYTES];
 	const char *line;
 	bool bad;
 	int err;
@@ -209,7 +194,7 @@ static int journal_parse(struct copy_journal *journal, char *text, const struct 
 		return error_set(error, -EINVAL,
 			"'%s' is not a gmblock copy journal, or has an unknown version; it was not "
 			"changed",
-			copy_journal_shown_path(journal, shown));
+			quote(journal->path));
 	}
 	err = head_check(&reader, source, target, error);
 	if (err == 0) {
@@ -257,7 +242,6 @@ static int journal_read(struct copy_journal *journal, char **text_out, struct er
 int copy_journal_open(struct copy_journal *journal, const char *path, const struct copy_end *source,
 	const struct copy_end *target, bool allocate, struct error *error)
 {
-	char shown[PATH_BYTES];
 	char *text = NULL;
 	int err;
 
@@ -277,14 +261,14 @@ int copy_journal_open(struct copy_journal *journal, const char *path, const stru
 	if (copy_end_is_open(source, journal->fd) || copy_end_is_open(target, journal->fd)) {
 		return error_set(error, -EINVAL,
 			"the journal '%s' must be a different file from the source and the target",
-			copy_journal_shown_path(journal, shown));
+			quote(journal->path));
 	}
 	if (flock(journal->fd, LOCK_EX | LOCK_NB) != 0) {
 		err = -errno;
 		return err == -EWOULDBLOCK
 			       ? error_set(error, -EBUSY,
 					 "the journal '%s' is in use by another gmblock copy",
-					 copy_journal_shown_path(journal, shown))
+					 quote(journal->path))
 			       : journal_error(journal, err, "lock", error);
 	}
 	err = journal_read(journal, &text, error);

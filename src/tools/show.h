@@ -117,6 +117,8 @@ GMB_MUST_CHECK int stats_print_metrics(const char *path, struct error *error);
 
 /* Prints the values since the server's start. */
 void stats_show(const json_t *document);
+/* Returns a text of the statistics; "": there is none. */
+const char *stats_text(const json_t *object, const char *key);
 /* Sets the counters of a struct to the values of an object in a document. */
 void stats_read(const struct counter_table *table, void *values, const json_t *object);
 

@@ -169,7 +169,7 @@ static double tools_stats_number(const json_t *object, const char *group, const 
 	return json_number_value(json_object_get(from, key));
 }
 
-static const char *tools_stats_text_of(const json_t *object, const char *key)
+const char *stats_text(const json_t *object, const char *key)
 {
 	const char *text = json_string_value(json_object_get(object, key));
 
@@ -190,7 +190,7 @@ static const char *class_text(char out[48], const json_t *operation)
 
 static void stats_show_server(const json_t *document)
 {
-	const char *version = tools_stats_text_of(document, "version");
+	const char *version = stats_text(document, "version");
 
 	printf("Server %.0f, gmblock %s, up %.0f s\n", tools_stats_number(document, NULL, "pid"),
 		quote(version), tools_stats_number(document, NULL, "uptime_seconds"));
@@ -201,8 +201,8 @@ static void show_arenas(const json_t *arenas)
 {
 	for (size_t i = 0; i < json_array_size(arenas); i++) {
 		const json_t *arena = json_array_get(arenas, i);
-		const char *kind = tools_stats_text_of(arena, "kind");
-		const char *trouble = tools_stats_text_of(arena, "trouble");
+		const char *kind = stats_text(arena, "kind");
+		const char *trouble = stats_text(arena, "trouble");
 
 		printf("Memory (%s)", quote(kind));
 		printf("%s%s\n", trouble[0] != '\0' ? ": no longer usable: " : "", quote(trouble));
@@ -225,7 +225,7 @@ static const char *gb_text(char out[GB_BYTES], double bytes)
 /* Returns the name of an operation, such as "read". */
 static const char *operation_text(char out[QUOTE_BYTES], const json_t *operation)
 {
-	return log_escape_sentence(out, QUOTE_BYTES, tools_stats_text_of(operation, "operation"));
+	return log_escape_sentence(out, QUOTE_BYTES, stats_text(operation, "operation"));
 }
 
 static void show_operation(const json_t *operation)
@@ -253,8 +253,8 @@ static void show_operation(const json_t *operation)
 
 static void show_export_name(const json_t *entry)
 {
-	const char *name = tools_stats_text_of(entry, "name");
-	const char *path = tools_stats_text_of(entry, "path");
+	const char *name = stats_text(entry, "name");
+	const char *path = stats_text(entry, "path");
 
 	printf("\nExport \"%s\" (%s)\n", quote(name), quote(path));
 }
@@ -297,7 +297,7 @@ static bool has_large_reads(const json_t *entry)
 		const json_t *operation = json_array_get(operations, i);
 		const json_t *limit = json_object_get(operation, "size_max");
 
-		if (strcmp(tools_stats_text_of(operation, "operation"), "read") == 0 &&
+		if (strcmp(stats_text(operation, "operation"), "read") == 0 &&
 			(!json_is_integer(limit) ||
 				json_integer_value(limit) > STORE_PAGE_CACHE_BYTES_MIN)) {
 			return true;
@@ -308,7 +308,7 @@ static bool has_large_reads(const json_t *entry)
 
 static void show_page_cache_refusal(const json_t *entry)
 {
-	const char *refusal = tools_stats_text_of(entry, "page_cache_send_refusal");
+	const char *refusal = stats_text(entry, "page_cache_send_refusal");
 	char shown[QUOTE_BYTES];
 
 	if (refusal[0] != '\0' && has_large_reads(entry)) {

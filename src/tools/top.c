@@ -69,13 +69,6 @@ static void end_on_signal(int number)
 
 /* --- activity ------------------------------------------------------------------------------ */
 
-static const char *tools_top_text_of(const json_t *object, const char *key)
-{
-	const char *text = json_string_value(json_object_get(object, key));
-
-	return text != NULL ? text : "";
-}
-
 static double number(const json_t *object, const char *key)
 {
 	return json_number_value(json_object_get(object, key));
@@ -112,7 +105,7 @@ static void add_entry(struct sums *sums, const json_t *entry)
 
 	for (size_t i = 0; i < json_array_size(list); i++) {
 		const json_t *operation = json_array_get(list, i);
-		const char *name = tools_top_text_of(operation, "operation");
+		const char *name = stats_text(operation, "operation");
 		struct path_stats stats = { 0 };
 
 		stats_read(&path_stats_counter_table, &stats, operation);
@@ -135,7 +128,7 @@ static const json_t *entry_named(const json_t *list, const char *name)
 	for (size_t i = 0; i < json_array_size(list); i++) {
 		const json_t *entry = json_array_get(list, i);
 
-		if (strcmp(tools_top_text_of(entry, "name"), name) == 0) {
+		if (strcmp(stats_text(entry, "name"), name) == 0) {
 			return entry;
 		}
 	}
@@ -147,7 +140,7 @@ static const json_t *entry_named(const json_t *list, const char *name)
 static const json_t *entry_before(const struct top *top, const char *list, const json_t *entry)
 {
 	const json_t *was =
-		entry_named(json_object_get(top->before, list), tools_top_text_of(entry, "name"));
+		entry_named(json_object_get(top->before, list), stats_text(entry, "name"));
 	bool is_same_server = json_equal(
 		json_object_get(top->now, "instance"), json_object_get(top->before, "instance"));
 	struct sums now = { 0 };
@@ -221,7 +214,7 @@ static void find_rates(
 static void make_row(const struct top *top, struct row *row, const json_t *entry,
 	const json_t *before, bool is_escaped)
 {
-	const char *name = tools_top_text_of(entry, "name");
+	const char *name = stats_text(entry, "name");
 	struct sums sums = { 0 };
 	struct sums sums_before = { 0 };
 
@@ -404,7 +397,7 @@ static void put_list(
 
 static void put_summary(struct top *top)
 {
-	const char *version = tools_top_text_of(top->now, "version");
+	const char *version = stats_text(top->now, "version");
 	struct engine_counters counters = { 0 };
 	char line[COLUMNS_MAX * 2];
 	size_t used;

@@ -48,26 +48,16 @@ _Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES + sizeof(struct nb
 		       ENGINE_HANDOVER_BYTES_MAX,
 	"a session at rest can be told");
 
-static struct nbd_session *nbd_handover_of(struct session *base)
-{
-	return container_of(base, struct nbd_session, base);
-}
-
-static bool nbd_handover_has_tls(const struct nbd_session *session)
-{
-	return session->stream.state == STREAM_LAYERED;
-}
-
 bool nbd_session_can_hand_over(const struct session *base)
 {
 	const struct nbd_session *session = (const struct nbd_session *)base;
 
-	return !nbd_handover_has_tls(session) || tls_layer_can_hand_over(&session->stream);
+	return !nbd_session_has_tls(session) || tls_layer_can_hand_over(&session->stream);
 }
 
 void nbd_session_pause(struct session *base)
 {
-	struct nbd_session *session = nbd_handover_of(base);
+	struct nbd_session *session = nbd_session_of(base);
 
 	receive_pause(session);
 	/* The request of x-gmblock:size is answered now and not handed over, because the peer sends
@@ -101,7 +91,7 @@ static bool has_only_begun(const struct nbd_session *session)
 
 enum session_rest nbd_session_rest(struct session *base)
 {
-	struct nbd_session *session = nbd_handover_of(base);
+	struct nbd_session *session = nbd_session_of(base);
 
 	/* A change of the TLS keys ends without our help, and the stream reports its end. */
 	if (session->send_op.in_flight ||
@@ -170,11 +160,11 @@ static void nbd_handover_put(uint8_t **at, const void *bytes, uint32_t count)
 
 void nbd_session_hand_over(struct session *base, uint8_t *bytes, struct session_record *record)
 {
-	struct nbd_session *session = nbd_handover_of(base);
+	struct nbd_session *session = nbd_session_of(base);
 	struct session_piece *pieces = record->later;
 	uint32_t received = received_pieces(session, pieces);
 	bool has_begun = begun(session) != NULL || session->told != NULL;
-	uint32_t flags = (nbd_handover_has_tls(session) ? NBD_STATE_TLS : 0U) |
+	uint32_t flags = (nbd_session_has_tls(session) ? NBD_STATE_TLS : 0U) |
 			 (has_begun ? NBD_STATE_BEGUN : 0U) |
 			 (session->structured ? NBD_STATE_STRUCTURED : 0U) |
 			 (session->extended ? NBD_STATE_EXTENDED : 0U) |
@@ -206,7 +196,7 @@ void nbd_session_hand_over(struct session *base, uint8_t *bytes, struct session_
 
 		nbd_handover_put(&at, &state, sizeof(state));
 	}
-	if (nbd_handover_has_tls(session)) {
+	if (nbd_session_has_tls(session)) {
 		at += tls_layer_hand_over(&session->stream, at);
 	}
 	record->byte_count = (uint32_t)(at - bytes);

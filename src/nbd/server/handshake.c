@@ -122,11 +122,6 @@ static void receive_more(struct nbd_session *session)
 		RX_SMALL_BYTES - session->rx_end, false, receive_done);
 }
 
-static uint32_t rx_available(const struct nbd_session *session)
-{
-	return session->rx_end - session->rx_start;
-}
-
 /* --- exports ------------------------------------------------------------------------------- */
 
 /* Returns whether a context is selected for this export. A selection for another export name does

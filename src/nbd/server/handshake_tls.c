@@ -14,19 +14,14 @@ static enum tls_mode mode_of(const struct nbd_session *session)
 	return tls_policy_mode(session->base.tls);
 }
 
-static bool handshake_tls_has_tls(const struct nbd_session *session)
-{
-	return session->stream.state == STREAM_LAYERED;
-}
-
 bool handshake_needs_tls(const struct nbd_session *session)
 {
-	return mode_of(session) == TLS_REQUIRE && !handshake_tls_has_tls(session);
+	return mode_of(session) == TLS_REQUIRE && !nbd_session_has_tls(session);
 }
 
 bool handshake_offers_tls(const struct nbd_session *session)
 {
-	return mode_of(session) == TLS_ON && !handshake_tls_has_tls(session);
+	return mode_of(session) == TLS_ON && !nbd_session_has_tls(session);
 }
 
 uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **reason)
@@ -35,7 +30,7 @@ uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **r
 		*reason = "STARTTLS takes no data";
 		return NBD_REP_ERR_INVALID;
 	}
-	if (handshake_tls_has_tls(session)) {
+	if (nbd_session_has_tls(session)) {
 		*reason = "TLS is already in use";
 		return NBD_REP_ERR_INVALID;
 	}
@@ -207,7 +202,7 @@ int handshake_adopt_tls(
 
 void handshake_tls_closed(struct nbd_session *session)
 {
-	if (handshake_tls_has_tls(session)) {
+	if (nbd_session_has_tls(session)) {
 		count_session(session, -1);
 	}
 }

@@ -18,11 +18,6 @@
  * connection holds no arena memory. It also returns after a payload that is longer than rx_large.
  */
 
-static uint32_t available(const struct nbd_session *session)
-{
-	return session->rx_end - session->rx_start;
-}
-
 /* --- receive memory ------------------------------------------------------------------------ */
 
 /* Moves the unparsed bytes to the start of another buffer, or of the same one. The old buffer is
@@ -30,7 +25,7 @@ static uint32_t available(const struct nbd_session *session)
 static void rx_move(struct nbd_session *session, struct rx_buf *to)
 {
 	uint8_t *data = to != NULL ? mem_cpu_write(to->buf.memory) : session->rx_small;
-	uint32_t left = available(session);
+	uint32_t left = rx_available(session);
 
 	memmove(data, session->rx_data + session->rx_start, left);
 	if (session->rx_large != NULL && session->rx_large != to) {
@@ -80,13 +75,13 @@ static void rx_make_large(struct nbd_session *session)
 
 	if (session->rx_large == NULL) {
 		fresh = service_rx_get(session);
-		if (fresh != NULL || available(session) == 0) {
+		if (fresh != NULL || rx_available(session) == 0) {
 			rx_move(session, fresh); /* without memory: rx_small from its start */
 		}
-	} else if (available(session) == 0 && session->rx_large->refs == 1) {
+	} else if (rx_available(session) == 0 && session->rx_large->refs == 1) {
 		session->rx_start = 0;
 		session->rx_end = 0;
-	} else if (session->rx_end == session->rx_bytes && available(session) == 0) {
+	} else if (session->rx_end == session->rx_bytes && rx_available(session) == 0) {
 		fresh = service_rx_get(session);
 		rx_move(session, fresh); /* or rx_small, if memory is short */
 	}
@@ -97,7 +92,7 @@ static bool waits_for_first_byte(const struct nbd_session *session)
 {
 	return session->rx_request != NULL && session->rx_stream == NULL &&
 	       session->rx_payload_left == session->rx_request->path.length &&
-	       available(session) == 0;
+	       rx_available(session) == 0;
 }
 
 /* From now on the session waits for the peer, so its time limit starts. A receive that was
@@ -132,14 +127,14 @@ static void nbd_receive_arm(struct nbd_session *session)
 		rx_move(session, NULL);
 	} else if (session->rx_was_full) {
 		rx_make_large(session);
-	} else if (available(session) == 0) {
+	} else if (rx_available(session) == 0) {
 		if (session->rx_large != NULL || session->rx_told != NULL) {
 			rx_move(session, NULL);
 		}
 		session->rx_start = 0;
 		session->rx_end = 0;
 	}
-	if (available(session) > 0) {
+	if (rx_available(session) > 0) {
 		bool room = rx_make_room(session, session->rx_want);
 
 		/* a header always fits, and nbd_receive_gather() has checked the rest */
@@ -224,7 +219,7 @@ static bool nbd_receive_take_payload(struct nbd_session *session)
 				return false;
 			}
 			request->path.memory_rights = session->stream.memory_rights;
-			request->path.copied_bytes = available(session);
+			request->path.copied_bytes = rx_available(session);
 			stream = path_write_open(&request->path);
 			if (stream == NULL) {
 				return false;
@@ -232,7 +227,7 @@ static bool nbd_receive_take_payload(struct nbd_session *session)
 			session->rx_stream = stream;
 			session->rx_stream_got = 0;
 		}
-		length = MIN(available(session), stream->length - session->rx_stream_got);
+		length = MIN(rx_available(session), stream->length - session->rx_stream_got);
 		if (length > 0) {
 			memcpy(mem_cpu_write(stream->memory) + session->rx_stream_got,
 				session->rx_data + session->rx_start, length);
@@ -271,7 +266,7 @@ static void start_write(struct nbd_session *session, struct nbd_request *request
 		.memory = storable(session),
 		.bytes = request->path.length,
 	};
-	if (request->path.length <= available(session) && request->received.memory.rights != 0) {
+	if (request->path.length <= rx_available(session) && request->received.memory.rights != 0) {
 		request->path.placement = &request->received;
 		request->path.placement_count = 1;
 	}
@@ -295,7 +290,7 @@ static bool nbd_receive_gather(struct nbd_session *session, uint32_t head_bytes,
 	uint64_t payload_max =
 		memory_align == 1 ? RX_GATHER_BYTES_MAX : RX_GATHER_ALIGNED_BYTES_MAX;
 
-	if (payload > payload_max || available(session) - head_bytes >= payload ||
+	if (payload > payload_max || rx_available(session) - head_bytes >= payload ||
 		!rx_make_room(session, head_bytes + (uint32_t)payload)) {
 		return false;
 	}
@@ -427,7 +422,7 @@ static bool nbd_receive_take_request(struct nbd_session *session)
 	}
 	session->rx_start += head_bytes;
 	if (head.type == NBD_CMD_BLOCK_STATUS && payload > 0) {
-		if (payload > available(session) ||
+		if (payload > rx_available(session) ||
 			payload > sizeof(struct be64) +
 					  STATUS_PAYLOAD_IDS_MAX * sizeof(struct be32)) {
 			error = NBD_EINVAL;
@@ -446,7 +441,7 @@ static bool nbd_receive_take_request(struct nbd_session *session)
 
 static void discard(struct nbd_session *session)
 {
-	uint64_t length = MIN(session->rx_discard_left, (uint64_t)available(session));
+	uint64_t length = MIN(session->rx_discard_left, (uint64_t)rx_available(session));
 
 	session->rx_discard_left -= length;
 	session->rx_start += (uint32_t)length;
@@ -473,7 +468,7 @@ void receive_continue(struct nbd_session *session)
 			if (!nbd_receive_take_payload(session)) {
 				break;
 			}
-		} else if (available(session) < session->head_bytes) {
+		} else if (rx_available(session) < session->head_bytes) {
 			session->rx_want = session->head_bytes;
 			break;
 		} else if (!nbd_receive_take_request(session)) {
@@ -495,7 +490,7 @@ bool receive_owes_nothing(const struct nbd_session *session)
 {
 	return session->base.state == SESSION_READY && !session->send_op.in_flight &&
 	       session->rx_request == NULL && session->rx_discard_left == 0 &&
-	       available(session) == 0;
+	       rx_available(session) == 0;
 }
 
 void receive_interrupt(struct nbd_session *session)
@@ -515,7 +510,7 @@ void receive_pause(struct nbd_session *session)
 
 bool receive_told(struct nbd_session *session, uint32_t count)
 {
-	GMB_ASSERT(session->rx_data == session->rx_small && available(session) == 0);
+	GMB_ASSERT(session->rx_data == session->rx_small && rx_available(session) == 0);
 	if (count > RX_SMALL_BYTES) {
 		session->rx_told = malloc(count);
 		if (session->rx_told == NULL) {

@@ -548,7 +548,7 @@ static void send_now(struct nbd_session *session)
 
 void reply_flush(struct session *base, bool alone)
 {
-	struct nbd_session *session = container_of(base, struct nbd_session, base);
+	struct nbd_session *session = nbd_session_of(base);
 	struct nbd_service *service = session->service;
 	struct send_batch *send;
 	struct list_node *node;

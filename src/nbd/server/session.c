@@ -54,11 +54,6 @@ int nbd_session_accept(void *context, const struct endpoint *endpoint)
 	return 0;
 }
 
-static struct nbd_session *nbd_session_of(struct session *base)
-{
-	return container_of(base, struct nbd_session, base);
-}
-
 void nbd_session_resume(struct session *base)
 {
 	struct nbd_session *session = nbd_session_of(base);

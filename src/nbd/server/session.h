@@ -235,6 +235,22 @@ struct nbd_session {
 	uint8_t rx_small[RX_SMALL_BYTES];
 };
 
+static inline struct nbd_session *nbd_session_of(struct session *base)
+{
+	return container_of(base, struct nbd_session, base);
+}
+
+static inline bool nbd_session_has_tls(const struct nbd_session *session)
+{
+	return session->stream.state == STREAM_LAYERED;
+}
+
+/* Returns the number of received bytes that were not used yet. */
+static inline uint32_t rx_available(const struct nbd_session *session)
+{
+	return session->rx_end - session->rx_start;
+}
+
 /* State shared by the sessions of one engine. */
 struct nbd_service {
 	struct engine *engine;

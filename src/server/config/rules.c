@@ -196,16 +196,6 @@ void server_rule_fini(struct server_rule *rule)
 	access_rule_fini(&rule->access);
 }
 
-static const struct access_condition *condition_of(const struct access_rule *rule, uint32_t kind)
-{
-	for (uint32_t i = 0; i < rule->condition_count; i++) {
-		if (rule->conditions[i].kind == kind) {
-			return &rule->conditions[i];
-		}
-	}
-	return NULL;
-}
-
 static bool asks_for_certificate(const struct access_rule *rule)
 {
 	for (uint32_t i = 0; i < rule->condition_count; i++) {
@@ -221,8 +211,8 @@ static bool asks_for_certificate(const struct access_rule *rule)
 /* Rejects a rule that can never match. */
 static int check_rule(const struct access_rule *rule, struct error *error)
 {
-	const struct access_condition *tls = condition_of(rule, ACCESS_TLS);
-	bool psk = condition_of(rule, IDENTITY_PSK) != NULL;
+	const struct access_condition *tls = access_condition_find(rule, ACCESS_TLS);
+	bool psk = access_condition_find(rule, IDENTITY_PSK) != NULL;
 	bool certificate = asks_for_certificate(rule);
 
 	if (psk && certificate) {
@@ -234,7 +224,8 @@ static int check_rule(const struct access_rule *rule, struct error *error)
 			"no client has a %s without TLS; leave out tls: false",
 			psk ? "pre-shared key" : "certificate");
 	}
-	if (condition_of(rule, ACCESS_UID) != NULL && condition_of(rule, ACCESS_NETWORK) != NULL) {
+	if (access_condition_find(rule, ACCESS_UID) != NULL &&
+		access_condition_find(rule, ACCESS_NETWORK) != NULL) {
 		return error_set(error, -EINVAL,
 			"a uid is known only on Unix sockets, which have no address; write two "
 			"rules");
