@@ -43,28 +43,17 @@ const char *nbd_command_name(uint32_t command)
 static const struct {
 	uint32_t error;
 	int code;
-	const char *name;
 } errors[] = {
-	{ NBD_SUCCESS, 0, "success" },
-	{ NBD_EPERM, -EPERM, "EPERM" },
-	{ NBD_EIO, -EIO, "EIO" },
-	{ NBD_ENOMEM, -ENOMEM, "ENOMEM" },
-	{ NBD_EINVAL, -EINVAL, "EINVAL" },
-	{ NBD_ENOSPC, -ENOSPC, "ENOSPC" },
-	{ NBD_EOVERFLOW, -EOVERFLOW, "EOVERFLOW" },
-	{ NBD_ENOTSUP, -EOPNOTSUPP, "ENOTSUP" },
-	{ NBD_ESHUTDOWN, -ESHUTDOWN, "ESHUTDOWN" },
+	{ NBD_SUCCESS, 0 },
+	{ NBD_EPERM, -EPERM },
+	{ NBD_EIO, -EIO },
+	{ NBD_ENOMEM, -ENOMEM },
+	{ NBD_EINVAL, -EINVAL },
+	{ NBD_ENOSPC, -ENOSPC },
+	{ NBD_EOVERFLOW, -EOVERFLOW },
+	{ NBD_ENOTSUP, -EOPNOTSUPP },
+	{ NBD_ESHUTDOWN, -ESHUTDOWN },
 };
-
-const char *nbd_error_name(uint32_t error)
-{
-	for (size_t i = 0; i < ARRAY_COUNT(errors); i++) {
-		if (errors[i].error == error) {
-			return errors[i].name;
-		}
-	}
-	return "unknown";
-}
 
 int nbd_error_to_errno(uint32_t error)
 {

@@ -280,10 +280,9 @@ _Static_assert(sizeof(struct nbd_wire_extent_ext) == 16, "BLOCK_STATUS_EXT exten
 
 /* --- names, for logs and tools ------------------------------------------------------------- */
 
-/* Return the name of an option, command or error number, or "unknown". */
+/* Return the name of an option or command, or "unknown". */
 const char *nbd_option_name(uint32_t option);
 const char *nbd_command_name(uint32_t command);
-const char *nbd_error_name(uint32_t error);
 
 /* Maps a negative errno, or 0, to the error on the wire (P118); EIO for all without their own. */
 uint32_t nbd_error_from_errno(int code);

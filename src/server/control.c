@@ -25,7 +25,6 @@
 
 enum {
 	PATH_BYTES = 256,
-	EXPORT_SHOWN_BYTES = 120,
 	NEW_SECONDS = 10, /* a socket counts as new for this time; bind() to listen() is shorter */
 };
 
