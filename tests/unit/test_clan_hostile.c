@@ -26,7 +26,7 @@ static struct clan_conn *connect_hostile(struct victim *victim, struct hostile *
 {
 	struct clan_event event;
 
-	hostile_open(hostile, victim->world.address);
+	hostile_come(victim, hostile);
 	hostile_seal(hostile);
 	hostile_send_hello(hostile);
 	event = world_event(&victim->world, WORLD_SERVER, CLAN_EVENT_CONNECT);
@@ -808,8 +808,7 @@ static void a_group_ends_with_one_that_has_ended(void **state)
 
 	victim_open(&victim, *state, NULL);
 	conn = connect_hostile(&victim, &hostile);
-	hostile_open(&second, victim.world.address);
-	world_settle(&victim.world);
+	hostile_come(&victim, &second);
 	second.hello.group = hostile.victim_group_id;
 	second.fds[0] = fd;
 	second.fd_count = 1;
