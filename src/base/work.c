@@ -42,10 +42,10 @@ static struct {
 	struct list_node owners; /* in round-robin order */
 	struct owner unknown;	 /* shared by owners for which no record could be allocated */
 	uint32_t running;
-	uint32_t idle;	   /* idle workers that have not been signalled */
-	uint32_t woken;	   /* workers that were signalled and have not woken yet */
-	uint32_t in_doubt; /* workers that run work that might never end */
-	uint32_t fd_count; /* sum of all owners' fd_count */
+	uint32_t idle;	      /* idle workers that have not been signalled */
+	uint32_t woken;	      /* workers that were signalled and have not woken yet */
+	uint32_t in_doubt;    /* workers that run work that might never end */
+	uint32_t fd_count;    /* sum of all owners' fd_count */
 	uint32_t share_count; /* the same sum, with at most DISPOSE_OF_OWNER_MAX of each owner */
 	bool fork_watched;
 } workers = {
@@ -456,26 +456,26 @@ static void dispose_now(const struct disposal *disposal)
 	}
 }
 
-static void count_more(const struct disposal *disposal)
+void dispose_count_more(uid_t uid, uint32_t fd_count)
 {
 	struct owner *owner;
 
 	pthread_mutex_lock(&workers.lock);
-	owner = owner_get(disposal->owner);
-	owner_set_fd_count(owner, owner->fd_count + disposal->fd_count);
+	owner = owner_get(uid);
+	owner_set_fd_count(owner, owner->fd_count + fd_count);
 	pthread_mutex_unlock(&workers.lock);
 }
 
 /* A count can be lower than what is subtracted, because owners without a record share one and a
  * fork resets them all. It must not fall below zero. */
-static void count_less(const struct disposal *disposal)
+void dispose_count_less(uid_t uid, uint32_t fd_count)
 {
 	struct owner *owner;
 
 	pthread_mutex_lock(&workers.lock);
-	owner = owner_find(disposal->owner);
+	owner = owner_find(uid);
 	owner = owner != NULL ? owner : &workers.unknown;
-	owner_set_fd_count(owner, owner->fd_count - MIN(owner->fd_count, disposal->fd_count));
+	owner_set_fd_count(owner, owner->fd_count - MIN(owner->fd_count, fd_count));
 	owner_look(owner);
 	pthread_mutex_unlock(&workers.lock);
 }
@@ -489,8 +489,8 @@ bool dispose_has_room(uid_t uid)
 	pthread_mutex_lock(&workers.lock);
 	owner = owner_find(uid);
 	if (rights_is_stranger(uid)) {
-		uint32_t left = DISPOSE_ALL_MAX -
-				MIN(workers.share_count, (uint32_t)DISPOSE_ALL_MAX);
+		uint32_t left =
+			DISPOSE_ALL_MAX - MIN(workers.share_count, (uint32_t)DISPOSE_ALL_MAX);
 
 		room = MIN(room, left);
 	}
@@ -527,7 +527,7 @@ static void run_disposal(struct work *work)
 
 	dispose_now(&job->disposal);
 	if (job->disposal.of_peer) {
-		count_less(&job->disposal);
+		dispose_count_less(job->disposal.owner, job->disposal.fd_count);
 	}
 	free(job);
 }
@@ -553,7 +553,7 @@ void dispose(const struct disposal *disposal)
 	job->work.in_doubt = disposal->of_peer && !is_memory(disposal);
 	job->work.owner = disposal->owner;
 	if (disposal->of_peer) {
-		count_more(disposal);
+		dispose_count_more(disposal->owner, disposal->fd_count);
 	}
 	work_start(&job->work, NULL);
 }

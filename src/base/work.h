@@ -87,6 +87,10 @@ void dispose_end(int fd, uid_t owner);
 /* Shuts down our end of a Unix socket, connected or listening. Closes it immediately if no
  * descriptors are left in its queue, otherwise in a worker thread. */
 void dispose_socket(int fd, uid_t owner, bool in_caller);
+/* Counts descriptors that a peer has passed, and that other work than dispose() will close. */
+void dispose_count_more(uid_t owner, uint32_t fd_count);
+/* Ends this, when they are closed. */
+void dispose_count_less(uid_t owner, uint32_t fd_count);
 /* Returns whether the limits allow receiving a message with descriptors from this user now, or
  * keeping a new connection of this user that permits them. */
 bool dispose_has_room(uid_t owner);
