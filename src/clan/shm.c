@@ -650,22 +650,6 @@ static void shm_accept_one(struct shm_listener *listener, int fd)
 	listener->handshake_count++;
 }
 
-/* Accepts a connection. Returns 0 or a negative errno. */
-static int shm_accept_next(struct shm_listener *listener)
-{
-	int fd;
-
-	if (!dispose_may_accept(listener->file.fd)) {
-		return -EMFILE;
-	}
-	fd = accept4(listener->file.fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-	if (fd < 0) {
-		return -errno;
-	}
-	shm_accept_one(listener, fd);
-	return 0;
-}
-
 static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 {
 	struct shm_listener *listener = container_of(file, struct shm_listener, file);
@@ -673,7 +657,16 @@ static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 
 	GMB_UNUSED(events);
 	for (int i = 0; i < ACCEPT_MAX && result == 0; i++) {
-		result = shm_accept_next(listener);
+		int fd = -1;
+
+		result = -EMFILE;
+		if (dispose_may_accept(file->fd)) {
+			fd = accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+			result = fd < 0 ? -errno : 0;
+		}
+		if (fd >= 0) {
+			shm_accept_one(listener, fd);
+		}
 	}
 	if (result != 0 && result != -EAGAIN && result != -EINTR && result != -ECONNABORTED) {
 		/* The listener stays readable; waiting for it would be a busy loop. */
