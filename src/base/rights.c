@@ -10,11 +10,19 @@
 _Static_assert(RIGHTS_CONTROL_BYTES >= CMSG_SPACE(RIGHTS_MAX * sizeof(int)),
 	"the kernel must not have to close descriptors that do not fit");
 
+static void set_passes(int fd, int passes)
+{
+	(void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &passes, sizeof(passes));
+}
+
 void rights_refuse(int fd)
 {
-	const int off = 0;
+	set_passes(fd, 0);
+}
 
-	(void)setsockopt(fd, SOL_SOCKET, SO_PASSRIGHTS, &off, sizeof(off));
+void rights_permit(int fd)
+{
+	set_passes(fd, 1);
 }
 
 bool rights_may_come(int fd)

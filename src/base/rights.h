@@ -3,8 +3,9 @@
  * File descriptors that a peer passes over a Unix socket (SCM_RIGHTS). A process that receives
  * descriptors, or closes a socket whose queue contains some, also has to close the files. This can
  * block for as long as the sender likes: on a TCP socket that lingers, or on a FUSE server. Sockets
- * that need no descriptors therefore refuse them (Linux 6.16). On older kernels the descriptors are
- * received, and a worker closes them (work.h).
+ * that need no descriptors therefore refuse them (Linux 6.16), and so do listening sockets: their
+ * connections permit descriptors only once they have been accepted and the limits of work.h have
+ * been checked. On older kernels the descriptors are received, and a worker closes them (work.h).
  *
  * Threading: any; there is no state. Ownership: the caller owns the descriptors. Errors: none.
  */
@@ -21,11 +22,14 @@ enum {
 	RIGHTS_CONTROL_BYTES = 1088,
 };
 
-/* Makes a socket refuse descriptors from now on. Connections made later to a listener also refuse
- * them. No effect on sockets that are not Unix sockets, and on kernels before 6.16. */
+/* Makes a socket refuse descriptors from now on: the peer's sendmsg() fails with EPERM. Connections
+ * made later to a listener also refuse them. No effect on sockets that are not Unix sockets, and on
+ * kernels before 6.16. */
 void rights_refuse(int fd);
-/* Returns whether descriptors can arrive: fd is a Unix socket that has not refused them from the
- * beginning of its connection. */
+/* Makes a connection permit descriptors, if it has refused them because its listener does. */
+void rights_permit(int fd);
+/* Returns whether descriptors can arrive or have arrived: fd is a Unix socket that has not refused
+ * them from the beginning of its connection, or has permitted them since. */
 bool rights_may_come(int fd);
 /* Like rights_may_come(), for a socket that will be received from. Urgent bytes (MSG_OOB) are then
  * received in line, because the kernel would otherwise skip such a byte and close the descriptors

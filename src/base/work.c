@@ -42,11 +42,11 @@ static struct {
 	struct list_node owners; /* in round-robin order */
 	struct owner unknown;	 /* shared by owners for which no record could be allocated */
 	uint32_t running;
-	uint32_t idle;	   /* idle workers that have not been signalled */
-	uint32_t woken;	   /* workers that were signalled and have not woken yet */
-	uint32_t in_doubt; /* workers that run work that might never end */
-	uint32_t fd_count; /* sum of all owners' fd_count */
-	uint32_t end_count;
+	uint32_t idle;	      /* idle workers that have not been signalled */
+	uint32_t woken;	      /* workers that were signalled and have not woken yet */
+	uint32_t in_doubt;    /* workers that run work that might never end */
+	uint32_t fd_count;    /* sum of all owners' fd_count */
+	uint32_t share_count; /* the same sum, with at most DISPOSE_OF_OWNER_MAX of each owner */
 	bool fork_watched;
 } workers = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -93,6 +93,14 @@ static struct owner *owner_get(uid_t uid)
 		}
 	}
 	return owner;
+}
+
+static void owner_set_fd_count(struct owner *owner, uint32_t count)
+{
+	workers.fd_count += count - owner->fd_count;
+	workers.share_count += MIN(count, (uint32_t)DISPOSE_OF_OWNER_MAX) -
+			       MIN(owner->fd_count, (uint32_t)DISPOSE_OF_OWNER_MAX);
+	owner->fd_count = count;
 }
 
 /* Frees the record if the owner has neither work nor descriptors. */
@@ -158,7 +166,7 @@ static void work_after_fork_in_child(void)
 
 		list_init(&owner->doubtful);
 		owner->running = 0;
-		owner->fd_count = 0;
+		owner_set_fd_count(owner, 0);
 		owner_look(owner);
 	}
 	workers.wake = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
@@ -166,8 +174,6 @@ static void work_after_fork_in_child(void)
 	workers.idle = 0;
 	workers.woken = 0;
 	workers.in_doubt = 0;
-	workers.fd_count = 0;
-	workers.end_count = 0;
 	pthread_mutex_unlock(&workers.lock);
 }
 
@@ -450,35 +456,27 @@ static void dispose_now(const struct disposal *disposal)
 	}
 }
 
-static void count_more(const struct disposal *disposal)
+void dispose_count_more(uid_t uid, uint32_t fd_count)
 {
+	struct owner *owner;
+
 	pthread_mutex_lock(&workers.lock);
-	if (disposal->is_end) {
-		workers.end_count++;
-	} else {
-		owner_get(disposal->owner)->fd_count += disposal->fd_count;
-		workers.fd_count += disposal->fd_count;
-	}
+	owner = owner_get(uid);
+	owner_set_fd_count(owner, owner->fd_count + fd_count);
 	pthread_mutex_unlock(&workers.lock);
 }
 
 /* A count can be lower than what is subtracted, because owners without a record share one and a
  * fork resets them all. It must not fall below zero. */
-static void count_less(const struct disposal *disposal)
+void dispose_count_less(uid_t uid, uint32_t fd_count)
 {
-	uint32_t count = disposal->fd_count;
+	struct owner *owner;
 
 	pthread_mutex_lock(&workers.lock);
-	if (disposal->is_end) {
-		workers.end_count -= MIN(workers.end_count, 1U);
-	} else {
-		struct owner *owner = owner_find(disposal->owner);
-
-		owner = owner != NULL ? owner : &workers.unknown;
-		owner->fd_count -= MIN(owner->fd_count, count);
-		workers.fd_count -= MIN(workers.fd_count, count);
-		owner_look(owner);
-	}
+	owner = owner_find(uid);
+	owner = owner != NULL ? owner : &workers.unknown;
+	owner_set_fd_count(owner, owner->fd_count - MIN(owner->fd_count, fd_count));
+	owner_look(owner);
 	pthread_mutex_unlock(&workers.lock);
 }
 
@@ -492,7 +490,7 @@ bool dispose_has_room(uid_t uid)
 	owner = owner_find(uid);
 	if (rights_is_stranger(uid)) {
 		uint32_t left =
-			workers.fd_count < DISPOSE_ALL_MAX ? DISPOSE_ALL_MAX - workers.fd_count : 0;
+			DISPOSE_ALL_MAX - MIN(workers.share_count, (uint32_t)DISPOSE_ALL_MAX);
 
 		room = MIN(room, left);
 	}
@@ -501,14 +499,14 @@ bool dispose_has_room(uid_t uid)
 	return has_room;
 }
 
-bool dispose_ends_have_room(void)
+bool dispose_may_accept(int listener)
 {
 	bool has_room;
 
 	pthread_mutex_lock(&workers.lock);
-	has_room = workers.end_count < DISPOSE_ENDS_MAX;
+	has_room = workers.fd_count < DISPOSE_ALL_MAX;
 	pthread_mutex_unlock(&workers.lock);
-	return has_room;
+	return has_room || !rights_may_come(listener);
 }
 
 /* Returns whether all descriptors are memory files. Closing these never blocks, so the worker
@@ -529,7 +527,7 @@ static void run_disposal(struct work *work)
 
 	dispose_now(&job->disposal);
 	if (job->disposal.of_peer) {
-		count_less(&job->disposal);
+		dispose_count_less(job->disposal.owner, job->disposal.fd_count);
 	}
 	free(job);
 }
@@ -555,7 +553,7 @@ void dispose(const struct disposal *disposal)
 	job->work.in_doubt = disposal->of_peer && !is_memory(disposal);
 	job->work.owner = disposal->owner;
 	if (disposal->of_peer) {
-		count_more(disposal);
+		dispose_count_more(disposal->owner, disposal->fd_count);
 	}
 	work_start(&job->work, NULL);
 }
@@ -585,7 +583,7 @@ void dispose_socket(int fd, uid_t owner, bool in_caller)
 		return;
 	}
 	shutdown(fd, SHUT_RDWR); /* stop further messages */
-	if (is_without_files(fd)) {
+	if (!rights_may_come(fd) || is_without_files(fd)) {
 		close(fd);
 	} else {
 		dispose(&(struct disposal){

@@ -56,15 +56,15 @@ void work_finish(struct work_results *results);
  * does not wait until its unsent data is delivered. */
 enum {
 	DISPOSE_FDS_MAX = 256,
-	/* Limits for descriptors that peers have passed and that are not yet closed. A user can
-	 * have DISPOSE_OF_OWNER_MAX descriptors, but never more than are still free of
-	 * DISPOSE_ALL_MAX. So a new user always finds as many free as any other user has. The
-	 * second limit does not apply to root and our own user. Either limit can be exceeded by one
-	 * message (up to 253), because room is checked before it is received. */
+	/* Limits for descriptors that are not yet closed: those that peers have passed, and sockets
+	 * of ours that may contain such descriptors. A user can have DISPOSE_OF_OWNER_MAX
+	 * descriptors, but never more than are still free of DISPOSE_ALL_MAX. So a new user always
+	 * finds as many free as any other user has. The second limit does not apply to root and our
+	 * own user. A user can exceed the limits by one message (up to 253), because room is
+	 * checked before it is received, and by its connections that end later. What it has beyond
+	 * DISPOSE_OF_OWNER_MAX does not count for others. */
 	DISPOSE_OF_OWNER_MAX = 512,
 	DISPOSE_ALL_MAX = 2048,
-	/* Limit for sockets of ours that are not yet closed and may contain such descriptors. */
-	DISPOSE_ENDS_MAX = 1024,
 };
 struct disposal {
 	void *base; /* memory to unmap, or NULL */
@@ -87,7 +87,14 @@ void dispose_end(int fd, uid_t owner);
 /* Shuts down our end of a Unix socket, connected or listening. Closes it immediately if no
  * descriptors are left in its queue, otherwise in a worker thread. */
 void dispose_socket(int fd, uid_t owner, bool in_caller);
-/* Returns whether the limits allow receiving a message with descriptors from this user now. */
+/* Counts descriptors that a peer has passed, and that other work than dispose() will close. */
+void dispose_count_more(uid_t owner, uint32_t fd_count);
+/* Ends this, when they are closed. */
+void dispose_count_less(uid_t owner, uint32_t fd_count);
+/* Returns whether the limits allow receiving a message with descriptors from this user now, or
+ * keeping a new connection of this user that permits them. */
 bool dispose_has_room(uid_t owner);
-/* Returns whether the limit allows accepting a connection that can carry descriptors now. */
-bool dispose_ends_have_room(void);
+/* Returns whether a connection may be accepted now at this listener. If the listener cannot refuse
+ * descriptors (before Linux 6.16), even closing a connection that is rejected can take a worker.
+ * The result is then false while all users together have DISPOSE_ALL_MAX descriptors. */
+bool dispose_may_accept(int listener);

@@ -602,6 +602,7 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 				  "descriptors that are not yet closed; reconnect later"
 				: strerror(-result));
 	}
+	rights_permit(fd);
 	*conn_out = &conn->conn;
 	return 0;
 }
@@ -652,29 +653,26 @@ static void shm_accept_one(struct shm_listener *listener, int fd)
 static void shm_listener_happened(struct waiter_file *file, uint32_t events)
 {
 	struct shm_listener *listener = container_of(file, struct shm_listener, file);
+	int result = 0;
 
 	GMB_UNUSED(events);
-	for (int i = 0; i < ACCEPT_MAX; i++) {
+	for (int i = 0; i < ACCEPT_MAX && result == 0; i++) {
 		int fd = -1;
 
-		/* Even a peer that is rejected can have sent descriptors, so accept only if there
-		 * is room to dispose of its socket. */
-		errno = EMFILE;
-		if (dispose_ends_have_room()) {
+		result = -EMFILE;
+		if (dispose_may_accept(file->fd)) {
 			fd = accept4(file->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+			result = fd < 0 ? -errno : 0;
 		}
 		if (fd >= 0) {
 			shm_accept_one(listener, fd);
-		} else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
-			   errno == ENOMEM) {
-			/* The listener stays readable; waiting for it would be a busy loop. */
-			waiter_file_events(listener->listener.queue->waiter, file, 0);
-			clan_deadline_set(listener->listener.queue, &listener->retry,
-				ACCEPT_RETRY_MS * NS_PER_MS);
-			return;
-		} else if (errno == EAGAIN) {
-			return;
 		}
+	}
+	if (result != 0 && result != -EAGAIN && result != -EINTR && result != -ECONNABORTED) {
+		/* The listener stays readable; waiting for it would be a busy loop. */
+		waiter_file_events(listener->listener.queue->waiter, file, 0);
+		clan_deadline_set(
+			listener->listener.queue, &listener->retry, ACCEPT_RETRY_MS * NS_PER_MS);
 	}
 }
 
@@ -726,6 +724,7 @@ static int shm_open_listener(const struct sockaddr_un *address, socklen_t length
 											 : -errno;
 		}
 	}
+	rights_refuse(fd); /* each connection permits them when it is adopted */
 	if (result == 0 && listen(fd, LISTEN_BACKLOG) != 0) {
 		result = -errno;
 	}

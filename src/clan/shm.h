@@ -209,7 +209,9 @@ struct shm_conn {
 	int group_fd; /* our group head, if the group is new; open until the peer has it */
 	struct list_node unsent;     /* socket messages that the kernel has not accepted yet */
 	struct clan_deadline resend; /* when to send the messages in unsent again */
+	uint64_t resend_ns;	     /* the time until then */
 	uint64_t unsent_until_ns;
+	int unsent_status; /* why the first of them was last rejected: -ETOOMANYREFS or -EPERM */
 	struct clan_deadline reread; /* when to receive again; see dispose_has_room() */
 	const struct shm_conn_head *peer;
 	size_t peer_bytes;
@@ -327,9 +329,10 @@ void shm_conn_join(struct shm_conn *conn);
 
 /*
  * The sending functions below return 0 or a negative errno. The kernel rejects messages with
- * descriptors while the user of this process has too many in flight (ETOOMANYREFS). Such a message
- * is queued for up to half of the handshake time. The function returns 0 in this case as well; if
- * the message cannot be sent in time, the connection ends.
+ * descriptors while the user of this process has too many in flight (ETOOMANYREFS), or while the
+ * peer has not accepted the connection (EPERM). Such a message is queued for up to half of the
+ * handshake time, HELLO for all of it. The function returns 0 in this case as well; if the message
+ * cannot be sent in time, the connection ends.
  */
 
 /* Events to watch on the socket of a connection: enum EPOLL_EVENTS. */

@@ -180,6 +180,7 @@ static void map_region(struct work *work)
 	 * reuses the number. */
 	region->fd = -1;
 	close(fd); /* does not block: it is a memfd, and the mapping keeps the file */
+	dispose_count_less(work->owner, 1);
 }
 
 /* Called on the queue's thread when the region is mapped. If the connection has ended in between,
@@ -308,6 +309,7 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 	/* An untrusted peer can stall the worker by punching holes repeatedly. */
 	region->work.in_doubt = rights_is_stranger(conn->conn.peer.uid);
 	region->work.owner = conn->conn.peer.uid;
+	dispose_count_more(conn->conn.peer.uid, 1);
 	work_start(&region->work, &conn->conn.queue->results);
 	if (passive) {
 		work_finish(&conn->conn.queue->results);

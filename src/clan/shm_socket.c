@@ -23,12 +23,16 @@ enum {
 	MESSAGES_MAX = 64, /* processed per turn */
 };
 
-#define NS_PER_MS UINT64_C(1000000)
-#define RESEND_NS (20 * NS_PER_MS)
-#define REREAD_NS (20 * NS_PER_MS)
+#define NS_PER_MS     UINT64_C(1000000)
+#define RESEND_MIN_NS (NS_PER_MS / 4)
+#define RESEND_MAX_NS (20 * NS_PER_MS)
+#define REREAD_NS     (20 * NS_PER_MS)
 #define IN_FLIGHT_TEXT                                                                             \
 	"the sender's user has more descriptors in flight than its limit on open files "           \
 	"(RLIMIT_NOFILE) allows"
+#define NOT_ACCEPTED_TEXT                                                                          \
+	"the handshake timed out: the peer has not accepted the connection, or a security module " \
+	"forbids sending descriptors to it"
 
 _Static_assert(sizeof(struct shm_hello) + CLAN_HELLO_BYTES_MAX <= SHM_SOCKET_MESSAGE_MAX,
 	"the largest message");
@@ -53,7 +57,8 @@ struct unsent {
 	uint8_t message[];
 };
 
-/* Sends a message. Returns 0, -EAGAIN, -ETOOMANYREFS or another negative errno. */
+/* Sends a message. Returns 0, -EAGAIN, -ETOOMANYREFS, -EPERM (the peer has not accepted the
+ * connection) or another negative errno. */
 static int shm_socket_transmit(const struct shm_conn *conn, const struct iovec *iov,
 	uint32_t iov_count, const int *fds, uint32_t fd_count)
 {
@@ -76,11 +81,13 @@ static int shm_socket_transmit(const struct shm_conn *conn, const struct iovec *
 	return sendmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-/* Queues a message behind those that are queued already. */
+/* Queues a message behind those that are queued already. HELLO has all of the handshake time, other
+ * messages half of it, so that an acceptor that fails can still send REFUSED. */
 static int shm_socket_keep(struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count,
 	const int *fds, uint32_t fd_count)
 {
-	uint64_t patience_ns = conn->conn.options.handshake_timeout_ms * NS_PER_MS / 2;
+	uint64_t patience_ns = conn->conn.options.handshake_timeout_ms * NS_PER_MS /
+			       (conn->conn.state == CLAN_CONNECTING ? 1 : 2);
 	struct unsent *unsent;
 	size_t bytes = 0;
 
@@ -100,7 +107,8 @@ static int shm_socket_keep(struct shm_conn *conn, const struct iovec *iov, uint3
 	}
 	if (list_is_empty(&conn->unsent)) {
 		conn->unsent_until_ns = clock_now_ns() + patience_ns;
-		clan_deadline_set(conn->conn.queue, &conn->resend, RESEND_NS);
+		conn->resend_ns = RESEND_MIN_NS;
+		clan_deadline_set(conn->conn.queue, &conn->resend, conn->resend_ns);
 	}
 	list_init(&unsent->node);
 	list_push_back(&conn->unsent, &unsent->node);
@@ -119,10 +127,20 @@ void shm_unsent_drop(struct shm_conn *conn)
 
 void shm_unsent_give_up(struct shm_conn *conn)
 {
+	bool is_accepted = conn->unsent_status != -EPERM;
+	const char *text = is_accepted ? IN_FLIGHT_TEXT : NOT_ACCEPTED_TEXT;
+	int status = is_accepted ? conn->unsent_status : -ETIMEDOUT;
+
 	if (conn->conn.state == CLAN_OPEN && conn->own_fd >= 0) {
-		shm_send_refused(conn, -ETOOMANYREFS, IN_FLIGHT_TEXT);
+		shm_send_refused(conn, status, text);
 	}
-	shm_conn_end(conn, -ETOOMANYREFS, IN_FLIGHT_TEXT);
+	shm_conn_end(conn, status, text);
+}
+
+/* Returns whether the kernel rejected descriptors that it might take later. */
+static bool is_rejected_for_now(int result)
+{
+	return result == -ETOOMANYREFS || result == -EPERM;
 }
 
 /* Sends the queued messages in order, until one cannot be sent. Gives up at unsent_until_ns. */
@@ -136,16 +154,18 @@ void shm_send_again(struct clan_deadline *deadline)
 		struct iovec iov = { .iov_base = unsent->message, .iov_len = unsent->bytes };
 		int result = shm_socket_transmit(conn, &iov, 1, unsent->fds, unsent->fd_count);
 
-		if (result == -ETOOMANYREFS || result == -EAGAIN) {
+		if (is_rejected_for_now(result) || result == -EAGAIN) {
+			conn->unsent_status = result == -EAGAIN ? conn->unsent_status : result;
 			if (clock_now_ns() < conn->unsent_until_ns) {
-				clan_deadline_set(conn->conn.queue, deadline, RESEND_NS);
+				conn->resend_ns = MIN(2 * conn->resend_ns, RESEND_MAX_NS);
+				clan_deadline_set(conn->conn.queue, deadline, conn->resend_ns);
 			} else {
 				shm_unsent_give_up(conn);
 			}
 			return;
 		}
 		if (result != 0) {
-			shm_conn_end(conn, -ECONNRESET, "the peer has disconnected");
+			shm_conn_end(conn, -ECONNRESET, NULL);
 			return;
 		}
 		list_remove(node);
@@ -181,7 +201,8 @@ static int shm_socket_send_message(struct shm_conn *conn, enum shm_socket_type t
 		return shm_socket_keep(conn, iov, iov_count, fds, fd_count);
 	}
 	result = shm_socket_transmit(conn, iov, iov_count, fds, fd_count);
-	if (result == -ETOOMANYREFS) {
+	if (fd_count > 0 && is_rejected_for_now(result)) {
+		conn->unsent_status = result;
 		return shm_socket_keep(conn, iov, iov_count, fds, fd_count);
 	}
 	return result == -EAGAIN ? -ENOBUFS : result; /* no event reports room in the socket */

@@ -10,11 +10,13 @@ import contextlib
 import json
 import os
 import resource
+import signal
 import socket
 import struct
 import subprocess
 import sys
 import threading
+import time
 import unittest
 
 import lingering_socket
@@ -23,10 +25,13 @@ import support
 
 NO_PASSRIGHTS = os.path.realpath(sys.argv.pop(2)) if sys.argv[2:] and sys.argv[2].endswith(".so") else None
 SO_PASSRIGHTS = 83
-# A user of whom no other test has a process: descriptors in flight count for the user.
-FLOODER = 64990
+# Users of whom no other test has a process: descriptors in flight count for the user.
+FLOODER, BYSTANDER = 64990, 64991
 FLOODS, MESSAGES, FILES = 40, 16, 253
 OPEN_FILES = 2048  # of the server: fewer than the flood
+ROOM = 512  # of one user (DISPOSE_OF_OWNER_MAX); a message may exceed it
+SLOW = 3  # connections whose files take all of it, and the two workers of one user
+EARLY, LATE = 100, 100  # connections before and after there is no more room
 
 
 def give(sock, data, peers, more=(), flags=0):
@@ -43,6 +48,20 @@ def give(sock, data, peers, more=(), flags=0):
     return was_sent
 
 
+def give_when_accepted(sock, files):
+    """Sends files along as soon as the server permits it. Whether it did."""
+    end = time.monotonic() + support.WAIT_SECONDS
+    while time.monotonic() < end:
+        try:
+            socket.send_fds(sock, [b"x"], files)
+            return True
+        except PermissionError:  # SO_PASSRIGHTS: not accepted yet, or rejected and about to be closed
+            time.sleep(0.001)
+        except OSError:
+            return False
+    raise TimeoutError
+
+
 def are_refused():
     """Whether servers refuse files."""
     with socket.socket(socket.AF_UNIX) as probe:
@@ -57,22 +76,68 @@ def program_environment():
     return dict(os.environ, LD_PRELOAD=NO_PASSRIGHTS) if NO_PASSRIGHTS else dict(os.environ)
 
 
-def flood(path):
-    """Another user, who says so when everything was sent, and stays."""
+def become_another_user():
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # so many may be in flight
     os.setgid(FLOODER)
     os.setuid(FLOODER)
+
+
+def connect(path):
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    sock.connect(path)
+    sock.setblocking(False)
+    return sock
+
+
+def flood(path):
+    """Another user, who says so when everything was sent, and stays."""
+    become_another_user()
     peers, senders = [], []
     null = os.open("/dev/null", os.O_RDONLY)
     for _ in range(FLOODS):
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        sock.connect(path)
-        sock.setblocking(False)
+        sock = connect(path)
         senders.append(sock)
+        give_when_accepted(sock, [null])
         for _ in range(MESSAGES):
             give(sock, b"x", peers, (FILES - 1) * [null])
     print("sent", flush=True)
+    sys.stdin.read()
+
+
+def flood_with_connections(path):
+    """Another user, who leaves files in its connections. Says when the server has accepted those and has
+    to stop, and when it has to go on; how many could carry files; how many of later ones; and stays."""
+    become_another_user()
+    peers = []
+    slow = [connect(path) for _ in range(SLOW)]
+    early = [connect(path) for _ in range(EARLY)]
+    with connect(path) as sock:
+        give_when_accepted(sock, [sys.stderr.fileno()])
+    print("stop", flush=True)
+    sys.stdin.readline()
+    for sock in slow:
+        # SO_LINGER is switched off in a socket that is received, but not in one within another.
+        outer, inner = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        give(inner, b"x", peers)
+        inner.close()
+        socket.send_fds(sock, [b"x"], FILES * [outer.fileno()])
+        outer.close()
+    print("go on", flush=True)
+    count, is_taken = 1 + SLOW + EARLY, True
+    while is_taken:
+        with connect(path) as sock:
+            is_taken = give_when_accepted(sock, [sys.stderr.fileno()])
+            count += is_taken
+    for sock in early:
+        with sock:
+            give_when_accepted(sock, [sys.stderr.fileno()])
+    print(count, flush=True)
+    late = 0
+    for _ in range(LATE):
+        with connect(path) as sock:
+            late += give_when_accepted(sock, [sys.stderr.fileno()])
+    print(late, flush=True)
     sys.stdin.read()
 
 
@@ -107,6 +172,52 @@ class Descriptors(support.Case):
             code, errors = server.stop()
             self.assertEqual(code, 0)
             self.assertNotIn("cannot accept connections", errors)
+
+    @unittest.skipIf(os.getuid() != 0, "other users are needed")
+    @unittest.skipUnless(are_refused(), "before Linux 6.16 one user can keep all others out")
+    def test_a_flood_of_connections(self):
+        """A user's connections end with files in them. It gets no more, and others do."""
+        for scheme in ("gmb+unix", "push+unix"):
+            os.chmod(self.folder, 0o755)
+            paths = [self.path("ends-" + scheme), self.path("gmb-" + scheme)]
+            server = self.start(
+                "memory:1M", "--access", "rights=rw", "--listen", f"{scheme}:///?socket={paths[0]}",
+                "--listen", f"gmb+unix:///?socket={paths[1]}", "--threads", "1",
+                "--handshake-timeout", "60s", uri_count=2, env=program_environment(),
+                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE,
+                                                      (OPEN_FILES, OPEN_FILES)))
+            for path in paths:
+                os.chmod(path, 0o777)
+            before = self.files_of(server)
+            with subprocess.Popen(
+                    [sys.executable, __file__, "--flood-with-connections", paths[0]],
+                    stdin=subprocess.PIPE, stdout=subprocess.PIPE) as stranger:
+                try:
+                    self.assertEqual(stranger.stdout.readline(), b"stop\n")
+                    server.process.send_signal(signal.SIGSTOP)
+                    os.waitpid(server.process.pid, os.WUNTRACED)
+                    stranger.stdin.write(b"\n")
+                    stranger.stdin.flush()
+                    self.assertEqual(stranger.stdout.readline(), b"go on\n")
+                    server.process.send_signal(signal.SIGCONT)
+                    count = int(stranger.stdout.readline())
+                    late = int(stranger.stdout.readline())
+                    self.assertEqual(late, 0)
+                    # The files of two messages are being closed, those of a third one wait.
+                    self.wait_for(lambda: self.files_of(server) >= before + FILES + EARLY)
+                    for uri in server.uris if scheme == "gmb+unix" else server.uris[1:]:
+                        for user in (0, BYSTANDER):
+                            status, _, errors = self.run_gmblock(
+                                "info", uri, user=user, group=user, extra_groups=[])
+                            self.assertEqual((status, errors), (0, ""))
+                    self.assertLess(self.files_of(server), before + ROOM + FILES + count)
+                finally:
+                    server.process.send_signal(signal.SIGCONT)
+                    stranger.stdin.close()
+            self.wait_for(lambda: self.files_of(server) < before + 100)
+            code, errors = server.stop()
+            self.assertEqual(code, 0)
+            self.assertNotIn("pausing connections", errors)
 
     def check_nobody_waits(self, path, uri, control, flags):
         """A file that takes an hour to close is sent, and a client of the same reactor is served."""
@@ -205,5 +316,7 @@ class Descriptors(support.Case):
 if __name__ == "__main__":
     if sys.argv[1] == "--flood":
         flood(sys.argv[2])
+    elif sys.argv[1] == "--flood-with-connections":
+        flood_with_connections(sys.argv[2])
     else:
         support.main()

@@ -180,7 +180,9 @@ static void play(struct clan_queue *queue, struct clan_region *region, const cha
 	rewrites = rewriter.random != 0;
 	hostile_open(&hostile, address);
 	hostile_seal(&hostile);
-	hostile_send_hello(&hostile);
+	while (!hostile_send_hello(&hostile)) {
+		victim_turn(queue, &conn, region);
+	}
 	/* WELCOME comes in an unspoilt world; then it begins. */
 	while (conn == NULL) {
 		victim_turn(queue, &conn, region);

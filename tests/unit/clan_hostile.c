@@ -113,12 +113,12 @@ bool hostile_send(struct hostile *hostile, const void *bytes, size_t length, con
 	return sendmsg(hostile->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
 }
 
-void hostile_send_hello(struct hostile *hostile)
+bool hostile_send_hello(struct hostile *hostile)
 {
 	uint8_t bytes[8192] = { 0 };
 
 	memcpy(bytes, &hostile->hello, sizeof(hostile->hello));
-	hostile_send(hostile, bytes, hostile->hello_bytes, hostile->fds, hostile->fd_count);
+	return hostile_send(hostile, bytes, hostile->hello_bytes, hostile->fds, hostile->fd_count);
 }
 
 static ssize_t receive(

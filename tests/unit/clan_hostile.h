@@ -43,9 +43,10 @@ struct hostile {
 int hostile_listen(char address[HOSTILE_ADDRESS_BYTES]);
 /* Connects, and prepares segments and a HELLO without a fault. */
 void hostile_open(struct hostile *hostile, const char *address);
-/* Sends HELLO as it stands; the segments are sealed before if they are to be. */
+/* Sends HELLO as it stands; the segments are sealed before if they are to be. Returns false if the
+ * kernel did not take it, as it does before the victim has accepted the connection. */
 void hostile_seal(struct hostile *hostile);
-void hostile_send_hello(struct hostile *hostile);
+bool hostile_send_hello(struct hostile *hostile);
 /* Takes WELCOME. False: something else came, or the end. */
 bool hostile_welcomed(struct hostile *hostile);
 void hostile_close(struct hostile *hostile);

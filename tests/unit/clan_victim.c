@@ -94,6 +94,12 @@ void victim_close(struct victim *victim)
 	world_close(&victim->world);
 }
 
+void hostile_come(struct victim *victim, struct hostile *hostile)
+{
+	hostile_open(hostile, victim->world.address);
+	world_settle(&victim->world);
+}
+
 void wait_for_end(struct victim *victim, struct hostile *hostile)
 {
 	uint64_t until_ns = clock_now_ns() + WORLD_TIMEOUT_NS;

@@ -23,6 +23,9 @@ void victim_close(struct victim *victim);
 void honest_still_talk(struct victim *victim);
 /* Workers close what a stranger sent: waits for them. */
 void nothing_is_left(struct victim *victim);
+/* Calls hostile_open(), and waits until the victim has accepted the connection: it then permits
+ * descriptors. */
+void hostile_come(struct victim *victim, struct hostile *hostile);
 /* Waits until the victim has ended the hostile connection. */
 void wait_for_end(struct victim *victim, struct hostile *hostile);
 

@@ -6,6 +6,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <poll.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +19,8 @@
 
 #include "base/clock.h"
 #include "base/compiler.h"
+#include "base/rights.h"
+#include "base/work.h"
 #include "clan_victim.h"
 
 /* --- before HELLO ----------------------------------------------------------------------------- */
@@ -239,7 +242,7 @@ static void hello_is_refused(void **state)
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
 		struct hostile hostile;
 
-		hostile_open(&hostile, victim.world.address);
+		hostile_come(&victim, &hostile);
 		cases[i].spoil(&hostile);
 		hostile_seal(&hostile);
 		hostile_send_hello(&hostile);
@@ -265,7 +268,7 @@ static void an_unspoilt_hello_is_welcome(void **state)
 	struct clan_event event;
 
 	victim_open(&victim, *state, NULL);
-	hostile_open(&hostile, victim.world.address);
+	hostile_come(&victim, &hostile);
 	hostile_seal(&hostile);
 	hostile_send_hello(&hostile);
 	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
@@ -286,7 +289,7 @@ static void a_guessed_group_is_not_joined(void **state)
 	struct victim victim;
 
 	victim_open(&victim, *state, NULL);
-	hostile_open(&hostile, victim.world.address);
+	hostile_come(&victim, &hostile);
 	hostile_seal(&hostile);
 	hostile.hello.group = 12345;
 	hostile.fd_count = 1;
@@ -333,7 +336,7 @@ static uint64_t group_of_a_connection(struct victim *victim)
 	struct hostile hostile;
 	struct clan_event event;
 
-	hostile_open(&hostile, victim->world.address);
+	hostile_come(victim, &hostile);
 	hostile_seal(&hostile);
 	hostile_send_hello(&hostile);
 	event = world_event(&victim->world, WORLD_SERVER, CLAN_EVENT_CONNECT);
@@ -370,7 +373,7 @@ static void descriptors_flood_before_hello(void **state)
 	victim_open(&victim, *state, NULL);
 	for (int round = 0; round < 5; round++) {
 		for (int i = 0; i < PEERS; i++) {
-			hostile_open(&hostiles[i], victim.world.address);
+			hostile_come(&victim, &hostiles[i]);
 			all_fds(&hostiles[i]);
 			for (int message = 0; message < 10; message++) {
 				hostiles[i].hello.head.type = SHM_HELLO + (message & 1) * 90;
@@ -416,13 +419,16 @@ static void silent_handshakes_are_limited(void **state)
 /* A peer that always has something does not keep others out. */
 static void a_busy_peer_does_not_keep_others_out(void **state)
 {
-	struct clan_conn *other[WORLD_SIDES] = { NULL };
 	struct clan_message message;
 	struct clan_event event = { 0 };
+	struct hostile other;
 	struct world world;
+	bool has_greeted = false;
 	uint8_t byte;
 
 	world_open(&world, *state, NULL);
+	hostile_open(&other, world.address);
+	hostile_seal(&other);
 	for (int round = 0; event.type != CLAN_EVENT_CONNECT; round++) {
 		assert_true(round < 1000);
 		assert_int_equal(clan_send(world.conns[WORLD_DIALER], CLAN_BULK, 1, "x", 1), 0);
@@ -432,17 +438,63 @@ static void a_busy_peer_does_not_keep_others_out(void **state)
 		}
 		while (clan_recv(world.conns[WORLD_SERVER], CLAN_ANY, &message, &byte, 1) == 0) {
 		}
-		if (other[WORLD_DIALER] == NULL) {
-			assert_int_equal(clan_connect(world.queues[WORLD_DIALER], world.address,
-						 NULL, NULL, 0, &other[WORLD_DIALER], NULL),
-				0);
+		has_greeted = has_greeted || hostile_send_hello(&other);
+	}
+	world_close_conn(&world, WORLD_SERVER, event.conn);
+	hostile_close(&other);
+	world_close(&world);
+}
+
+/* Whether the queue has nothing to do. Deadlines that expire are no work without an end. */
+static bool is_quiet(struct clan_queue *queue)
+{
+	struct pollfd file = { .fd = clan_queue_fd(queue), .events = POLLIN };
+	struct clan_event event;
+
+	for (int i = 0; i < 1000; i++) {
+		assert_int_equal(clan_queue_wait(queue, &event, 1, 0), 0);
+		if (clan_queue_arm(queue) == 0 && poll(&file, 1, 0) == 0) {
+			return true;
 		}
 	}
-	other[WORLD_SERVER] = event.conn;
-	for (int side = 0; side < WORLD_SIDES; side++) {
-		world_close_conn(&world, side, other[side]);
+	return false;
+}
+
+/* Too many descriptors of another user wait to be closed. A listener that cannot refuse further
+ * ones accepts nobody until there is room, and is not busy meanwhile. */
+static void a_listener_waits_for_room(void **state)
+{
+	enum { STRANGER = 1001 };
+	const struct world_kind *kind = *state;
+	char address[HOSTILE_ADDRESS_BYTES];
+	struct hostile hostile;
+	struct victim victim;
+	struct clan_event event;
+	int probe = hostile_listen(address);
+
+	rights_refuse(probe);
+	victim_open(&victim, kind, NULL);
+	dispose_count_more(STRANGER, DISPOSE_ALL_MAX);
+	hostile_come(&victim, &hostile);
+	hostile_seal(&hostile);
+	assert_true(hostile_send_hello(&hostile));
+	if (rights_may_come(probe)) {
+		world_no_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+		assert_true((kind->flags & CLAN_QUEUE_PASSIVE) != 0 ||
+			    is_quiet(victim.world.queues[WORLD_SERVER]));
+	} else {
+		assert_true(world_has_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT));
 	}
-	world_close(&world);
+	dispose_count_less(STRANGER, DISPOSE_ALL_MAX);
+	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+	assert_int_equal(clan_accept(event.conn, NULL, 0), 0);
+	assert_true(hostile_welcomed(&hostile));
+	hostile_close(&hostile);
+	world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_LOST);
+	world_close_conn(&victim.world, WORLD_SERVER, event.conn);
+	nothing_is_left(&victim);
+	victim_close(&victim);
+	close(probe);
 }
 
 /* Only a socket that nobody listens at is replaced. */
@@ -643,6 +695,28 @@ static void descriptors_stay_in_flight(void **state)
 	victim_close(&victim);
 }
 
+/* The peer accepts nothing, so a kernel that can refuse descriptors does not take HELLO. */
+static void hello_is_not_accepted_in_time(void **state)
+{
+	struct clan_conn_options options = { .size = sizeof(options), .handshake_timeout_ms = 100 };
+	char address[HOSTILE_ADDRESS_BYTES];
+	int listener = hostile_listen(address);
+	struct clan_conn *dialer;
+	struct victim victim;
+
+	rights_refuse(listener);
+	victim_open(&victim, *state, NULL);
+	assert_int_equal(clan_connect(victim.world.queues[WORLD_DIALER], address, &options, "hi", 2,
+				 &dialer, NULL),
+		0);
+	assert_int_equal(
+		world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_LOST).status, -ETIMEDOUT);
+	assert_non_null(strstr(clan_conn_reason(dialer), "timed out"));
+	world_close_conn(&victim.world, WORLD_DIALER, dialer);
+	close(listener);
+	victim_close(&victim);
+}
+
 /* It closes its socket without having read HELLO. */
 static void reason_of_a_peer_that_does_not_read(void **state)
 {
@@ -750,11 +824,13 @@ int main(void)
 		CASE(descriptors_flood_before_hello),
 		CASE(silent_handshakes_are_limited),
 		CASE(a_busy_peer_does_not_keep_others_out),
+		CASE(a_listener_waits_for_room),
 		CASE(files_are_not_replaced),
 		CASE(welcome_waits_for_descriptors_in_flight),
 		CASE(hello_waits_for_descriptors_in_flight),
 		CASE(regions_wait_for_descriptors_in_flight),
 		CASE(descriptors_stay_in_flight),
+		CASE(hello_is_not_accepted_in_time),
 		CASE(reason_of_a_peer_that_does_not_read),
 		CASE(either_side_closes_while_welcome_waits),
 		CASE(a_full_backlog_is_enobufs),

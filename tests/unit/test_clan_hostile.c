@@ -26,7 +26,7 @@ static struct clan_conn *connect_hostile(struct victim *victim, struct hostile *
 {
 	struct clan_event event;
 
-	hostile_open(hostile, victim->world.address);
+	hostile_come(victim, hostile);
 	hostile_seal(hostile);
 	hostile_send_hello(hostile);
 	event = world_event(&victim->world, WORLD_SERVER, CLAN_EVENT_CONNECT);
@@ -461,15 +461,20 @@ static void run_blocked(struct work *work)
 	}
 }
 
+static void block(struct blocked *blocked, bool in_doubt)
+{
+	blocked->work =
+		(struct work){ .run = run_blocked, .in_doubt = in_doubt, .owner = geteuid() };
+	list_init(&blocked->work.node);
+	sem_init(&blocked->may_end, 0, 0);
+	work_start(&blocked->work, NULL);
+}
+
 /* Of the user nothing more is closed, and there is no room for more. */
 static void fill_up(struct blocked blocked[WORKERS_OF_OWNER_MAX])
 {
 	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
-		blocked[i].work =
-			(struct work){ .run = run_blocked, .in_doubt = true, .owner = geteuid() };
-		list_init(&blocked[i].work.node);
-		sem_init(&blocked[i].may_end, 0, 0);
-		work_start(&blocked[i].work, NULL);
+		block(&blocked[i], true);
 	}
 	while (dispose_has_room(geteuid())) {
 		dispose_fd(open("/dev/null", O_RDONLY | O_CLOEXEC), geteuid(), false);
@@ -510,6 +515,46 @@ static void messages_without_descriptors_go_on(void **state)
 		world_close_conn(&victim.world, WORLD_SERVER, conns[i]);
 		hostile_close(&hostiles[i]);
 	}
+	nothing_is_left(&victim);
+	victim_close(&victim);
+}
+
+/* A region that waits to be mapped is a descriptor that waits to be closed. */
+static void regions_that_wait_take_room(void **state)
+{
+	const struct world_kind *kind = *state;
+	struct shm_region region = { .rights = 1, .generation = 1, .bytes = 4096 };
+	static struct blocked blocked[WORKERS_MAX];
+	struct shm_region_answer answer;
+	struct hostile hostile;
+	struct victim victim;
+	struct clan_conn *conn;
+
+	if ((kind->flags & CLAN_QUEUE_PASSIVE) != 0) {
+		skip(); /* it has no workers */
+	}
+	victim_open(&victim, kind, NULL);
+	conn = connect_hostile(&victim, &hostile);
+	for (int i = 0; i < WORKERS_MAX; i++) {
+		block(&blocked[i], false);
+	}
+	for (int i = 1; i < DISPOSE_OF_OWNER_MAX; i++) {
+		dispose_fd(open("/dev/null", O_RDONLY | O_CLOEXEC), geteuid(), false);
+	}
+	assert_true(dispose_has_room(geteuid()));
+	region_message(&hostile, &region, sealed_memfd(4096));
+	world_settle(&victim.world);
+	assert_false(dispose_has_room(geteuid()));
+	for (int i = 0; i < WORKERS_MAX; i++) {
+		sem_post(&blocked[i].may_end);
+	}
+	while (hostile_receive(&hostile, &answer, sizeof(answer)) < 0) {
+		world_settle(&victim.world);
+	}
+	assert_int_equal(answer.error, 0);
+	world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_REGION);
+	world_close_conn(&victim.world, WORLD_SERVER, conn);
+	hostile_close(&hostile);
 	nothing_is_left(&victim);
 	victim_close(&victim);
 }
@@ -808,8 +853,7 @@ static void a_group_ends_with_one_that_has_ended(void **state)
 
 	victim_open(&victim, *state, NULL);
 	conn = connect_hostile(&victim, &hostile);
-	hostile_open(&second, victim.world.address);
-	world_settle(&victim.world);
+	hostile_come(&victim, &second);
 	second.hello.group = hostile.victim_group_id;
 	second.fds[0] = fd;
 	second.fd_count = 1;
@@ -874,6 +918,7 @@ int main(void)
 		CASE(an_unsealed_region_is_refused),
 		CASE(descriptors_that_do_not_close_delay_nobody),
 		CASE(messages_without_descriptors_go_on),
+		CASE(regions_that_wait_take_room),
 		CASE(a_region_for_reading_has_no_holes),
 		CASE(peers_cannot_seal_a_region),
 		CASE(nothing_is_ever_taken),

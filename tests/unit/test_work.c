@@ -17,10 +17,12 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "base/rights.h"
 #include "base/work.h"
 
 enum { ALICE = 1001, BOB, CAROL, DAVE /* and those behind */ };
@@ -106,20 +108,31 @@ static int open_null(void)
 	return fd;
 }
 
+/* Passes descriptors, and ends of connections, until the user may not have more. Returns how many.
+ */
+static uint32_t fill_room(uid_t user)
+{
+	uint32_t count = 0;
+
+	for (; dispose_has_room(user); count++) {
+		if (count % 2 == 0) {
+			dispose_fd(open_null(), user, false);
+		} else {
+			dispose_end(open_null(), user);
+		}
+	}
+	return count;
+}
+
 static void what_waits_to_be_closed_is_bounded(void **state)
 {
 	struct blocked blocked[WORKERS_OF_OWNER_MAX];
-	int count = 0;
 
 	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
 		block(&blocked[i], ALICE);
 		wait_for(&blocked[i].begun);
 	}
-	while (dispose_has_room(ALICE)) {
-		dispose_fd(open_null(), ALICE, false);
-		count++;
-	}
-	assert_int_equal(count, DISPOSE_OF_OWNER_MAX);
+	assert_int_equal(fill_room(ALICE), DISPOSE_OF_OWNER_MAX);
 	assert_true(dispose_has_room(BOB));
 	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
 		unblock(&blocked[i]);
@@ -153,33 +166,61 @@ static void crowd_end(struct crowd *crowd)
 static void who_comes_last_has_room(void **state)
 {
 	enum { USERS = 2 * DISPOSE_ALL_MAX / DISPOSE_OF_OWNER_MAX };
-	uint32_t most = 0;
-	uint32_t count;
 	struct crowd crowd;
+	uid_t user = DAVE;
 
 	crowd_begin(&crowd);
-	for (uid_t user = DAVE; user < DAVE + USERS; user++) {
-		for (count = 0; dispose_has_room(user); count++) {
-			dispose_fd(open_null(), user, false);
-		}
-		most = MAX(most, count);
+	assert_int_equal(fill_room(user++), DISPOSE_OF_OWNER_MAX);
+	for (; user < DAVE + USERS; user++) {
+		assert_true(fill_room(user) <= DISPOSE_OF_OWNER_MAX);
 	}
-	assert_int_equal(most, DISPOSE_OF_OWNER_MAX);
-	for (count = 0; dispose_has_room(BOB); count++) {
-		dispose_fd(open_null(), BOB, false);
-	}
-	assert_true(count > 0);
+	assert_true(fill_room(BOB) > 0);
 	while (dispose_has_room(CAROL)) {
-		dispose_fd(open_null(), DAVE, false);
+		assert_true(fill_room(user++) > 0);
 	}
 	/* Which is no matter of those who are no strangers. */
 	assert_true(dispose_has_room(geteuid()));
 	assert_true(dispose_has_room(0));
-	assert_true(dispose_ends_have_room());
 	crowd_end(&crowd);
 	while (!dispose_has_room(DAVE)) {
 		sched_yield();
 	}
+}
+
+static int open_listener(void)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+
+	assert_true(fd >= 0);
+	assert_int_equal(bind(fd, (struct sockaddr *)&address, sizeof(sa_family_t)), 0);
+	assert_int_equal(listen(fd, 2), 0);
+	return fd;
+}
+
+/* Connections that end have no limit, and one user's keep nobody else out, unless descriptors
+ * cannot be refused. */
+static void one_user_leaves_room_to_others(void **state)
+{
+	int listener = open_listener();
+	struct crowd crowd;
+
+	crowd_begin(&crowd);
+	assert_true(dispose_may_accept(listener));
+	for (int i = 0; i < DISPOSE_ALL_MAX + 100; i++) {
+		dispose_end(open_null(), ALICE);
+	}
+	assert_false(dispose_has_room(ALICE));
+	assert_int_equal(fill_room(BOB), DISPOSE_OF_OWNER_MAX);
+	assert_true(dispose_has_room(CAROL));
+	assert_false(dispose_may_accept(listener));
+	rights_refuse(listener);
+	assert_int_equal(dispose_may_accept(listener), !rights_may_come(listener));
+	crowd_end(&crowd);
+	while (!dispose_has_room(ALICE) || !dispose_may_accept(listener)) {
+		sched_yield();
+	}
+	close(listener);
 }
 
 static bool is_open(int fd)
@@ -249,7 +290,7 @@ static void sockets_that_linger_are_closed(void **state)
 	}
 }
 
-static void pass(int socket, int fd, const char *text, int flags)
+static bool try_to_pass(int socket, int fd, const char *text, int flags)
 {
 	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(sizeof(int))] = { 0 };
 	struct iovec iov = { .iov_base = (void *)(uintptr_t)text, .iov_len = strlen(text) };
@@ -265,7 +306,12 @@ static void pass(int socket, int fd, const char *text, int flags)
 	part->cmsg_type = SCM_RIGHTS;
 	part->cmsg_len = CMSG_LEN(sizeof(int));
 	memcpy(CMSG_DATA(part), &fd, sizeof(int));
-	assert_int_equal(sendmsg(socket, &message, flags), (int)iov.iov_len);
+	return sendmsg(socket, &message, flags) == (ssize_t)iov.iov_len;
+}
+
+static void pass(int socket, int fd, const char *text, int flags)
+{
+	assert_true(try_to_pass(socket, fd, text, flags));
 }
 
 static void what_was_not_received_is_closed(int type, int flags)
@@ -299,8 +345,49 @@ static void what_a_socket_holds_is_closed(void **state)
 	what_was_not_received_is_closed(SOCK_STREAM, MSG_OOB);
 }
 
+static void connect_to(int listener, int ends[2])
+{
+	struct sockaddr_un address;
+	socklen_t length = sizeof(address);
+
+	ends[0] = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &length), 0);
+	assert_int_equal(connect(ends[0], (struct sockaddr *)&address, length), 0);
+	ends[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
+	assert_true(ends[1] >= 0);
+}
+
+/* A connection that was not permitted to carry descriptors is closed at once, whatever was sent. */
+static void refused_connections_do_not_wait(void **state)
+{
+	int listener = open_listener();
+	struct crowd crowd;
+	bool can_refuse;
+
+	rights_refuse(listener);
+	can_refuse = !rights_may_come(listener);
+	crowd_begin(&crowd);
+	for (int permitted = 0; permitted < 2; permitted++) {
+		int ends[2];
+
+		connect_to(listener, ends);
+		if (permitted) {
+			rights_permit(ends[1]);
+		}
+		assert_int_equal(
+			try_to_pass(ends[0], STDERR_FILENO, "a file", 0), permitted || !can_refuse);
+		while (send(ends[0], "a text", 6, MSG_DONTWAIT) == 6) {
+		}
+		dispose_socket(ends[1], ALICE, false);
+		assert_int_equal(is_open(ends[1]), permitted || !can_refuse);
+		close(ends[0]);
+	}
+	crowd_end(&crowd);
+	close(listener);
+}
+
 /* An end that holds no descriptors is closed at once, whatever messages it holds; others wait. */
-static void ends_do_not_count(void **state)
+static void ends_without_descriptors_do_not_wait(void **state)
 {
 	enum { HOLDS_NOTHING, HOLDS_TEXT, HOLDS_FILES, KINDS };
 	int ends[KINDS][2];
@@ -320,14 +407,9 @@ static void ends_do_not_count(void **state)
 		dispose_socket(ends[kind][1], ALICE, false);
 		assert_int_equal(is_open(ends[kind][1]), kind == HOLDS_FILES);
 	}
-	assert_true(dispose_ends_have_room());
-	for (int i = 1; i < DISPOSE_ENDS_MAX; i++) {
-		dispose_end(open_null(), ALICE);
-	}
-	assert_false(dispose_ends_have_room());
-	assert_true(dispose_has_room(ALICE));
+	assert_int_equal(fill_room(ALICE), DISPOSE_OF_OWNER_MAX - 1);
 	crowd_end(&crowd);
-	while (is_open(ends[HOLDS_FILES][1]) || !dispose_ends_have_room()) {
+	while (is_open(ends[HOLDS_FILES][1]) || !dispose_has_room(ALICE)) {
 		sched_yield();
 	}
 	for (int kind = 0; kind < KINDS; kind++) {
@@ -342,7 +424,9 @@ int main(void)
 		cmocka_unit_test(what_waits_to_be_closed_is_bounded),
 		cmocka_unit_test(who_comes_last_has_room),
 		cmocka_unit_test(memory_is_closed_beside_doubt),
-		cmocka_unit_test(ends_do_not_count),
+		cmocka_unit_test(one_user_leaves_room_to_others),
+		cmocka_unit_test(ends_without_descriptors_do_not_wait),
+		cmocka_unit_test(refused_connections_do_not_wait),
 		cmocka_unit_test(sockets_that_linger_are_closed),
 		cmocka_unit_test(what_a_socket_holds_is_closed),
 	};

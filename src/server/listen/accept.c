@@ -27,7 +27,6 @@ struct door {
 	struct tls_policy *tls;
 	int fd;		   /* descriptor, owned by the listener */
 	uint32_t listener; /* index of the listener */
-	bool takes_files;  /* Unix socket: clients can send descriptors over its connections */
 	struct ring_file file;
 	struct ring_op op;
 };
@@ -84,14 +83,13 @@ void acceptor_destroy(struct acceptor *acceptor)
 
 static void pause_done(struct ring_op *op, int result);
 
-/* Accepts at a listening socket, or pauses the socket while all workers that close descriptors
- * (base/work.h) are busy. Closing a connection over which a client sent descriptors occupies such a
- * worker, even if the connection was refused. */
+/* Accepts at a listening socket, or pauses it while too many descriptors wait to be closed and it
+ * cannot refuse further ones (base/work.h). */
 static void open_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
 
-	if (!door->takes_files || dispose_ends_have_room()) {
+	if (dispose_may_accept(door->fd)) {
 		ring_accept(acceptor->ring, &door->op, door->file, listen_accept_done);
 		return;
 	}
@@ -429,11 +427,8 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 		struct door *door = &acceptor->doors[i];
 
 		door->file = ring_file_add(ring, door->fd);
-		/* Clients of the other kinds may send descriptors, to share their memory. */
-		if (!door->kind->keeps_messages) {
-			rights_refuse(door->fd);
-		}
-		door->takes_files = rights_may_come(door->fd);
+		/* Sessions that share memory permit descriptors later, see shm_adopt(). */
+		rights_refuse(door->fd);
 		acceptor->active_count++;
 		open_door(door);
 	}
