@@ -143,6 +143,12 @@ class Module(support.Case):
         self.assertLess(counts[1] - counts[0], BYTES // 4096 // 2)
         self.assertEqual(server.stop()[0], 0)
 
+    def test_an_unknown_host_is_the_same_error_over_all_protocols(self):
+        for scheme in ("nbd", "gmb"):
+            with self.subTest(scheme), self.assertRaises(gmblock.Error) as caught:
+                gmblock.open(scheme + "://no-such-host.invalid")
+            self.assertEqual(caught.exception.errno, errno.EHOSTUNREACH, caught.exception)
+
     def test_errors_are_those_of_the_library(self):
         with self.assertRaises(gmblock.Error) as caught:
             gmblock.open(self.uri.replace("///", "///none"))
