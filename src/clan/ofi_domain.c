@@ -117,7 +117,8 @@ int ofi_look_up(const struct net_place *place, bool listen, void **found_out, st
 		return error_set(error,
 			result != -ENODATA ? result
 			: by_device	   ? -ENODEV
-					   : -EADDRNOTAVAIL,
+			: listen	   ? -EADDRNOTAVAIL
+					   : -EHOSTUNREACH,
 			"libfabric cannot use the provider %s: %s", place->provider,
 			by_device ? "no RDMA device of this machine reaches the host, or "
 				    "libfabric has no provider verbs"

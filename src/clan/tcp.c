@@ -62,7 +62,10 @@ static int tcp_look_up(
 	int result = getaddrinfo(place->host, place->port, &hints, &list);
 
 	if (result != 0) {
-		return error_set(error, result == EAI_MEMORY ? -ENOMEM : -EADDRNOTAVAIL,
+		return error_set(error,
+			result == EAI_MEMORY ? -ENOMEM
+			: listen	     ? -EADDRNOTAVAIL
+					     : -EHOSTUNREACH,
 			"the host is unknown: %s",
 			result == EAI_SYSTEM ? strerror(errno) : gai_strerror(result));
 	}
@@ -188,7 +191,7 @@ static int tcp_dial(struct net_conn *base, void *found)
 	if (tcp_conn_start(conn) != 0) {
 		return -ENOMEM;
 	}
-	conn->error = dial_next(conn, -EADDRNOTAVAIL);
+	conn->error = dial_next(conn, -EHOSTUNREACH);
 	if (conn->error != 0) {
 		tcp_ready(conn);
 	}

@@ -17,7 +17,7 @@ static const char name[] = "export";
 
 static const char help[] =
 	"Usage: gmblock export add NAME PATH [KEY[=VALUE]]... [--server SERVER]\n"
-	"       gmblock export set NAME KEY=VALUE... [--server SERVER]\n"
+	"       gmblock export set NAME KEY=VALUE... [--now|--deadline TIME] [--server SERVER]\n"
 	"       gmblock export remove NAME [--now|--deadline TIME] [--server SERVER]\n"
 	"       gmblock export list [--json] [--server SERVER]\n"
 	"Changes the exports of a running server on this machine until the server restarts.\n"
@@ -230,6 +230,9 @@ int cmd_export(int argc, char **argv)
 		return cli_usage_error(
 			name, lists ? "list takes no NAME; select a server with --server"
 				    : "--json is for list only");
+	}
+	if ((arguments.now || arguments.has_deadline) && (lists || strcmp(action, "add") == 0)) {
+		return cli_usage_error(name, "--now and --deadline are for set and remove only");
 	}
 	if (arguments.now && arguments.has_deadline) {
 		return cli_usage_error(name, "give either --now or a --deadline");

@@ -32,7 +32,7 @@ struct list_arguments {
 
 static const char usage_text[] =
 	"Usage: gmblock list [--long | --uri | --json] [--timeout TIME] URI\n"
-	"       gmblock list --local [--json]\n"
+	"       gmblock list --local [--json] [--timeout TIME]\n"
 	"\n"
 	"Lists the exports of an NBD server, one name per line; \"\" is the default export.\n"
 	"With --local, lists the gmblock servers on this machine with their URIs: those of the\n"
@@ -81,7 +81,8 @@ static int cli_list_arguments_parse(int argc, char **argv, struct list_arguments
 	}
 	if (arguments->local &&
 		(arguments->uri != NULL || arguments->as_table || arguments->as_uris)) {
-		return cli_usage_error("list", "--local can be combined only with --json");
+		return cli_usage_error(
+			"list", "--local can be combined only with --json and --timeout");
 	}
 	if (arguments->uri == NULL && !arguments->local) {
 		return cli_usage_error("list",
@@ -245,7 +246,7 @@ static int show_nbd(const struct list_arguments *arguments, const struct export_
 static int list_servers(const struct list_arguments *arguments)
 {
 	struct error error;
-	json_t *servers = servers_list(&error);
+	json_t *servers = servers_list(arguments->timeout_ns, &error);
 	int err = servers == NULL ? error.code : 0;
 
 	if (err == 0 && arguments->as_json) {

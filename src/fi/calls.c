@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The data transfer calls: fi_msg(3) and fi_rma(3).
+ * The data transfer calls: fi_msg(3) and fi_rma(3). The others fail with FI_ENOSYS.
  */
+#include "fi/absent.h"
 #include "fi/provider.h"
 
 #include <string.h>
@@ -440,4 +441,48 @@ struct fi_ops_rma prov_rma_ops = {
 	.inject = rma_inject,
 	.writedata = rma_writedata,
 	.injectdata = rma_inject_writedata,
+};
+
+struct fi_ops_tagged prov_tagged_ops = {
+	.size = sizeof(struct fi_ops_tagged),
+	.recv = absent_tagged_recv,
+	.recvv = absent_tagged_recvv,
+	.recvmsg = absent_tagged_recvmsg,
+	.send = absent_tagged_send,
+	.sendv = absent_tagged_sendv,
+	.sendmsg = absent_tagged_sendmsg,
+	.inject = absent_tagged_inject,
+	.senddata = absent_tagged_senddata,
+	.injectdata = absent_tagged_injectdata,
+};
+
+struct fi_ops_atomic prov_atomic_ops = {
+	.size = sizeof(struct fi_ops_atomic),
+	.write = absent_atomic_write,
+	.writev = absent_atomic_writev,
+	.writemsg = absent_atomic_writemsg,
+	.inject = absent_atomic_inject,
+	.readwrite = absent_atomic_readwrite,
+	.readwritev = absent_atomic_readwritev,
+	.readwritemsg = absent_atomic_readwritemsg,
+	.compwrite = absent_atomic_compwrite,
+	.compwritev = absent_atomic_compwritev,
+	.compwritemsg = absent_atomic_compwritemsg,
+	.writevalid = absent_atomic_writevalid,
+	.readwritevalid = absent_atomic_readwritevalid,
+	.compwritevalid = absent_atomic_compwritevalid,
+};
+
+struct fi_ops_collective prov_collective_ops = {
+	.size = sizeof(struct fi_ops_collective),
+	.barrier = absent_collective_barrier,
+	.broadcast = absent_collective_broadcast,
+	.alltoall = absent_collective_alltoall,
+	.allreduce = absent_collective_allreduce,
+	.allgather = absent_collective_allgather,
+	.reduce_scatter = absent_collective_reduce_scatter,
+	.reduce = absent_collective_reduce,
+	.scatter = absent_collective_scatter,
+	.gather = absent_collective_gather,
+	.msg = absent_collective_msg,
 };

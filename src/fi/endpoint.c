@@ -4,6 +4,7 @@
  * socket clan-fi/P. Each side accepts only peers of its own user and of root. Any user can bind
  * such a name, so the connector checks the user of the process that listens.
  */
+#include "fi/absent.h"
 #include "fi/provider.h"
 
 #include <stdio.h>
@@ -135,50 +136,15 @@ static int any_setopt(fid_t fid, int level, int name, const void *value, size_t 
 	return -FI_ENOPROTOOPT;
 }
 
-static ssize_t no_cancel(fid_t fid, void *context)
-{
-	GMB_UNUSED(fid);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
-
-static int no_tx_ctx(
-	struct fid_ep *ep, int index, struct fi_tx_attr *attr, struct fid_ep **out, void *context)
-{
-	GMB_UNUSED(ep);
-	GMB_UNUSED(index);
-	GMB_UNUSED(attr);
-	GMB_UNUSED(out);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
-
-static int no_rx_ctx(
-	struct fid_ep *ep, int index, struct fi_rx_attr *attr, struct fid_ep **out, void *context)
-{
-	GMB_UNUSED(ep);
-	GMB_UNUSED(index);
-	GMB_UNUSED(attr);
-	GMB_UNUSED(out);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
-
-static ssize_t no_size_left(struct fid_ep *ep)
-{
-	GMB_UNUSED(ep);
-	return -FI_ENOSYS;
-}
-
 static struct fi_ops_ep ep_ops = {
 	.size = sizeof(struct fi_ops_ep),
-	.cancel = no_cancel,
+	.cancel = absent_cancel,
 	.getopt = any_getopt,
 	.setopt = any_setopt,
-	.tx_ctx = no_tx_ctx,
-	.rx_ctx = no_rx_ctx,
-	.rx_size_left = no_size_left,
-	.tx_size_left = no_size_left,
+	.tx_ctx = absent_tx_ctx,
+	.rx_ctx = absent_rx_ctx,
+	.rx_size_left = absent_size_left,
+	.tx_size_left = absent_size_left,
 };
 
 /* --- connection requests ---------------------------------------------------------------------- */
@@ -392,82 +358,24 @@ static int pep_bind(struct fid *fid, struct fid *other, uint64_t flags)
 	return 0;
 }
 
-static int no_connect(struct fid_ep *ep, const void *address, const void *param, size_t bytes)
-{
-	GMB_UNUSED(ep);
-	GMB_UNUSED(address);
-	GMB_UNUSED(param);
-	GMB_UNUSED(bytes);
-	return -FI_ENOSYS;
-}
-
-static int no_accept(struct fid_ep *ep, const void *param, size_t bytes)
-{
-	GMB_UNUSED(ep);
-	GMB_UNUSED(param);
-	GMB_UNUSED(bytes);
-	return -FI_ENOSYS;
-}
-
-static int no_getpeer(struct fid_ep *ep, void *address, size_t *bytes)
-{
-	GMB_UNUSED(ep);
-	GMB_UNUSED(address);
-	GMB_UNUSED(bytes);
-	return -FI_ENOSYS;
-}
-
-static int no_shutdown(struct fid_ep *ep, uint64_t flags)
-{
-	GMB_UNUSED(ep);
-	GMB_UNUSED(flags);
-	return -FI_ENOSYS;
-}
-
-static int no_listen(struct fid_pep *pep)
-{
-	GMB_UNUSED(pep);
-	return -FI_ENOSYS;
-}
-
-static int no_reject(struct fid_pep *pep, fid_t handle, const void *param, size_t bytes)
-{
-	GMB_UNUSED(pep);
-	GMB_UNUSED(handle);
-	GMB_UNUSED(param);
-	GMB_UNUSED(bytes);
-	return -FI_ENOSYS;
-}
-
-static int no_join(
-	struct fid_ep *ep, const void *address, uint64_t flags, struct fid_mc **out, void *context)
-{
-	GMB_UNUSED(ep);
-	GMB_UNUSED(address);
-	GMB_UNUSED(flags);
-	GMB_UNUSED(out);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
-
 static struct fi_ops pep_fid_ops = {
 	.size = sizeof(struct fi_ops),
 	.close = pep_close,
 	.bind = pep_bind,
-	.control = prov_no_control,
+	.control = absent_control,
+	.ops_open = absent_ops_open,
 };
 
 static struct fi_ops_cm pep_cm_ops = {
 	.size = sizeof(struct fi_ops_cm),
 	.setname = pep_setname,
 	.getname = pep_getname,
-	.getpeer = no_getpeer,
-	.connect = no_connect,
+	.getpeer = absent_getpeer,
+	.connect = absent_connect,
 	.listen = pep_listen,
-	.accept = no_accept,
+	.accept = absent_accept,
 	.reject = pep_reject,
-	.shutdown = no_shutdown,
-	.join = no_join,
+	.shutdown = absent_shutdown,
 };
 
 int prov_pep_open(
@@ -805,11 +713,10 @@ static struct fi_ops_cm ep_cm_ops = {
 	.getname = ep_getname,
 	.getpeer = ep_getpeer,
 	.connect = ep_connect,
-	.listen = no_listen,
+	.listen = absent_listen,
 	.accept = ep_accept,
-	.reject = no_reject,
+	.reject = absent_reject,
 	.shutdown = ep_shutdown,
-	.join = no_join,
 };
 
 static int bind_cq(struct prov_ep *ep, struct prov_cq *cq, uint64_t flags)
@@ -909,6 +816,7 @@ static struct fi_ops ep_fid_ops = {
 	.close = ep_close,
 	.bind = ep_bind,
 	.control = ep_control,
+	.ops_open = absent_ops_open,
 };
 
 /* Moves the connection of a request to the endpoint that accepts it, and frees the request. */
@@ -979,6 +887,9 @@ int prov_ep_open(
 	ep->ep.cm = &ep_cm_ops;
 	ep->ep.msg = &prov_msg_ops;
 	ep->ep.rma = &prov_rma_ops;
+	ep->ep.tagged = &prov_tagged_ops;
+	ep->ep.atomic = &prov_atomic_ops;
+	ep->ep.collective = &prov_collective_ops;
 	result = prov_stream_init(ep,
 		size_or_default(info->tx_attr == NULL ? 0 : info->tx_attr->size),
 		size_or_default(info->rx_attr == NULL ? 0 : info->rx_attr->size));

@@ -6,6 +6,7 @@
  * that queued an entry for its object while making progress (the eventfd in the set). The eventfd
  * is written at most once until it is read, under the fabric's lock.
  */
+#include "fi/absent.h"
 #include "fi/provider.h"
 
 #include <errno.h>
@@ -409,8 +410,9 @@ static int eq_control(struct fid *fid, int command, void *arg)
 static struct fi_ops eq_fid_ops = {
 	.size = sizeof(struct fi_ops),
 	.close = eq_close,
-	.bind = prov_no_bind,
+	.bind = absent_bind,
 	.control = eq_control,
+	.ops_open = absent_ops_open,
 };
 
 static struct fi_ops_eq eq_ops = {
@@ -701,8 +703,9 @@ static int cq_control(struct fid *fid, int command, void *arg)
 static struct fi_ops cq_fid_ops = {
 	.size = sizeof(struct fi_ops),
 	.close = cq_close,
-	.bind = prov_no_bind,
+	.bind = absent_bind,
 	.control = cq_control,
+	.ops_open = absent_ops_open,
 };
 
 static struct fi_ops_cq cq_ops = {

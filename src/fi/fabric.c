@@ -2,6 +2,7 @@
 /*
  * The provider's entry point for libfabric, fabrics, and their progress.
  */
+#include "fi/absent.h"
 #include "fi/provider.h"
 
 #include <stdlib.h>
@@ -156,35 +157,12 @@ static int fabric_close(struct fid *fid)
 	return 0;
 }
 
-int prov_no_bind(struct fid *fid, struct fid *other, uint64_t flags)
-{
-	GMB_UNUSED(fid);
-	GMB_UNUSED(other);
-	GMB_UNUSED(flags);
-	return -FI_ENOSYS;
-}
-
-int prov_no_control(struct fid *fid, int command, void *arg)
-{
-	GMB_UNUSED(fid);
-	GMB_UNUSED(command);
-	GMB_UNUSED(arg);
-	return -FI_ENOSYS;
-}
-
-static int no_wait_open(struct fid_fabric *fabric, struct fi_wait_attr *attr, struct fid_wait **out)
-{
-	GMB_UNUSED(fabric);
-	GMB_UNUSED(attr);
-	GMB_UNUSED(out);
-	return -FI_ENOSYS;
-}
-
 static struct fi_ops fabric_fid_ops = {
 	.size = sizeof(struct fi_ops),
 	.close = fabric_close,
-	.bind = prov_no_bind,
-	.control = prov_no_control,
+	.bind = absent_bind,
+	.control = absent_control,
+	.ops_open = absent_ops_open,
 };
 
 static struct fi_ops_fabric fabric_ops = {
@@ -192,7 +170,7 @@ static struct fi_ops_fabric fabric_ops = {
 	.domain = prov_domain_open,
 	.passive_ep = prov_pep_open,
 	.eq_open = prov_eq_open,
-	.wait_open = no_wait_open,
+	.wait_open = absent_wait_open,
 	.trywait = prov_trywait,
 };
 

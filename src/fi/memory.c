@@ -3,6 +3,7 @@
  * Domains, and memory regions (fi_mr(3)). A region is ordinary memory. Peers access it only by
  * records that this side executes, so closing a region ends all access immediately.
  */
+#include "fi/absent.h"
 #include "fi/provider.h"
 
 #include <stdlib.h>
@@ -127,8 +128,9 @@ static int mr_close(struct fid *fid)
 static struct fi_ops mr_fid_ops = {
 	.size = sizeof(struct fi_ops),
 	.close = mr_close,
-	.bind = prov_no_bind,
-	.control = prov_no_control,
+	.bind = absent_bind,
+	.control = absent_control,
+	.ops_open = absent_ops_open,
 };
 
 /* Registers a region. Its key is chosen here (FI_MR_PROV_KEY), so requested_key is ignored. Memory
@@ -220,92 +222,13 @@ static int domain_close(struct fid *fid)
 	return 0;
 }
 
-/* Named sets of operations, such as flow control, are not supported. */
-static int domain_ops_open(
-	struct fid *fid, const char *name, uint64_t flags, void **ops, void *context)
-{
-	GMB_UNUSED(fid);
-	GMB_UNUSED(name);
-	GMB_UNUSED(flags);
-	GMB_UNUSED(ops);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
-
-static int domain_ops_set(
-	struct fid *fid, const char *name, uint64_t flags, void *ops, void *context)
-{
-	return domain_ops_open(fid, name, flags, &ops, context);
-}
-
 static struct fi_ops domain_fid_ops = {
 	.size = sizeof(struct fi_ops),
 	.close = domain_close,
-	.bind = prov_no_bind,
-	.control = prov_no_control,
-	.ops_open = domain_ops_open,
-	.ops_set = domain_ops_set,
+	.bind = absent_bind,
+	.control = absent_control,
+	.ops_open = absent_ops_open,
 };
-
-/* Entries of the table for unsupported calls. */
-
-static int no_av(
-	struct fid_domain *domain, struct fi_av_attr *attr, struct fid_av **out, void *context)
-{
-	GMB_UNUSED(domain);
-	GMB_UNUSED(attr);
-	GMB_UNUSED(out);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
-
-static int no_scalable_ep(
-	struct fid_domain *domain, struct fi_info *info, struct fid_ep **out, void *context)
-{
-	GMB_UNUSED(domain);
-	GMB_UNUSED(info);
-	GMB_UNUSED(out);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
-
-static int no_counter(
-	struct fid_domain *domain, struct fi_cntr_attr *attr, struct fid_cntr **out, void *context)
-{
-	GMB_UNUSED(domain);
-	GMB_UNUSED(attr);
-	GMB_UNUSED(out);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
-
-static int no_poll(struct fid_domain *domain, struct fi_poll_attr *attr, struct fid_poll **out)
-{
-	GMB_UNUSED(domain);
-	GMB_UNUSED(attr);
-	GMB_UNUSED(out);
-	return -FI_ENOSYS;
-}
-
-static int no_stx(
-	struct fid_domain *domain, struct fi_tx_attr *attr, struct fid_stx **out, void *context)
-{
-	GMB_UNUSED(domain);
-	GMB_UNUSED(attr);
-	GMB_UNUSED(out);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
-
-static int no_srx(
-	struct fid_domain *domain, struct fi_rx_attr *attr, struct fid_ep **out, void *context)
-{
-	GMB_UNUSED(domain);
-	GMB_UNUSED(attr);
-	GMB_UNUSED(out);
-	GMB_UNUSED(context);
-	return -FI_ENOSYS;
-}
 
 static int no_atomic(struct fid_domain *domain, enum fi_datatype type, enum fi_op op,
 	struct fi_atomic_attr *attr, uint64_t flags)
@@ -320,14 +243,14 @@ static int no_atomic(struct fid_domain *domain, enum fi_datatype type, enum fi_o
 
 static struct fi_ops_domain domain_ops = {
 	.size = sizeof(struct fi_ops_domain),
-	.av_open = no_av,
+	.av_open = absent_av_open,
 	.cq_open = prov_cq_open,
 	.endpoint = prov_ep_open,
-	.scalable_ep = no_scalable_ep,
-	.cntr_open = no_counter,
-	.poll_open = no_poll,
-	.stx_ctx = no_stx,
-	.srx_ctx = no_srx,
+	.scalable_ep = absent_scalable_ep,
+	.cntr_open = absent_cntr_open,
+	.poll_open = absent_poll_open,
+	.stx_ctx = absent_stx_ctx,
+	.srx_ctx = absent_srx_ctx,
 	.query_atomic = no_atomic,
 };
 

@@ -150,10 +150,6 @@ int prov_fabric_open(struct fi_fabric_attr *attr, struct fid_fabric **fabric_out
 /* Closes a connection of clan. No more of its events are reported to the program. */
 void prov_conn_close(struct prov_fabric *fabric, struct clan_conn *conn);
 
-/* Table entries for calls that an object does not support. */
-int prov_no_bind(struct fid *fid, struct fid *other, uint64_t flags);
-int prov_no_control(struct fid *fid, int command, void *arg);
-
 /* --- events.c: event queues, completion queues, and sleeping on them -------------------------- */
 
 /* A wait object: readable when a peer rings the fabric's bell, or when an entry is queued for this
@@ -458,7 +454,10 @@ int prov_stream_init(struct prov_ep *ep, size_t ops, size_t receives);
 int prov_stream_init_answers(struct prov_ep *ep, uint32_t peer_ops);
 void prov_stream_fini(struct prov_ep *ep);
 
-/* --- calls.c: fi_msg(3), fi_rma(3) ------------------------------------------------------------ */
+/* --- calls.c: fi_msg(3), fi_rma(3), and tables of calls that are not offered ------------------ */
 
 extern struct fi_ops_msg prov_msg_ops;
 extern struct fi_ops_rma prov_rma_ops;
+extern struct fi_ops_tagged prov_tagged_ops;
+extern struct fi_ops_atomic prov_atomic_ops;
+extern struct fi_ops_collective prov_collective_ops;

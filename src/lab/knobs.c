@@ -15,11 +15,11 @@ struct knobs_config {
 	uint64_t part_bytes;
 	uint32_t progress; /* enum knobs_progress */
 	uint32_t policy;   /* enum gc_policy */
-	uint32_t cold_percent;
+	bool has_policy;
 	bool has_device_cpu;
 	bool device_cpu;
-	bool has_policy;
-	bool has_cold_percent;
+	uint32_t cold_percent;
+	bool has_cold_percent; /* the default depends on the policy */
 };
 
 static void knobs_submit(struct store_queue *queue, struct store_part *part)
@@ -174,7 +174,7 @@ static const struct field knobs_options[] = {
 	{ "cold", "PERCENT",
 		"lab: percentage of changed pages that count as cold (default 80, with gc=paper "
 		"30)",
-		"80", .set = set_cold, AT(cold_percent, cold_percent) },
+		"80", .set = set_cold, AT(cold_percent, has_cold_percent) },
 };
 
 static const struct store_ops knobs_ops = {

@@ -618,15 +618,15 @@ static const struct counter path_export_counter_list[] = {
 		.metric = "export_device_refusals", .labels = "reason=\"cpu\"",
 		.family = "Requests or parts staged in RAM despite mode=device, by reason"),
 	EXPORT(ram_for_store, ITEMS, "device_refused_store",
-		"Requests staged in RAM despite mode=device: they are not whole blocks of the disk",
+		"Requests staged in RAM despite mode=device: they are not whole blocks of the "
+		"disk, or the store itself accesses the memory with the processor",
 		.metric = "export_device_refusals", .labels = "reason=\"store\""),
 	EXPORT(ram_for_room, ITEMS, "device_refused_room",
 		"Parts staged in RAM despite mode=device: the device memory was full",
 		.metric = "export_device_refusals", .labels = "reason=\"room\""),
 	EXPORT(ram_for_trouble, ITEMS, "device_refused_trouble",
 		"Requests staged in RAM despite mode=device: there is no device memory that the "
-		"disk "
-		"can reach",
+		"disk can reach",
 		.metric = "export_device_refusals", .labels = "reason=\"trouble\""),
 	EXPORT(late_waits, ITEMS, "late_waits",
 		"Writes that waited for a write of a closed connection"),

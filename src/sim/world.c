@@ -348,7 +348,9 @@ void ring_thread_stop(struct ring_thread *thread)
 	thread->stop.deliver = thread_stopped;
 	ring_post(thread->ring, &thread->stop);
 	while (!thread->stopped) {
-		GMB_ASSERT(sim_step());
+		bool is_busy = sim_step();
+
+		GMB_ASSERT(is_busy);
 	}
 	thread->options.end(thread->options.context);
 	free(thread);

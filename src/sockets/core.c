@@ -187,6 +187,7 @@ int core_start(void)
 		.conns_max = 16384,
 	};
 	int result;
+	int ended;
 
 	if (core.queue != NULL) {
 		return 0;
@@ -212,7 +213,8 @@ int core_start(void)
 	if (result != 0) {
 		close_own(&core.epoll_fd);
 		close_own(&core.kick_fd);
-		GMB_ASSERT(clan_queue_destroy(core.queue) == 0);
+		ended = clan_queue_destroy(core.queue);
+		GMB_ASSERT(ended == 0);
 		core.queue = NULL;
 	}
 	return result;

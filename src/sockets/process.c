@@ -138,12 +138,14 @@ static bool is_sole(struct holders *holders)
 static struct holders *take_holders(void)
 {
 	struct holders *holders;
+	bool is_taken;
 	void *base;
 
 	for (int i = 0; i < HOLDERS_LOOKS && chunk != NULL; i++) {
 		holders = &chunk[chunk_at++ % HOLDERS_CHUNK];
 		if (is_free(holders)) {
-			GMB_ASSERT(sockets_process_replace(holders, 0, own_name));
+			is_taken = sockets_process_replace(holders, 0, own_name);
+			GMB_ASSERT(is_taken);
 			return holders;
 		}
 	}

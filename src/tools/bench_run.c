@@ -520,6 +520,7 @@ static int worker_prepare(struct bench_worker *worker, struct error *error)
 static void worker_fini(struct bench_worker *worker)
 {
 	struct gmb_queue *queue = worker->queue;
+	int err;
 
 	for (uint32_t i = 0; worker->links != NULL && i < worker->link_count; i++) {
 		gmb_close(worker->links[i].client);
@@ -528,7 +529,8 @@ static void worker_fini(struct bench_worker *worker)
 	free(worker->links);
 	worker->links = NULL;
 	queue_set(worker, NULL);
-	GMB_ASSERT(gmb_queue_destroy(queue) == 0); /* also frees the buffers */
+	err = gmb_queue_destroy(queue); /* also frees the buffers */
+	GMB_ASSERT(err == 0);
 }
 
 /* --- the thread ---------------------------------------------------------------------------- */

@@ -21,7 +21,6 @@
 #include "server/control.h"
 #include "tools/show.h"
 
-#define LIST_NS	  UINT64_C(10000000000) /* limit for all servers of a list */
 #define SEARCH_NS UINT64_C(20000000000) /* limit for all servers of a search */
 
 enum {
@@ -503,11 +502,11 @@ static void see_server(void *context, const char *path)
 	json_decref(document);
 }
 
-json_t *servers_list(struct error *error)
+json_t *servers_list(uint64_t timeout_ns, struct error *error)
 {
 	struct listing listing = {
 		.servers = json_array(),
-		.end_ns = clock_now_ns() + LIST_NS,
+		.end_ns = clock_now_ns() + timeout_ns,
 	};
 	char folder[STATS_PATH_BYTES];
 

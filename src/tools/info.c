@@ -276,6 +276,7 @@ int info_map(
 	struct gmb_queue *queue = NULL;
 	struct gmb_error theirs;
 	int err = gmb_queue_create(NULL, &queue, &theirs);
+	int ended;
 
 	if (err != 0) {
 		return foreign_error(error, &theirs);
@@ -300,7 +301,8 @@ int info_map(
 	err = map_show(&map, uri, error);
 out:
 	gmb_close(map.client);
-	GMB_ASSERT(gmb_queue_destroy(queue) == 0);
+	ended = gmb_queue_destroy(queue);
+	GMB_ASSERT(ended == 0);
 	free(map.extents);
 	return err;
 }

@@ -91,9 +91,9 @@ GMB_MUST_CHECK int info_local(const char *path, bool json, struct error *error);
 /* --- find.c ---------------------------------------------------------------------------------- */
 
 /* Lists the servers of this user on this machine, or all servers if the user is root: an array of
- * objects with pid, uid, socket, version, uris and exports, or with socket and error. The caller
- * owns the value; NULL with *error set. */
-json_t *servers_list(struct error *error);
+ * objects with pid, uid, socket, version, uris and exports, or with socket and error. timeout_ns:
+ * limit for all servers. The caller owns the value; NULL with *error set. */
+json_t *servers_list(uint64_t timeout_ns, struct error *error);
 /* Prints that list for people. */
 void servers_print(const json_t *servers);
 

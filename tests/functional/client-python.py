@@ -109,16 +109,6 @@ class Module(support.Case):
                 assert ctypes.string_at(base, BYTES) == b"x" * BYTES
                 os.write(tells, b"x")
 
-    @staticmethod
-    def faults_of_reactor(pid):
-        """The minor page faults of the first thread that serves clients."""
-        for thread in sorted(os.listdir(f"/proc/{pid}/task"), key=int):
-            with open(f"/proc/{pid}/task/{thread}/stat", encoding="ascii") as stat:
-                head, _, fields = stat.read().rpartition(") ")
-            if head.endswith("(gmblock/0"):
-                return int(fields.split()[7])
-        raise AssertionError("no reactor")
-
     @unittest.skipIf(os.geteuid() != 0, "another user is needed")
     def test_memory_of_another_user_is_not_touched_by_reactors(self):
         """Whoever touches it waits while holes are punched into it. Who touches a page shows in page faults."""
@@ -147,11 +137,17 @@ class Module(support.Case):
         for _ in range(2):
             os.write(tell, b"x")
             self.assertEqual(os.read(tells, 1), b"x")
-            counts.append(self.faults_of_reactor(server.process.pid))
+            counts.append(server.faults_of_reactors())
         os.close(tell)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         self.assertLess(counts[1] - counts[0], BYTES // 4096 // 2)
         self.assertEqual(server.stop()[0], 0)
+
+    def test_an_unknown_host_is_the_same_error_over_all_protocols(self):
+        for scheme in ("nbd", "gmb"):
+            with self.subTest(scheme), self.assertRaises(gmblock.Error) as caught:
+                gmblock.open(scheme + "://no-such-host.invalid")
+            self.assertEqual(caught.exception.errno, errno.EHOSTUNREACH, caught.exception)
 
     def test_errors_are_those_of_the_library(self):
         with self.assertRaises(gmblock.Error) as caught:

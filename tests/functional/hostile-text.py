@@ -511,6 +511,27 @@ class Local(support.Case):
         self.assertEqual(outputs[0].count("cannot connect: Connection timed out"), 7, outputs[0])
         self.assertIn("no server matches, and one could not be queried", outputs[1])
 
+    def test_the_time_limit_of_a_list(self):
+        folder = self.path("gmblock/serve")
+        os.makedirs(folder)
+        os.chmod(self.folder, 0o755)
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(f"{folder}/1.sock")
+        listener.listen()
+        os.chmod(f"{folder}/1.sock", 0o777)
+        options = {"env": dict(os.environ, XDG_RUNTIME_DIR=self.folder)}
+        if os.geteuid() == 0:
+            options.update(user=65534, group=65534, extra_groups=[])
+        for more, told in (((), "no response for 2 seconds"),
+                           (("--timeout", "1500ms"), "no response for [01] seconds|cannot connect")):
+            try:
+                code, output, _ = self.run_gmblock("list", "--local", *more, **options)
+            except PermissionError:
+                self.skipTest("others may not run the program")
+            self.assertEqual(code, 0)
+            self.assertRegex(output, told)
+
     def test_servers_are_listed(self):
         folder = tempfile.mkdtemp(prefix="gmblock-list-")
         self.addCleanup(shutil.rmtree, folder, ignore_errors=True)
@@ -540,7 +561,7 @@ class Local(support.Case):
             self.assertIn(f"{server.process.pid} {server.uri}", errors)
         self.assertIn('"gmblock list --local" shows them', errors)
         for wrong in (["--local", "nbd://h"], ["--local", "--long"], ["--local", "--uri"]):
-            self.check_refused(["list", *wrong], 2, "--local can be combined only with --json")
+            self.check_refused(["list", *wrong], 2, "--local can be combined only with --json and --timeout")
 
 
 class Nbd(support.Case):

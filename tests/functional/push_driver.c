@@ -6,15 +6,17 @@
  *     push_driver URI         of an export of at least 4 MiB, over a Unix socket
  *     push_driver URI PATH    says nothing for as long as it may, as a source, and as a destination
  *                             that listens at PATH
- *     push_driver URI         of a network, and of an export of zeroes: a piece that is not what it
- *                             is said to be, and all that may be under way, whose answers are taken
- *                             late
+ *     push_driver URI holes   of an export of at least 8 MiB, over a Unix socket: empties the
+ * memory that it was lent before it puts its pieces there, and waits for a line of standard input
+ * before and after that push_driver URI         of a network, and of an export of zeroes: a piece
+ * that is not what it is said to be, and all that may be under way, whose answers are taken late
  */
 #include <errno.h>
 #include <gmblock/clan_memory.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/crc32c.h"
@@ -40,6 +42,7 @@ enum deed {
 	TWICE,
 	CHANGED,
 	MANY,
+	HOLES,
 	SILENCE
 };
 
@@ -52,6 +55,7 @@ struct source {
 	struct clan_queue *queue;
 	struct clan_conn *conn;
 	bool connected, lost, closed;
+	struct clan_event region; /* of type 0: none was lent */
 	uint8_t message[PUSH_MESSAGE_BYTES_MAX];
 };
 
@@ -98,6 +102,7 @@ static void turn(struct source *source)
 	for (int i = 0; i < count; i++) {
 		source->connected |= events[i].type == CLAN_EVENT_CONNECTED;
 		source->lost |= events[i].type == CLAN_EVENT_LOST;
+		source->region = events[i].type == CLAN_EVENT_REGION ? events[i] : source->region;
 		source->closed |= events[i].type == CLAN_EVENT_CLOSED;
 	}
 }
@@ -145,28 +150,85 @@ static void tell_end(struct source *source, uint32_t type, uint32_t len)
 	}
 }
 
+/* Waits for a slot of the destination that is free. */
+static void take_slot(struct source *source, struct clan_cookie *cookie)
+{
+	while (clan_cookie_queue_pop(source->conn, 0, cookie) == -EAGAIN) {
+		turn(source);
+	}
+}
+
 /* A piece of zeroes, as the memory is; summed with one byte more, if it is to be found out. */
-static void put(struct source *source, uint32_t slot, uint32_t length, uint32_t summed)
+static void put_at(struct source *source, uint32_t slot, const struct clan_cookie *cookie,
+	uint64_t offset, uint32_t length, uint32_t summed)
 {
 	static const uint8_t zeroes[PUSH_PIECE_BYTES + 1];
 	static struct push_wire_piece head; /* until it has gone */
 	const struct iovec from = { &head, sizeof(head) };
-	struct clan_cookie cookie;
 	int result;
 
 	head = (struct push_wire_piece){
 		.magic = PUSH_PIECE_MAGIC,
+		.offset = offset,
 		.length = length,
 		.crc = crc32c(0, zeroes, summed),
 	};
-	while (clan_cookie_queue_pop(source->conn, 0, &cookie) == -EAGAIN) {
-		turn(source);
-	}
-	result = clan_put(source->conn, &from, 1, &cookie, PUSH_SLOT_HEAD_BYTES - sizeof(head),
+	result = clan_put(source->conn, &from, 1, cookie, PUSH_SLOT_HEAD_BYTES - sizeof(head),
 		CLAN_NOTIFY, PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | slot, NULL);
 	if (result != 0 && result != -EINPROGRESS) {
 		stop("cannot put");
 	}
+}
+
+static void put(struct source *source, uint32_t slot, uint32_t length, uint32_t summed)
+{
+	struct clan_cookie cookie;
+
+	take_slot(source, &cookie);
+	put_at(source, slot, &cookie, 0, length, summed);
+}
+
+/* Says where it is, and waits for a line. */
+static void wait_for_line(const char *place)
+{
+	char line[16];
+
+	printf("%s\n", place);
+	fflush(stdout);
+	if (fgets(line, sizeof(line), stdin) == NULL) {
+		stop("no line");
+	}
+}
+
+/* A piece in each slot, of pages that nobody has touched. All were written when all slots are free
+ * again. */
+static void put_into_holes(struct source *source)
+{
+	const uint64_t bytes = (uint64_t)PUSH_SLOTS * PUSH_SLOT_BYTES;
+	struct clan_cookie cookies[PUSH_SLOTS];
+	void *memory;
+
+	for (uint32_t i = 0; i < PUSH_SLOTS; i++) {
+		take_slot(source, &cookies[i]);
+	}
+	if (clan_peer_region_get(source->conn, source->region.number, source->region.generation,
+		    CLAN_WRITE, 0, bytes, &memory) != 0) {
+		stop("cannot map the memory");
+	}
+	wait_for_line("lent");
+	if (madvise(memory, bytes, MADV_REMOVE) != 0) {
+		stop("cannot empty the memory");
+	}
+	for (uint32_t i = 0; i < PUSH_SLOTS; i++) {
+		put_at(source, i, &cookies[i], (uint64_t)i * PUSH_PIECE_BYTES, PUSH_PIECE_BYTES,
+			PUSH_PIECE_BYTES);
+	}
+	clan_flush(source->conn);
+	for (uint32_t i = 0; i < PUSH_SLOTS; i++) {
+		take_slot(source, &cookies[i]);
+	}
+	wait_for_line("written");
+	clan_peer_region_put(source->conn, source->region.number);
 }
 
 /* All that may be under way, each with an answer. They are not taken before the last is there. */
@@ -241,6 +303,9 @@ static void do_deed(struct source *source, enum deed deed)
 	case MANY:
 		send_many(source);
 		break;
+	case HOLES:
+		put_into_holes(source);
+		break;
 	case SILENCE:
 	case NOTHING:
 		break;
@@ -267,7 +332,9 @@ static void show(const char *name, const struct push_wire_use *use, enum deed de
 	while (!source.connected) {
 		turn(&source);
 	}
-	printf("%s: ", name);
+	if (deed != HOLES) {
+		printf("%s: ", name);
+	}
 	send(&source, PUSH_USE, use, sizeof(*use));
 	if (deed == EARLY_FLUSH) {
 		do_deed(&source, deed);
@@ -275,7 +342,7 @@ static void show(const char *name, const struct push_wire_use *use, enum deed de
 	type = hear(&source, &len);
 	if (type == PUSH_USED && deed != NOTHING) {
 		do_deed(&source, deed);
-		type = hear(&source, &len);
+		type = deed != HOLES ? hear(&source, &len) : type;
 	}
 	tell_end(&source, type, len);
 	clan_close(source.conn);
@@ -399,6 +466,13 @@ int main(int argc, char **argv)
 		show("many", &good, MANY);
 		get_ticket(0, RANGE_BYTES, 0);
 		show("changed", &good, CHANGED);
+		push_ask_close(ask);
+		export_uri_fini(&uri);
+		return 0;
+	}
+	if (argc == 3 && strcmp(argv[2], "holes") == 0) {
+		get_ticket(geteuid(), PUSH_SLOTS * PUSH_PIECE_BYTES, 0);
+		show("holes", &good, HOLES);
 		push_ask_close(ask);
 		export_uri_fini(&uri);
 		return 0;

@@ -31,6 +31,17 @@ class Knobs(support.Case):
             for path in (image, "memory:1M"):
                 self.refused(f"{path},{key}", path, "are only for disks whose path begins with flash:")
 
+    def test_a_reload_sees_a_percentage_of_zero(self):
+        image = self.make_file("disk.img", bytes(MIB))
+        control = self.path("control")
+        config = self.make_file("conf", f"exports:\n- {{name: a, path: {image}}}\n")
+        server = self.start("--config", config, "--listen", self.socket_uri(), "--control", control)
+        self.make_file("conf", f"exports:\n- {{name: a, path: {image}, cold: 0}}\n")
+        code, _, errors = self.run_gmblock("reload", control)
+        self.assertEqual(code, 1)
+        self.assertIn("are only for disks whose path begins with flash:", errors)
+        self.assertEqual(server.stop()[0], 0)
+
     def test_a_flash_store_collects_by_every_rule(self):
         for number, keys in enumerate((["gc=greedy"], ["gc=plain", "cold=50"], ["gc=paper"], ["cold=0"])):
             path = self.path(f"flash-{number}")

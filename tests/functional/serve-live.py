@@ -116,7 +116,8 @@ class Commands(Live):
                               self.export(*arguments, status=1))
                 self.assertEqual(self.served(), before)
         for arguments in ((), ("add", "b"), ("set", "a"), ("remove",), ("remove", "a", "b"),
-                          ("list", "a"), ("drop", "a"), ("remove", "a", "--now", "--deadline", "1s")):
+                          ("list", "a"), ("drop", "a"), ("remove", "a", "--now", "--deadline", "1s"),
+                          ("add", "b", one, "--now"), ("list", "--deadline", "1s")):
             self.check_refused(["export", *arguments, "--server", self.control], 2, "gmblock export: ")
         nbdmini.open_export(server.uri, b"a").close()
 

@@ -5,6 +5,7 @@ import ctypes
 import fcntl
 import glob
 import os
+import re
 import select
 import shutil
 import signal
@@ -83,6 +84,22 @@ class Server:
     def stop(self):
         self.signal()
         return self.wait()
+
+    def faults_of_reactors(self):
+        """The minor page faults of the threads that serve clients. Their helpers have their names."""
+        tasks = f"/proc/{self.process.pid}/task"
+        faults = {}
+        for thread in sorted(os.listdir(tasks), key=int):
+            try:
+                with open(f"{tasks}/{thread}/stat", encoding="ascii") as stat:
+                    head, _, fields = stat.read().rpartition(") ")
+            except (FileNotFoundError, ProcessLookupError):  # it has ended
+                continue
+            name = head.partition("(")[2]
+            if re.fullmatch(r"gmblock/\d+", name):
+                faults.setdefault(name, int(fields.split()[7]))
+        assert faults, "no reactors"
+        return sum(faults.values())
 
     def kill(self):
         if self.process.poll() is None:

@@ -123,7 +123,8 @@ static void clean_up(void)
 
 /* Uses the pair until the handler has run so often. The timer expires once and is set again here: a
  * periodic one would be pending at the end of each handler that takes longer than the period, and
- * nothing but the handler would run. */
+ * nothing but the handler would run. The count is read once in a round: a handler that runs within
+ * the round must not have the timer set once more than it is waited for. */
 static void interrupt_again_and_again(
 	const struct pair *pair, void (*handler)(int number), int times, int period_us)
 {
@@ -132,8 +133,8 @@ static void interrupt_again_and_again(
 
 	runs = 0;
 	must(sigaction(SIGALRM, &action, NULL) == 0, "sigaction");
-	for (int set = 0; runs < times;) {
-		if (set == runs) {
+	for (int set = 0, run = 0; run < times; run = runs) {
+		if (set == run) {
 			set++;
 			must(setitimer(ITIMER_REAL, &once, NULL) == 0, "timer");
 		}

@@ -232,6 +232,18 @@ int world_revoke(struct world *world, int side, const struct clan_cookie *cookie
 	return ended(world, side, result, CLAN_EVENT_REVOKED);
 }
 
+void world_send(struct world *world, int side, struct clan_conn *conn, uint32_t cls, uint32_t type,
+	const void *bytes, uint32_t count)
+{
+	int result;
+
+	while ((result = clan_send(conn, cls, type, bytes, count)) == -EAGAIN) {
+		world_ready(world, side, conn,
+			cls == CLAN_BULK ? CLAN_READY_SEND_BULK : CLAN_READY_SEND_CONTROL);
+	}
+	assert_int_equal(result, 0);
+}
+
 struct clan_message world_recv(
 	struct world *world, int side, struct clan_conn *conn, void *buffer, uint32_t bytes)
 {

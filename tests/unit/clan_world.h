@@ -81,6 +81,9 @@ int world_get(struct world *world, int side, const struct iovec *to, uint32_t to
 	const struct clan_cookie *cookie, uint64_t offset);
 int world_revoke(struct world *world, int side, const struct clan_cookie *cookie, uint32_t flags);
 
+/* Sends a message, waiting for room: over a network the peer's credits take a while. */
+void world_send(struct world *world, int side, struct clan_conn *conn, uint32_t cls, uint32_t type,
+	const void *bytes, uint32_t count);
 /* Receives one message, waiting for it. */
 struct clan_message world_recv(
 	struct world *world, int side, struct clan_conn *conn, void *buffer, uint32_t bytes);

@@ -513,21 +513,30 @@ static void wait_readable(struct ring *outer, struct ring *ring)
 	assert_true((wait_for(outer, &waiter) & POLLIN) != 0);
 }
 
-static void check_not_readable(struct ring *outer, struct ring *ring)
-{
-	struct waiter waiter = { 0 };
-
-	ring_poll(outer, &waiter.op, ring_poll_fd(ring), POLLIN, waiter_done);
-	assert_int_equal(ring_turn_limited(outer, MS_NS), 0);
-	ring_cancel(outer, &waiter.op);
-	assert_int_equal(wait_for(outer, &waiter), -ECANCELED);
-}
-
 static void drain(struct ring *ring)
 {
 	while (ring_turn_limited(ring, 0) > 0) {
 	}
 	ring_flush(ring);
+}
+
+/* The kernel postpones the signal of a wake-up (see wake() in ring/calls.c), so that it can come
+ * after the turn which ran the message: once for each message at most. */
+static void check_not_readable(struct ring *outer, struct ring *ring, int messages)
+{
+	for (int late = 0; late <= messages; late++) {
+		struct waiter waiter = { 0 };
+
+		ring_poll(outer, &waiter.op, ring_poll_fd(ring), POLLIN, waiter_done);
+		if (ring_turn_limited(outer, MS_NS) == 0) {
+			ring_cancel(outer, &waiter.op);
+			if (wait_for(outer, &waiter) == -ECANCELED) {
+				return;
+			}
+		}
+		drain(ring);
+	}
+	fail_msg("the descriptor stays readable");
 }
 
 static void its_descriptor_wakes_another_loop(struct ring *ring)
@@ -578,13 +587,13 @@ static void its_descriptor_wakes_another_loop(struct ring *ring)
 	}
 	world_join(); /* it may have to wake the ring yet */
 	drain(ring);
-	check_not_readable(outer, ring);
+	check_not_readable(outer, ring, mail_delivered);
 	ring_defer(ring, &waiter.op, 0, waiter_done);
 	ring_flush(ring);
 	wait_readable(outer, ring);
 	assert_int_equal(ring_turn_limited(ring, 0), 1);
 	drain(ring);
-	check_not_readable(outer, ring);
+	check_not_readable(outer, ring, mail_delivered);
 	ring_poll_again(ring);
 	wait_readable(outer, ring);
 	sockets_close(ring, &sockets);

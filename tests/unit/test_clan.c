@@ -288,7 +288,7 @@ static void messages_of_all_lengths(void **state)
 
 		memset(sent, (int)round + 1, length);
 		memset(got, 0, sizeof(got));
-		assert_int_equal(clan_send(conn, CLAN_BULK, 1 + round, sent, length), 0);
+		world_send(&world, WORLD_DIALER, conn, CLAN_BULK, 1 + round, sent, length);
 		message = world_recv(
 			&world, WORLD_SERVER, world.conns[WORLD_SERVER], got, sizeof(got));
 		assert_int_equal(message.cls, CLAN_BULK);

@@ -9,6 +9,10 @@
 
 #include "fi_world.h"
 
+#include <rdma/fi_atomic.h>
+#include <rdma/fi_collective.h>
+#include <rdma/fi_tagged.h>
+
 static void offers_what_it_can(void **state)
 {
 	struct fi_info *hints = fi_world_hints();
@@ -226,6 +230,59 @@ static void an_endpoint_in_place_of_a_passive_one(void **state)
 	pair_close(&pair);
 }
 
+/* Checks that a table of libfabric has all entries up to the last one given. */
+static void check_table(const void *table, size_t last)
+{
+	for (size_t at = sizeof(size_t); at <= last; at += sizeof(void (*)(void))) {
+		void (*call)(void);
+
+		memcpy(&call, (const uint8_t *)table + at, sizeof(call));
+		assert_true(call != NULL);
+	}
+}
+
+/* No object has sets of calls that libfabric does not know. */
+static void check_named_sets(const struct side *side)
+{
+	static const uint8_t target[8];
+	struct fid_mr *mr;
+	void *ops;
+
+	assert_int_equal(
+		fi_mr_reg(side->domain, target, sizeof(target), FI_REMOTE_READ, 0, 0, 0, &mr, NULL),
+		0);
+	assert_int_equal(fi_open_ops(&side->fabric->fid, "any", 0, &ops, NULL), -FI_ENOSYS);
+	assert_int_equal(fi_open_ops(&side->domain->fid, "any", 0, &ops, NULL), -FI_ENOSYS);
+	assert_int_equal(fi_open_ops(&side->eq->fid, "any", 0, &ops, NULL), -FI_ENOSYS);
+	assert_int_equal(fi_open_ops(&side->cq->fid, "any", 0, &ops, NULL), -FI_ENOSYS);
+	assert_int_equal(fi_open_ops(&side->pep->fid, "any", 0, &ops, NULL), -FI_ENOSYS);
+	assert_int_equal(fi_open_ops(&side->ep->fid, "any", 0, &ops, NULL), -FI_ENOSYS);
+	assert_int_equal(fi_open_ops(&mr->fid, "any", 0, &ops, NULL), -FI_ENOSYS);
+	assert_int_equal(fi_close(&mr->fid), 0);
+}
+
+static void calls_that_it_does_not_offer(void **state)
+{
+	struct fi_msg_tagged message = { 0 };
+	uint64_t word = 0;
+	struct pair pair;
+	struct fid_ep *ep;
+
+	(void)state;
+	pair_open(&pair);
+	ep = pair.client.ep;
+	assert_int_equal(
+		fi_atomic(ep, &word, 1, NULL, 0, 0, 0, FI_UINT64, FI_SUM, NULL), -FI_ENOSYS);
+	assert_int_equal(fi_tsend(ep, &word, sizeof(word), NULL, 0, 0, NULL), -FI_ENOSYS);
+	assert_int_equal(fi_trecvmsg(ep, &message, 0), -FI_ENOSYS);
+	assert_int_equal(fi_barrier(ep, 0, NULL), -FI_ENOSYS);
+	check_table(ep->tagged, offsetof(struct fi_ops_tagged, injectdata));
+	check_table(ep->atomic, offsetof(struct fi_ops_atomic, compwritevalid));
+	check_table(ep->collective, offsetof(struct fi_ops_collective, msg));
+	check_named_sets(&pair.server);
+	pair_close(&pair);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -235,6 +292,7 @@ int main(void)
 		cmocka_unit_test(memory_modes),
 		cmocka_unit_test(delivered_reads),
 		cmocka_unit_test(an_endpoint_in_place_of_a_passive_one),
+		cmocka_unit_test(calls_that_it_does_not_offer),
 	};
 
 	return cmocka_run_group_tests_name("clan-fi-offers", tests, NULL, NULL);

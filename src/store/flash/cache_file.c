@@ -209,7 +209,8 @@ static int look_at_folder(const struct flash *flash, const char *folder, struct 
 	return result == 0
 		       ? 0
 		       : error_set(error, -EINVAL,
-				 "'%s' has changes in a cache file left by its server, and the "
+				 "'%s' may have changes in a cache file left by its server, and "
+				 "the "
 				 "search for that file failed: %s; correct cache-dir, or, if the "
 				 "file is lost, set cache-dir to another folder on a tmpfs, such "
 				 "as " FLASH_CACHE_DIRECTORY ", to continue without the changes",
@@ -266,16 +267,23 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 {
 	const char *folder = flash->anchor.cache_folder;
 
-	if (result == 0) {
+	if (result == 0 && search->dirty == 0) {
+		/* Removing the file would count as a loss. */
 		return error_set(error, -EEXIST,
-			"'%s' has changes in its cache file '%s'; serve it with cache-dir=%s, or "
-			"remove the file to open the store without them",
+			"'%s' has a cache file '%s', without changes; serve it once with "
+			"cache-dir=%s",
 			flash->path, search->path, folder);
 	}
+	if (result == 0) {
+		return error_set(error, -EEXIST,
+			"'%s' has %u changed blocks in its cache file '%s'; serve it with "
+			"cache-dir=%s, or remove the file to open the store without them",
+			flash->path, search->dirty, search->path, folder);
+	}
 	return error_set(error, -EEXIST,
-		"'%s' has changes in its cache file in '%s', which cannot be used: %s; correct "
-		"that and serve the store with cache-dir=%s, or remove the file to open the store "
-		"without the changes",
+		"'%s' may have changes in its cache file in '%s', which cannot be used: %s; "
+		"correct that and serve the store with cache-dir=%s, or remove the file to open "
+		"the store without the changes",
 		flash->path, folder, reason->text, folder);
 }
 
@@ -303,7 +311,7 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 		}
 	}
 	if (result == -EBUSY || result == -EAGAIN) {
-		error_prefix(error, "'%s' has changes in its cache file", flash->path);
+		error_prefix(error, "'%s' may have changes in its cache file", flash->path);
 		return result;
 	}
 	if (elsewhere && (result < 0 || options->directory != NULL)) {
@@ -311,7 +319,8 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 	}
 	if (result < 0) {
 		error_prefix(error,
-			"'%s' has changes in its cache file, which cannot be used; correct that, "
+			"'%s' may have changes in its cache file, which cannot be used; correct "
+			"that, "
 			"or remove the file to open the store without the changes",
 			flash->path);
 	}
@@ -330,7 +339,8 @@ static int open_found(struct flash *flash, const struct flash_cache_options *opt
 
 	if (disk_boot_id(boot_id) < 0) {
 		return error_set(error, -EINVAL,
-			"'%s' has changes in its cache file, but the boot ID of this machine is "
+			"'%s' may have changes in its cache file, but the boot ID of this machine "
+			"is "
 			"unknown; set GMBLOCK_BOOT_ID to the contents of "
 			"/proc/sys/kernel/random/boot_id",
 			flash->path);
