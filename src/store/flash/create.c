@@ -569,7 +569,7 @@ static void check_anchor(
 	if (disk_info(fd, &info) == 0) {
 		memcpy(flash->identity, info.identity, sizeof(info.identity));
 	}
-	if (flash_anchors_read(flash, &error) < 0) {
+	if (flash_anchors_read(flash, fd, &error) < 0) {
 		check->fault(check, error.text);
 		free(flash);
 		return;
