@@ -425,15 +425,18 @@ struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 	return copy;
 }
 
-uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk)
+uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk, uint64_t offset, uint64_t length)
 {
 	uint64_t bytes = 0;
 
 	list_for_each(node, &disk->pages)
 	{
 		const struct sim_page *page = list_entry(node, struct sim_page, node);
+		uint64_t at = page->index * SIM_PAGE_BYTES;
 
-		bytes += 512u * (uint64_t)__builtin_popcount(page->dirty);
+		if (at >= offset && at - offset < length) {
+			bytes += 512u * (uint64_t)__builtin_popcount(page->dirty);
+		}
 	}
 	return bytes;
 }
@@ -498,6 +501,12 @@ void sim_disk_resize(struct sim_disk *disk, uint64_t size)
 	}
 	leaves_resize(disk, size);
 	disk->size = size;
+}
+
+void sim_disk_set_bad_flushes(struct sim_disk *disk, uint64_t offset, uint64_t length)
+{
+	disk->bad_flush_offset = offset;
+	disk->bad_flush_length = length;
 }
 
 void sim_disk_set_bad(

@@ -276,6 +276,10 @@ static void fsync_step(struct sim_op *sop)
 	if (disk_io_park(disk, sop, fsync_step)) {
 		return;
 	}
+	if (sop->planned_error == 0 && sim_disk_unflushed_bytes(disk, disk->bad_flush_offset,
+					       disk->bad_flush_length) > 0) {
+		sop->planned_error = -EIO;
+	}
 	if (sop->planned_error == -EIO) {
 		sim_disk_lose(disk);
 		disk->flush_errors++;

@@ -221,6 +221,8 @@ struct sim_disk {
 	uint64_t bad_length;
 	bool bad_reads;
 	bool bad_writes;
+	uint64_t bad_flush_offset;
+	uint64_t bad_flush_length;
 	bool stalled;
 	uint64_t flush_errors; /* number of errors; each descriptor reports each error once */
 	struct sim_zone *zones;

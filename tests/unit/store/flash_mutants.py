@@ -202,6 +202,7 @@ MUTANTS = {
     "redo-from-what-is-written": (
         "redo.c", "redo->at = flash->log.durable_at;",
         "redo->at = MUTANT ? flash->log.written_at : flash->log.durable_at;"),
+    "bad-anchor-tried-for-ever": ("io.c", "|| !anchors_again(flash)", "|| !anchors_again(flash) || MUTANT"),
     "redo-leaves-out-what-is-in-flight": ("redo.c", "flash->log.writing_count > 0", "false"),
     "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
 }
@@ -233,7 +234,7 @@ FOUND_BY = {
     "move": [
         "page-cache-believed", "page-cache-believed-in-direct-mode", "written-again-from-too-late-a-record",
         "written-again-what-the-disk-has", "failed-sync-of-a-start-believed", "anchor-in-page-cache-believed",
-        "anchor-stays-in-page-cache", "redo-from-what-is-written", "redo-leaves-out-what-is-in-flight"],
+        "anchor-stays-in-page-cache", "bad-anchor-tried-for-ever", "redo-from-what-is-written", "redo-leaves-out-what-is-in-flight"],
 }
 BEGIN = """#include <stdlib.h>
 #include <string.h>

@@ -514,6 +514,35 @@ static void test_a_start_reads_the_anchors_of_the_disk(void **state)
 	assert_true(tried > RESTARTS / 10);
 }
 
+/* Flushes fail while an anchor is to be made durable. Those of the records in between succeed. */
+static void test_a_bad_anchor_fails_the_log(void **state)
+{
+	static struct world world;
+	struct store_part flush = { .op = STORE_FLUSH, .flags = STORE_QUIESCE };
+
+	GMB_UNUSED(state);
+	is_direct = false;
+	begin(&world, 4);
+	is_direct = true;
+	write_round(&world, 0);
+	sim_disk_set_bad_flushes(sim_disk_find("disk"), 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);
+	flush.done = write_done;
+	result_of_write = 0;
+	store_submit(world.queues[0], &flush);
+	while (flush.op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(result_of_write, -EIO);
+	assert_int_equal(world_counter(&world, "log_rewrites"), 3);
+	memcpy(flushed, expected, sizeof(flushed));
+	assert_int_equal(write_some(&world, STORE_WRITE, 0), -EIO);
+	read_all(&world, flushed, flushed);
+	world_is_full = true;
+	world_close(&world);
+	world_is_full = false;
+	sim_stop();
+}
+
 static void test_a_device_that_makes_nothing_durable_can_be_read(void **state)
 {
 	static struct world world;
@@ -546,6 +575,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_a_restart_keeps_what_only_the_page_cache_has),
 		cmocka_unit_test(test_a_start_overwrites_nothing_that_the_disk_has),
 		cmocka_unit_test(test_a_start_reads_the_anchors_of_the_disk),
+		cmocka_unit_test(test_a_bad_anchor_fails_the_log),
 		cmocka_unit_test(test_a_device_that_makes_nothing_durable_can_be_read),
 	};
 
