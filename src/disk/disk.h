@@ -75,9 +75,10 @@ GMB_MUST_CHECK int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
 GMB_MUST_CHECK int disk_write(int fd, const void *bytes, size_t count, uint64_t offset);
 /* Makes all data of the file durable, even data written through other descriptors. */
 GMB_MUST_CHECK int disk_sync(int fd);
-/* Writes length bytes of the page cache to the disk and drops them (0: to the end of the file), so
- * that the next read gets what the disk has. Does not flush the disk's own cache, and ignores
- * errors. Advisory: pages that another process maps or reads stay. Blocks. */
+/* Writes length bytes of the page cache to the disk and drops them, so that the next read gets what
+ * the disk has. For disks without direct I/O, which bypasses the page cache. Does not flush the
+ * disk's own cache, and ignores errors, which fd then does not report again. Advisory: pages that
+ * another process maps or reads stay, and so do pages that are larger than the range. Blocks. */
 void disk_drop_cache(int fd, uint64_t offset, uint64_t length);
 
 /*

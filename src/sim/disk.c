@@ -286,23 +286,39 @@ void sim_disk_lose(struct sim_disk *disk)
 	}
 }
 
+static const uint8_t *sector_kept(const struct sim_page *page, uint64_t sector)
+{
+	return ((page->dirty >> sector & 1) != 0 ? page->current : page->durable) + 512 * sector;
+}
+
+void sim_disk_get_kept(const struct sim_disk *disk, uint64_t offset, uint8_t *buf, size_t len)
+{
+	for (size_t at = 0; at < len; at += 512) {
+		const struct sim_page *page = sim_page_find(disk, (offset + at) / SIM_PAGE_BYTES);
+
+		if (page == NULL) {
+			memset(buf + at, 0, 512);
+		} else {
+			memcpy(buf + at, sector_kept(page, (offset + at) % SIM_PAGE_BYTES / 512),
+				512);
+		}
+	}
+}
+
 void sim_disk_drop_cache(struct sim_disk *disk, uint64_t offset, uint64_t length)
 {
-	uint64_t end = length == 0 ? UINT64_MAX : offset + length;
-
 	list_for_each(node, &disk->pages)
 	{
 		struct sim_page *page = list_entry(node, struct sim_page, node);
 		uint64_t at = page->index * SIM_PAGE_BYTES;
 
-		if (at + SIM_PAGE_BYTES <= offset || at >= end) {
+		if (disk->options.keeps_cache || at + SIM_PAGE_BYTES <= offset ||
+			at >= offset + length) {
 			continue;
 		}
 		sim_cache_page_leave(page, true);
 		for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
-			if ((page->dirty >> i & 1) == 0) {
-				memcpy(page->current + 512 * i, page->durable + 512 * i, 512);
-			}
+			memmove(page->current + 512 * i, sector_kept(page, (uint64_t)i), 512);
 		}
 	}
 }
@@ -409,15 +425,18 @@ struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name)
 	return copy;
 }
 
-uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk)
+uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk, uint64_t offset, uint64_t length)
 {
 	uint64_t bytes = 0;
 
 	list_for_each(node, &disk->pages)
 	{
 		const struct sim_page *page = list_entry(node, struct sim_page, node);
+		uint64_t at = page->index * SIM_PAGE_BYTES;
 
-		bytes += 512u * (uint64_t)__builtin_popcount(page->dirty);
+		if (at >= offset && at - offset < length) {
+			bytes += 512u * (uint64_t)__builtin_popcount(page->dirty);
+		}
 	}
 	return bytes;
 }
@@ -482,6 +501,12 @@ void sim_disk_resize(struct sim_disk *disk, uint64_t size)
 	}
 	leaves_resize(disk, size);
 	disk->size = size;
+}
+
+void sim_disk_set_bad_flushes(struct sim_disk *disk, uint64_t offset, uint64_t length)
+{
+	disk->bad_flush_offset = offset;
+	disk->bad_flush_length = length;
 }
 
 void sim_disk_set_bad(

@@ -276,6 +276,10 @@ static void fsync_step(struct sim_op *sop)
 	if (disk_io_park(disk, sop, fsync_step)) {
 		return;
 	}
+	if (sop->planned_error == 0 && sim_disk_unflushed_bytes(disk, disk->bad_flush_offset,
+					       disk->bad_flush_length) > 0) {
+		sop->planned_error = -EIO;
+	}
 	if (sop->planned_error == -EIO) {
 		sim_disk_lose(disk);
 		disk->flush_errors++;
@@ -449,7 +453,8 @@ int disk_create(
 
 int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
 {
-	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	const struct sim_file *file = sim_disk_file(fd);
+	struct sim_disk *disk = file->disk;
 	int error = sim_disk_fault(
 		disk, SIM_FAULT_READ, offset, count, sim_world.options.faults.read_error_ppm, 0);
 
@@ -460,7 +465,12 @@ int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
 	if (error == 0) {
 		error = sim_zones_check(disk, offset, count, false);
 	}
-	if (error == 0) {
+	if (error == 0 && file->direct) {
+		GMB_ASSERT(is_aligned(
+			offset | count | (uintptr_t)bytes, disk->options.direct_offset_align));
+		sim_cache_direct_begin(disk, offset, count, false);
+		sim_disk_get_kept(disk, offset, bytes, count);
+	} else if (error == 0) {
 		sim_cache_read(disk, offset, bytes, count);
 	}
 	return error;

@@ -253,11 +253,13 @@ struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name);
  * page cache is empty. If name belongs to an earlier copy that has only been read since, this copy
  * is updated: for a process that opens a disk before another process has ended. */
 struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name);
-/* Returns how many bytes are in sectors that could be lost in a crash now. */
-uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk);
+/* Returns how many bytes are in sectors of these pages that could be lost in a crash now. */
+uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk, uint64_t offset, uint64_t length);
 /* Makes reads and/or writes that overlap the range fail with -EIO. length 0: no range. */
 void sim_disk_set_bad(
 	struct sim_disk *disk, uint64_t offset, uint64_t length, bool reads, bool writes);
+/* Makes flushes fail while these pages have unflushed sectors. length 0: no range. */
+void sim_disk_set_bad_flushes(struct sim_disk *disk, uint64_t offset, uint64_t length);
 /* Simulates killing the process that has the disk open. Its marks and claims end with the last
  * operation in flight on each open file. Later openers of the disk belong to another process. */
 void sim_disk_kill_users(struct sim_disk *disk);

@@ -221,6 +221,8 @@ struct sim_disk {
 	uint64_t bad_length;
 	bool bad_reads;
 	bool bad_writes;
+	uint64_t bad_flush_offset;
+	uint64_t bad_flush_length;
 	bool stalled;
 	uint64_t flush_errors; /* number of errors; each descriptor reports each error once */
 	struct sim_zone *zones;
@@ -260,7 +262,11 @@ void sim_disk_written(struct sim_disk *disk, uint64_t offset, uint64_t length);
 void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
 /* Simulates a failed flush: marks all sectors clean, and loses some. */
 void sim_disk_lose(struct sim_disk *disk);
-/* Drops the clean pages of the page cache. What sim_disk_lose() has lost reads as it was before. */
+/* Like sim_disk_get(), but as it was before where sim_disk_lose() has lost something: what a flush
+ * has failed to write is in the page cache only. Whole sectors. */
+void sim_disk_get_kept(const struct sim_disk *disk, uint64_t offset, uint8_t *buf, size_t len);
+/* Drops pages of the page cache, unless they stay (keeps_cache). What sim_disk_lose() has lost
+ * reads as it was before. */
 void sim_disk_drop_cache(struct sim_disk *disk, uint64_t offset, uint64_t length);
 struct sim_file *sim_disk_file(int fd);
 /* Returns the error for an operation on the range, because of a bad range or by chance; 0: none. */

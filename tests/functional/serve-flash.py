@@ -96,7 +96,9 @@ class Flash(support.Case):
             client.write(0, b"x" * 4096)
             found = self.check()
             self.assertEqual((found["cache"], found["cache-note"]), ("in-use", "a server uses it"))
+            self.assertIn("a server has the store open for writing", found["writer"])
         self.assertEqual(server.stop()[0], 0)
+        self.assertNotIn("writer", self.check())
 
     def test_a_damaged_map_is_rebuilt(self):
         image = bytearray(self.size)

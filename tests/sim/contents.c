@@ -89,7 +89,7 @@ static void *flash_begin(struct flash *flash, const char *disk, uint64_t *bytes_
 		model_fail("%s", error.text);
 	}
 	memcpy(flash->identity, info.identity, sizeof(info.identity));
-	if (flash_anchors_read(flash, &error) != 0 ||
+	if (flash_anchors_read(flash, flash->fd, &error) != 0 ||
 		flash_cache_open(flash, &cache, &error) != 0) {
 		model_fail("%s", error.text);
 	}
@@ -167,7 +167,7 @@ void contents_make_flash(struct scenario_export *export, const char *disk)
 	sim_set_faults(&(struct sim_faults){ .jitter = true });
 	if (store_create(export->path, &create, &error) != 0 ||
 		disk_open(disk, true, false, &flash.fd, &error) != 0 ||
-		flash_anchors_read(&flash, &error) != 0) {
+		flash_anchors_read(&flash, flash.fd, &error) != 0) {
 		model_fail("%s", error.text);
 	}
 	disk_close(flash.fd);

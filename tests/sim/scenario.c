@@ -222,7 +222,6 @@ static void open_export(struct scenario *scenario, struct scenario_export *expor
 	if (progress != PROGRESS_AS_IT_IS) {
 		export->store->info.has_progress = progress == PROGRESS_COUNTED;
 	}
-	contents_check_epoch(export);
 	if (!export->warm && !export->is_flash && percent(25)) {
 		export->store = producer_open(scenario, export, export->store, percent(50));
 	}
@@ -861,6 +860,9 @@ static void live(struct scenario *scenario)
 	fairness_begin(scenario);
 	create_services(scenario);
 	start_exports(scenario);
+	for (uint32_t i = 0; i < scenario->export_count; i++) {
+		contents_check_epoch(&scenario->exports[i]);
+	}
 	if (scenario->seed % TLS_EVERY == 1) {
 		create_tls(scenario);
 	}

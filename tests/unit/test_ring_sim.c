@@ -371,9 +371,9 @@ static void test_crash_keeps_flushed_and_some_of_the_rest(void **state)
 
 	memset(bytes, 0x11, 64 * 512);
 	assert_int_equal(transfer(ring, fd, true, bytes, 64 * 512, 0, false), 64 * 512);
-	assert_int_equal(sim_disk_unflushed_bytes(disk), 64 * 512);
+	assert_int_equal(sim_disk_unflushed_bytes(disk, 0, UINT64_MAX), 64 * 512);
 	assert_int_equal(flush(ring, fd), 0);
-	assert_int_equal(sim_disk_unflushed_bytes(disk), 0);
+	assert_int_equal(sim_disk_unflushed_bytes(disk, 0, UINT64_MAX), 0);
 	sim_disk_crash(disk);
 	assert_int_equal(sectors_kept(disk, bytes, 64 * 512), 64);
 

@@ -569,7 +569,7 @@ static void check_anchor(
 	if (disk_info(fd, &info) == 0) {
 		memcpy(flash->identity, info.identity, sizeof(info.identity));
 	}
-	if (flash_anchors_read(flash, &error) < 0) {
+	if (flash_anchors_read(flash, fd, &error) < 0) {
 		check->fault(check, error.text);
 		free(flash);
 		return;
@@ -631,6 +631,11 @@ int flash_check(const char *path, struct store_check *check, bool *recognized, s
 		result = error_set(error, result, "cannot read '%s': %s", path, strerror(-result));
 	} else if (*recognized) {
 		check->fact(check, "format", "flash");
+		if (disk_check_writers(fd) == -EBUSY) {
+			check->fact(check, "writer",
+				"a server has the store open for writing, and its changes look "
+				"like corruption");
+		}
 		check_anchor(fd, path, &zones, check);
 	}
 	disk_close(fd);

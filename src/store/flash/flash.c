@@ -310,7 +310,7 @@ static int look_again(struct flash *flash, struct error *error)
 	now->path = flash->path;
 	now->fd = flash->fd;
 	now->zones = flash->zones;
-	result = flash_anchors_read(now, error);
+	result = flash_anchors_read(now, flash->disk_fd, error);
 	if (result == 0 && memcmp(now->anchor.uuid, flash->anchor.uuid, FLASH_UUID_BYTES) != 0) {
 		result = error_set(error, -EINVAL,
 			"'%s' was replaced by another flash store while it was being opened",
@@ -468,7 +468,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 		return result;
 	}
 	file = container_of(flash->below, struct file_store, base);
-	flash->fd = file->fd;
+	flash->fd = flash->disk_fd = file->fd;
 	flash->file =
 		(struct ring_file){ .fd = reads_direct ? file->direct_fd : file->fd, .slot = -1 };
 	flash->memory_align = reads_direct ? FLASH_BLOCK_BYTES : 1;
@@ -506,9 +506,32 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	return 0;
 }
 
+/* Opens the disk for direct reads. Returns false if these are impossible. */
+static bool open_disk(struct flash *flash)
+{
+	struct disk_info info;
+	struct error error;
+	int fd;
+
+	if (disk_open(flash->path, true, true, &fd, &error) < 0) {
+		return false;
+	}
+	if (disk_info(fd, &info) < 0 || info.direct_offset_align == 0 ||
+		MAX(info.direct_offset_align, info.direct_memory_align) > FLASH_BLOCK_BYTES ||
+		memcmp(info.identity, flash->identity, sizeof(info.identity)) != 0) {
+		disk_close(fd);
+		return false;
+	}
+	flash->disk_fd = fd;
+	return true;
+}
+
 /* Frees what flash_open() has acquired. */
 static void flash_release(struct flash *flash)
 {
+	if (flash->disk_fd != flash->fd) {
+		disk_close(flash->disk_fd);
+	}
 	store_close(flash->below);
 	free(flash->path);
 }
@@ -605,11 +628,11 @@ static int flash_open(struct store *base, const struct store_options *options,
 	/* The page cache may have anchors that could not be written; flash_recover() writes records
 	 * again, but no anchors. The anchors of an upgrade are read again when the other process
 	 * has made them durable. */
-	if (result == 0 && !flash->is_read_only && !flash_has_zones(flash)) {
+	if (result == 0 && !flash->is_read_only && !flash_has_zones(flash) && !open_disk(flash)) {
 		disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);
 	}
 	if (result == 0) {
-		result = flash_anchors_read(flash, error);
+		result = flash_anchors_read(flash, flash->disk_fd, error);
 	}
 	if (result < 0) {
 		flash_release(flash);

@@ -77,6 +77,7 @@ struct flash {
 	struct store *below;
 	struct ring_file file;
 	int fd;
+	int disk_fd; /* reads past the page cache; fd if that is impossible or not needed */
 	char *path;
 	uint64_t identity[2]; /* identity of the disk, see struct disk_info */
 	uint32_t memory_align;

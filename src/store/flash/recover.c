@@ -33,6 +33,7 @@ enum {
 	/* number of log blocks read between two progress messages */
 	TELL_BLOCKS = 1 << 15,
 	AHEAD_BLOCKS = FLASH_RECORD_ENTRIES + 1, /* capacity of flash->record_bytes */
+	DURABLE_TRIES_MAX = 3, /* maximum number of attempts to make the log durable */
 };
 
 /* --- anchors --------------------------------------------------------------------------------- */
@@ -83,12 +84,11 @@ static int decode_anchor(const struct flash *flash, const uint8_t block[FLASH_BL
 	return result;
 }
 
-int flash_anchors_read(struct flash *flash, struct error *error)
+int flash_anchors_read(struct flash *flash, int fd, struct error *error)
 {
 	struct flash_anchor *anchor = &flash->anchor;
 	const char *path = flash->path;
-	int fd = flash->fd;
-	uint8_t block[FLASH_BLOCK_BYTES];
+	uint8_t block[FLASH_BLOCK_BYTES] __attribute__((aligned(FLASH_BLOCK_BYTES)));
 	struct error faults[FLASH_ANCHORS];
 	uint64_t size;
 	uint32_t good = 0;
@@ -99,6 +99,9 @@ int flash_anchors_read(struct flash *flash, struct error *error)
 		struct flash_anchor found;
 
 		result = flash_anchor_read(fd, &flash->zones, i, block);
+		if (result == -EIO) { /* a direct read may report the error of an earlier write */
+			result = flash_anchor_read(fd, &flash->zones, i, block);
+		}
 		if (result == -EIO) { /* the other anchor might be valid */
 			ours++;
 			(void)error_set(&faults[i], result, "cannot be read");
@@ -134,6 +137,8 @@ int flash_anchors_read(struct flash *flash, struct error *error)
 
 struct replay {
 	struct flash *flash;
+	uint8_t *bytes;	 /* room for AHEAD_BLOCKS blocks */
+	bool reads_disk; /* uses flash->disk_fd, not the page cache */
 	struct flash_seen *seen;
 	struct flash_position at;
 	struct flash_position next;
@@ -141,7 +146,9 @@ struct replay {
 	uint64_t durable; /* largest `durable` of the records examined so far */
 	bool has_looked;  /* all later records have been examined */
 	uint64_t clock;
-	/* Range of device blocks in flash->record_bytes, empty at first. */
+	/* Position of a record of which all earlier ones are durable, see find_durable(). */
+	struct flash_position sure;
+	/* Range of device blocks in `bytes`, empty at first. */
 	uint32_t first;
 	uint32_t count;
 	/* Decaying maximum of the sizes of recent records, in blocks. */
@@ -164,13 +171,23 @@ static uint32_t replay_block(const struct replay *replay)
 	       replay->at.block;
 }
 
+static int replay_read(const struct replay *replay, uint32_t block, uint32_t count, uint8_t *bytes)
+{
+	struct flash *flash = replay->flash;
+
+	return replay->reads_disk
+		       ? disk_read(flash->disk_fd, bytes, (size_t)count * FLASH_BLOCK_BYTES,
+				 flash_block_offset(flash, block))
+		       : flash_read(flash, block, count, bytes);
+}
+
 /* Gets count blocks. If they must be read, reads ahead_count blocks in total, or only count after
  * an error. Blocks that are in memory are not read again. 0 < count <= ahead_count <= AHEAD_BLOCKS.
  * *bytes_out is valid until the next call. */
 static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint32_t ahead_count,
 	const uint8_t **bytes_out)
 {
-	uint8_t *bytes = replay->flash->record_bytes;
+	uint8_t *bytes = replay->bytes;
 	uint32_t end = replay->first + replay->count;
 	uint32_t kept = block >= replay->first && block < end ? end - block : 0;
 	uint8_t *at = bytes + (kept == 0 ? 0 : (size_t)(block - replay->first) * FLASH_BLOCK_BYTES);
@@ -188,11 +205,11 @@ static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint3
 		ahead_count = count;
 	}
 	at = bytes + (size_t)kept * FLASH_BLOCK_BYTES;
-	result = flash_read(replay->flash, block + kept, ahead_count - kept, at);
+	result = replay_read(replay, block + kept, ahead_count - kept, at);
 	if (result < 0 && ahead_count > count) {
 		replay->slow_end = block + ahead_count;
 		ahead_count = count;
-		result = flash_read(replay->flash, block + kept, count - kept, at);
+		result = replay_read(replay, block + kept, count - kept, at);
 	}
 	if (result == 0) {
 		replay->count = ahead_count;
@@ -246,6 +263,22 @@ static int read_record(struct replay *replay)
 	return 1;
 }
 
+/* Returns whether all blocks of the record have their checksums. */
+static bool blocks_match(const struct flash_record *record, const uint8_t *bytes)
+{
+	for (uint32_t i = 0; i < record->entry_count; i++) {
+		const struct flash_record_entry *entry = &record->entries[i];
+
+		if (flash_kind_has_block(entry->kind)) {
+			if (crc32c(0, bytes, FLASH_BLOCK_BYTES) != entry->crc) {
+				return false;
+			}
+			bytes += FLASH_BLOCK_BYTES;
+		}
+	}
+	return true;
+}
+
 /* Returns 1 if all blocks of the record have their checksums, 0 if not. */
 static int check_blocks(struct replay *replay)
 {
@@ -257,17 +290,7 @@ static int check_blocks(struct replay *replay)
 		count == 0 ? 0
 			   : read_log(replay, replay_block(replay) + 1, count, ahead_count, &bytes);
 
-	for (uint32_t i = 0; i < replay->record.entry_count && result == 0; i++) {
-		const struct flash_record_entry *entry = &replay->record.entries[i];
-
-		if (flash_kind_has_block(entry->kind)) {
-			if (crc32c(0, bytes, FLASH_BLOCK_BYTES) != entry->crc) {
-				return 0;
-			}
-			bytes += FLASH_BLOCK_BYTES;
-		}
-	}
-	return result < 0 ? result : 1;
+	return result < 0 ? result : blocks_match(&replay->record, bytes);
 }
 
 /* Returns the map page after marking it dirty. Returns -ENODATA if it is damaged. */
@@ -419,13 +442,20 @@ static int search_later(struct replay *replay)
 	return 0;
 }
 
-/* Reads headers up to the end of the log, and finds the largest `durable` in them. */
+/* Reads headers up to the end of the log, and finds the largest `durable` in them. `sure` follows
+ * it, a few flushes behind. */
 static int find_durable(struct replay *replay)
 {
+	struct flash_position next = replay->at;
 	int result;
 
+	replay->sure = replay->at;
 	while ((result = read_record(replay)) > 0) {
 		replay->durable = MAX(replay->durable, replay->record.durable);
+		if (replay->durable >= next.seq) {
+			replay->sure = next;
+			next = replay->at;
+		}
 		go_to(replay, &replay->next);
 		if (is_cancelled(replay->flash)) {
 			return -ECANCELED;
@@ -559,48 +589,52 @@ static void judge_end(struct replay *replay)
 
 /* --- what only the page cache has ------------------------------------------------------------ */
 
-/* Writes a record again if all of it can be read. Returns 0 if not. */
-static int write_again(struct replay *replay)
+/* Returns the current record if all of it can be read, or NULL; valid until the next read. */
+static const uint8_t *replay_whole(struct replay *replay)
 {
-	const struct flash *flash = replay->flash;
 	uint32_t count = replay->record.block_count;
 	const uint8_t *bytes;
-	int result = check_blocks(replay);
+	int result = read_log(replay, replay_block(replay), count, count, &bytes);
 
-	if (result > 0) {
-		result = read_log(replay, replay_block(replay), count, count, &bytes);
-		result = result < 0 ? result : 1;
-	}
-	if (result <= 0) {
-		return flash_is_of_medium(result) ? 0 : result; /* the log ends here */
-	}
-	result = disk_write(flash->fd, bytes, (size_t)count * FLASH_BLOCK_BYTES,
-		flash_block_offset(flash, replay_block(replay)));
-	return result < 0 ? result : 1;
+	return result == 0 && blocks_match(&replay->record, bytes + FLASH_BLOCK_BYTES) ? bytes
+										       : NULL;
 }
 
-/* Writes all records of the log again that no later record declares durable. */
-static int write_log_again(struct flash *flash)
+/* Returns whether the disk has the record at this position, whatever the page cache has. */
+static bool disk_has(struct replay *disk, const struct flash_position *at)
 {
-	struct replay replay = { .flash = flash };
+	disk->at = *at;
+	return disk->flash->disk_fd != disk->flash->fd && read_record(disk) > 0 &&
+	       replay_whole(disk) != NULL;
+}
+
+/* Writes all records again that can be read, that no later record declares durable, and that the
+ * disk lacks, or might lack if it cannot be read past the page cache. Goes on after a record that
+ * cannot be read: later records may declare it durable, even if they have no intact header. */
+static int write_log_again(struct replay *replay, struct replay *disk)
+{
+	struct flash *flash = replay->flash;
 	int result;
 
-	go_to(&replay, &flash->anchor.next);
-	result = find_durable(&replay);
-	if (result < 0 && !flash_is_of_medium(result)) {
-		return result;
-	}
-	go_to(&replay, &flash->anchor.next);
-	replay.has_looked = true;
-	while ((result = read_record(&replay)) > 0) {
-		result = is_doubtful(&replay) ? write_again(&replay) : 1;
-		if (result <= 0) {
+	go_to(replay, &flash->anchor.next);
+	(void)find_durable(replay); /* what is read below ends with the same error */
+	replay->at = replay->sure;
+	replay->has_looked = true;
+	while ((result = read_record(replay)) > 0) {
+		const uint8_t *bytes = is_doubtful(replay) && !disk_has(disk, &replay->at)
+					       ? replay_whole(replay)
+					       : NULL;
+
+		if (bytes != NULL) {
+			result = disk_write(flash->fd, bytes,
+				(size_t)replay->record.block_count * FLASH_BLOCK_BYTES,
+				flash_block_offset(flash, replay_block(replay)));
+		}
+		result = result >= 0 && is_cancelled(flash) ? -ECANCELED : result;
+		if (result < 0) {
 			return result;
 		}
-		go_to(&replay, &replay.next);
-		if (is_cancelled(flash)) {
-			return -ECANCELED;
-		}
+		go_to(replay, &replay->next);
 	}
 	return flash_is_of_medium(result) ? 0 : result;
 }
@@ -608,27 +642,24 @@ static int write_log_again(struct flash *flash)
 /*
  * Makes the log durable before segments that it has emptied are written, because the map of the old
  * anchor would need them. After a failed write through the page cache, its pages can be read, but
- * no sync writes them again, and only the killed server may have got the error. So all records that
- * might not be durable are written again.
+ * no sync writes them again, and only the killed server may have got the error. So what only the
+ * page cache has is written again. The first sync may report an error of earlier writes.
  */
 static int make_durable(struct flash *flash)
 {
-	bool is_cached = flash->memory_align == 1 && !flash_has_zones(flash);
-	int result = disk_sync(flash->fd);
+	uint8_t *bytes = aligned_alloc(FLASH_BLOCK_BYTES, (size_t)AHEAD_BLOCKS * FLASH_BLOCK_BYTES);
+	int result = bytes == NULL ? -ENOMEM : -EAGAIN;
 
-	if (is_cached && (result == 0 || flash_is_of_medium(result))) {
-		/* The first sync reports errors of earlier writes. */
-		result = write_log_again(flash);
+	for (int tries = 0;
+		bytes != NULL && result < 0 && result != -ECANCELED && tries < DURABLE_TRIES_MAX;
+		tries++) {
+		struct replay replay = { .flash = flash, .bytes = flash->record_bytes };
+		struct replay disk = { .flash = flash, .bytes = bytes, .reads_disk = true };
+
+		result = flash_has_zones(flash) ? 0 : write_log_again(&replay, &disk);
 		result = result == 0 ? disk_sync(flash->fd) : result;
-		if (flash_is_of_medium(result)) {
-			log_warning(
-				"flash store '%s': what was written after its last flush cannot be "
-				"made durable: %s; changes that its disk lacks are lost",
-				flash->path, strerror(-result));
-			disk_drop_cache(flash->fd, 0, 0);
-			result = disk_sync(flash->fd);
-		}
 	}
+	free(bytes);
 	return result;
 }
 
@@ -751,11 +782,15 @@ static int refuse_loss(const struct flash *flash, struct error *error)
 
 int flash_recover(struct flash *flash, struct error *error)
 {
-	struct replay replay = { .flash = flash, .clock = flash->anchor.clock };
+	struct replay replay = {
+		.flash = flash, .bytes = flash->record_bytes, .clock = flash->anchor.clock
+	};
 	int result = flash->is_read_only ? 0 : make_durable(flash);
 
 	if (result < 0 && result != -ECANCELED) {
-		return error_set(error, result, "cannot make the contents of '%s' durable: %s",
+		return error_advise(error, result, "readonly",
+			"cannot make the contents of '%s' durable: %s; what its last server wrote "
+			"may be in memory only, so copy it, or try again, before a reboot",
 			flash->path, strerror(-result));
 	}
 	replay.seen = calloc(flash->anchor.geometry.segment_count, sizeof(*replay.seen));

@@ -58,13 +58,13 @@ struct flash_seen {
 
 /* --- recover.c ------------------------------------------------------------------------------- */
 
-/* Reads the anchors of the device whose fd and path are set. Returns -EINVAL with a sentence if
- * neither is valid. Blocks. */
-GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, struct error *error);
-/* Restores the map and all tables. A snapshot whose tree is damaged is marked. Returns -EUCLEAN if
- * the map of the disk is damaged. Also returns -EUCLEAN if flash_has_loss() is true and neither
- * is_read_only nor a repair accepts the loss; the map is then that before the loss. Blocks; on a
- * worker thread. */
+/* Reads the anchors of the device whose fd and path are set, through this fd. Returns -EINVAL with
+ * a sentence if neither is valid. Blocks. */
+GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, int fd, struct error *error);
+/* Makes the log durable, unless is_read_only; then restores the map and all tables. A snapshot
+ * whose tree is damaged is marked. Returns -EUCLEAN if the map of the disk is damaged. Also returns
+ * -EUCLEAN if flash_has_loss() is true and neither is_read_only nor a repair accepts the loss; the
+ * map is then that before the loss. Blocks; on a worker thread. */
 GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
 /* --- trees, and messages about damage (tree.c) ----------------------------------------------- */

@@ -186,15 +186,23 @@ MUTANTS = {
         "if (!MUTANT) { flash_detour_follow(&replay->flash->anchor, &replay->at); }"),
     "moved-without-anchor": ("move.c", "if (!is_anchored(flash)) {", "if (MUTANT || !is_anchored(flash)) {"),
     "old-one-of-two-records": ("rebuild.c", "one->moves > other->moves", "one->moves < other->moves"),
-    "page-cache-believed": ("recover.c", "is_doubtful(&replay) ? write_again(&replay) : 1", "1"),
+    "page-cache-believed": ("recover.c", "is_doubtful(replay) && !disk_has(disk, &replay->at)", "false"),
+    "page-cache-believed-in-direct-mode": (
+        "recover.c", "flash_has_zones(flash) ? 0 : write_log_again(&replay, &disk)",
+        "flash_has_zones(flash) || flash->memory_align > 1 ? 0 : write_log_again(&replay, &disk)"),
+    "written-again-from-too-late-a-record": ("recover.c", "replay->durable >= next.seq", "true"),
+    "written-again-what-the-disk-has": ("recover.c", "replay_whole(disk) != NULL", "false"),
     "failed-sync-of-a-start-believed": (
         "recover.c", "result == 0 ? disk_sync(flash->fd) : result", "disk_sync(flash->fd) > 0 ? 1 : result"),
     "anchor-in-page-cache-believed": (
+        "flash.c", "flash_anchors_read(flash, flash->disk_fd, error)", "flash_anchors_read(flash, flash->fd, error)"),
+    "anchor-stays-in-page-cache": (
         "flash.c", "disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);",
         "if (!MUTANT) { disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES); }"),
     "redo-from-what-is-written": (
         "redo.c", "redo->at = flash->log.durable_at;",
         "redo->at = MUTANT ? flash->log.written_at : flash->log.durable_at;"),
+    "bad-anchor-tried-for-ever": ("io.c", "|| !anchors_again(flash)", "|| !anchors_again(flash) || MUTANT"),
     "redo-leaves-out-what-is-in-flight": ("redo.c", "flash->log.writing_count > 0", "false"),
     "durable-write-in-two-records": ("change.c", "(part->flags & STORE_FUA) != 0", "false"),
 }
@@ -224,8 +232,9 @@ FOUND_BY = {
         "first-records-moved-without-detour", "nothing-told-by-a-checkpoint"],
     "small": ["step-of-a-page-of-zeroes", "refused-flush-is-final"],
     "move": [
-        "page-cache-believed", "failed-sync-of-a-start-believed", "anchor-in-page-cache-believed",
-        "redo-from-what-is-written", "redo-leaves-out-what-is-in-flight"],
+        "page-cache-believed", "page-cache-believed-in-direct-mode", "written-again-from-too-late-a-record",
+        "written-again-what-the-disk-has", "failed-sync-of-a-start-believed", "anchor-in-page-cache-believed",
+        "anchor-stays-in-page-cache", "bad-anchor-tried-for-ever", "redo-from-what-is-written", "redo-leaves-out-what-is-in-flight"],
 }
 BEGIN = """#include <stdlib.h>
 #include <string.h>

@@ -36,6 +36,8 @@ uint64_t sector_tag(const uint8_t *bytes)
 }
 
 enum world_disk world_disk;
+bool world_lacks_direct;
+bool world_keeps_cache;
 
 struct sim_disk_options world_disk_options(void)
 {
@@ -53,8 +55,9 @@ struct sim_disk_options world_disk_options(void)
 	return (struct sim_disk_options){ .size = (FLASH_SEGMENTS_AT +
 							  WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS) *
 						  (uint64_t)FLASH_BLOCK_BYTES,
-		.direct_offset_align = 512,
-		.is_block = world_disk == WORLD_DEVICE };
+		.direct_offset_align = world_lacks_direct ? 0 : 512,
+		.is_block = world_disk == WORLD_DEVICE,
+		.keeps_cache = world_keeps_cache };
 }
 
 static bool closes;
@@ -73,7 +76,8 @@ static void start_done(struct store_start *start)
 
 void world_prepare(struct world *world, const char *name, bool direct, bool read_only)
 {
-	enum store_mode mode = direct ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
+	enum store_mode mode =
+		direct && !world_lacks_direct ? STORE_MODE_DIRECT : STORE_MODE_CACHED;
 	char path[64];
 	char folder[64];
 	struct store_options options = {

@@ -33,7 +33,8 @@ static uint64_t expected[BLOCKS_MAX];
 static uint64_t flushed[BLOCKS_MAX];
 static uint64_t now;
 static uint32_t blocks;
-static bool has_failed; /* a write to the bad place of "disk" */
+static const char *watched = "disk";
+static bool has_failed; /* a write to the bad place of the watched disk */
 
 static void note_fault(void *context, struct sim_disk *disk, enum sim_fault_kind kind,
 	uint64_t offset, uint64_t length, int error)
@@ -42,7 +43,7 @@ static void note_fault(void *context, struct sim_disk *disk, enum sim_fault_kind
 	GMB_UNUSED(offset);
 	GMB_UNUSED(length);
 	GMB_UNUSED(error);
-	has_failed |= kind == SIM_FAULT_WRITE && disk == sim_disk_find("disk");
+	has_failed |= kind == SIM_FAULT_WRITE && disk == sim_disk_find(watched);
 }
 
 static void set_bad(const char *name, uint32_t block)
@@ -305,94 +306,162 @@ static void test_a_flush_that_fails_is_repeated(void **state)
 	assert_true(rewrites > SEEDS / 2);
 }
 
-/* A start with what the page cache has after a flush has failed, and the device does not. All that
- * was answered is there, and the start has made it durable. */
-static void start_killed(void)
+/* All that was answered is there, and durable: a start must have made it so. */
+static void check_started(struct world *world)
 {
 	static uint64_t before[BLOCKS_MAX];
-	static struct world world;
 	static struct world lost;
 
 	memcpy(before, expected, sizeof(before));
-	world_open(&world, "killed", false, NULL);
-	read_all(&world, before, before);
-	(void)sim_disk_crash_copy(sim_disk_find("killed"), "lost");
-	world_freeze(&world, true);
+	read_all(world, before, before);
+	(void)sim_disk_crash_copy(sim_disk_find(world->name), "lost");
+	world_freeze(world, true);
 	world_open(&lost, "lost", false, NULL);
 	read_all(&lost, before, before);
 	world_close(&lost);
-	world_freeze(&world, false);
-	world_discard(&world);
+	world_freeze(world, false);
+	world_discard(world);
 }
 
-/* A start whose syncs fail now and then is refused, or what it reads is durable. */
-static bool start_killed_with_errors(void)
+/* Starts the killed server's store, in the same mode or the other one, with what the page cache has
+ * after a flush has failed, and the device does not. */
+static void start_killed(bool direct)
 {
-	static uint64_t before[BLOCKS_MAX];
 	static struct world world;
-	static struct world lost;
-	bool has_started;
 
-	memcpy(before, expected, sizeof(before));
+	world_open(&world, "killed", direct, NULL);
+	check_started(&world);
+}
+
+/* A start whose syncs fail now and then succeeds, or is refused and drops nothing. */
+static bool start_killed_with_errors(bool direct)
+{
+	static struct world world;
+
 	sim_set_faults(&(struct sim_faults){ .flush_error_ppm = 500000, .jitter = true });
-	world_begin(&world, "killed", false, false);
+	world_begin(&world, "killed", direct, false);
 	while (!world.started) {
 		assert_true(sim_step());
 	}
 	sim_set_faults(&(struct sim_faults){ .jitter = true });
-	has_started = world.start.result == 0;
-	if (has_started) {
-		(void)sim_disk_crash_copy(sim_disk_find("killed"), "lost");
-		world_freeze(&world, true);
-		world_open(&lost, "lost", false, NULL);
-		read_all(&lost, flushed, before);
-		world_close(&lost);
-		world_freeze(&world, false);
+	if (world.start.result == 0) {
+		check_started(&world);
+		return true;
 	}
+	assert_int_equal(world.start.result, -EIO);
 	world_discard(&world);
-	return has_started;
+	start_killed(direct);
+	return false;
+}
+
+/* A server that is killed while it repeats a flush. */
+static void kill_in_redo(uint64_t seed)
+{
+	static struct world world;
+	struct store_part flush = { .op = STORE_FLUSH, .done = world_part_done };
+
+	begin(&world, seed);
+	for (uint32_t i = 0; i < 5; i++) {
+		write_round(&world, i);
+	}
+	assert_int_equal(write_some(&world, STORE_WRITE, 0), 0);
+	sim_set_faults(&(struct sim_faults){ .flush_error_ppm = 1000000, .jitter = true });
+	store_submit(world.queues[0], &flush);
+	while (world_counter(&world, "log_rewrites") == 0) {
+		assert_true(sim_step());
+	}
+	sim_set_faults(&(struct sim_faults){ .jitter = true });
+	for (uint64_t steps = sim_between(0, REDO_STEPS_MAX); steps > 0; steps--) {
+		(void)sim_step();
+	}
+	world_kill_copy("disk", "killed");
+	while (flush.op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+	world_close(&world);
 }
 
 static void test_a_restart_keeps_what_only_the_page_cache_has(void **state)
 {
-	static struct world world;
 	uint32_t started = 0;
 
 	GMB_UNUSED(state);
 	is_direct = false;
 	for (uint64_t seed = 0; seed < RESTARTS; seed++) {
-		struct store_part flush = { .op = STORE_FLUSH, .done = world_part_done };
+		bool direct = seed / 4 % 2 == 1;
+
+		world_lacks_direct = seed % 3 == 2;
+		kill_in_redo(seed);
+		if (seed % 2 == 0) {
+			start_killed(direct);
+		} else {
+			started += start_killed_with_errors(direct);
+		}
+		sim_stop();
+	}
+	world_lacks_direct = false;
+	is_direct = true;
+	print_message("%u of %u starts with errors succeeded\n", started, RESTARTS / 2);
+	assert_in_range(started, 1, RESTARTS / 2 - 1);
+}
+
+/* Returns the end of the device's part that has ever been written, in blocks. */
+static uint64_t find_end(const char *name)
+{
+	static const uint8_t zeroes[FLASH_BLOCK_BYTES];
+	uint8_t block[FLASH_BLOCK_BYTES];
+	uint64_t end = BLOCKS_MAX;
+
+	do {
+		end--;
+		sim_disk_peek(sim_disk_find(name), end * FLASH_BLOCK_BYTES, block, sizeof(block));
+	} while (memcmp(block, zeroes, sizeof(block)) == 0);
+	return end + 1;
+}
+
+/* Starts while writes to these blocks, in which the log is, fail. */
+static void start_without_writes(const char *name, uint64_t from, uint64_t end)
+{
+	static struct world world;
+
+	watched = name;
+	has_failed = false;
+	sim_disk_set_bad(sim_disk_find(name), from * FLASH_BLOCK_BYTES,
+		(end - from) * FLASH_BLOCK_BYTES, false, true);
+	world_open(&world, name, false, NULL);
+	assert_false(has_failed);
+	read_all(&world, flushed, expected);
+	world_discard(&world);
+	watched = "disk";
+}
+
+static void test_a_start_overwrites_nothing_that_the_disk_has(void **state)
+{
+	static struct world world;
+
+	GMB_UNUSED(state);
+	is_direct = false;
+	for (uint64_t seed = 0; seed < SEEDS; seed++) {
+		uint64_t from;
+		uint64_t end;
 
 		begin(&world, seed);
+		from = find_end("disk");
 		for (uint32_t i = 0; i < 5; i++) {
 			write_round(&world, i);
 		}
+		end = find_end("disk"); /* what has been flushed */
 		assert_int_equal(write_some(&world, STORE_WRITE, 0), 0);
-		sim_set_faults(&(struct sim_faults){ .flush_error_ppm = 1000000, .jitter = true });
-		store_submit(world.queues[0], &flush);
-		while (world_counter(&world, "log_rewrites") == 0) {
-			assert_true(sim_step());
-		}
-		sim_set_faults(&(struct sim_faults){ .jitter = true });
-		for (uint64_t steps = sim_between(0, REDO_STEPS_MAX); steps > 0; steps--) {
-			(void)sim_step();
-		}
+		(void)sim_disk_crash_copy(sim_disk_find("disk"), "lost");
 		world_kill_copy("disk", "killed");
 		world_freeze(&world, true);
-		if (seed % 2 == 0) {
-			start_killed();
-		} else {
-			started += start_killed_with_errors();
-		}
+		start_without_writes("lost", from, end);
+		start_without_writes("killed", from, find_end("killed"));
 		world_freeze(&world, false);
-		while (flush.op != STORE_OP_COUNT) {
-			assert_true(sim_step());
-		}
 		world_close(&world);
 		sim_stop();
 	}
 	is_direct = true;
-	assert_in_range(started, 1, RESTARTS / 2 - 1);
 }
 
 /* Overwrites the anchors in the page cache. Returns whether the disk has lost that. */
@@ -428,7 +497,9 @@ static void test_a_start_reads_the_anchors_of_the_disk(void **state)
 	uint32_t tried = 0;
 
 	GMB_UNUSED(state);
-	for (uint64_t seed = 0; seed < SEEDS; seed++) {
+	for (uint64_t seed = 0; seed < RESTARTS; seed++) {
+		world_lacks_direct = seed % 3 == 2;
+		world_keeps_cache = !world_lacks_direct; /* it need not be dropped */
 		begin(&world, seed);
 		write_round(&world, 0);
 		world_close(&world);
@@ -438,7 +509,38 @@ static void test_a_start_reads_the_anchors_of_the_disk(void **state)
 		}
 		sim_stop();
 	}
-	assert_true(tried > 0);
+	world_lacks_direct = false;
+	world_keeps_cache = false;
+	assert_true(tried > RESTARTS / 10);
+}
+
+/* Flushes fail while an anchor is to be made durable. Those of the records in between succeed. */
+static void test_a_bad_anchor_fails_the_log(void **state)
+{
+	static struct world world;
+	struct store_part flush = { .op = STORE_FLUSH, .flags = STORE_QUIESCE };
+
+	GMB_UNUSED(state);
+	is_direct = false;
+	begin(&world, 4);
+	is_direct = true;
+	write_round(&world, 0);
+	sim_disk_set_bad_flushes(sim_disk_find("disk"), 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);
+	flush.done = write_done;
+	result_of_write = 0;
+	store_submit(world.queues[0], &flush);
+	while (flush.op != STORE_OP_COUNT) {
+		assert_true(sim_step());
+	}
+	assert_int_equal(result_of_write, -EIO);
+	assert_int_equal(world_counter(&world, "log_rewrites"), 3);
+	memcpy(flushed, expected, sizeof(flushed));
+	assert_int_equal(write_some(&world, STORE_WRITE, 0), -EIO);
+	read_all(&world, flushed, flushed);
+	world_is_full = true;
+	world_close(&world);
+	world_is_full = false;
+	sim_stop();
 }
 
 static void test_a_device_that_makes_nothing_durable_can_be_read(void **state)
@@ -471,7 +573,9 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_a_device_that_fails_too_often_is_given_up),
 		cmocka_unit_test(test_a_flush_that_fails_is_repeated),
 		cmocka_unit_test(test_a_restart_keeps_what_only_the_page_cache_has),
+		cmocka_unit_test(test_a_start_overwrites_nothing_that_the_disk_has),
 		cmocka_unit_test(test_a_start_reads_the_anchors_of_the_disk),
+		cmocka_unit_test(test_a_bad_anchor_fails_the_log),
 		cmocka_unit_test(test_a_device_that_makes_nothing_durable_can_be_read),
 	};
 
