@@ -205,6 +205,11 @@ class Packages(unittest.TestCase):
 
     def check_files(self, root):
         root.run("gmblock", "--version")
+        # What is loaded by its path, as the manual pages say.
+        for command, library in (
+                (("clan-run", "--rules", "listen 127.0.0.1:6379"), "libclan-sockets.so"),
+                (("env", "LD_PRELOAD=/usr/$LIB/gmblock/libclan-omniorb.so"), "libclan-omniorb.so")):
+            self.assertIn(f"/gmblock/{library}\n", root.run(*command, "cat", "/proc/self/maps"))
         found = root.files()
         for suffix in ("lib/systemd/system/gmblock.service", "lib/systemd/system/gmblock.socket",
                        "lib/systemd/system/gmblock-attach@.service", "libgmblock.so.0",
