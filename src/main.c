@@ -35,7 +35,7 @@ static const struct cli_subcommand commands[] = {
 	{ "check", cmd_check, "check an overlay or flash store for corruption" },
 	{ "create", cmd_create, "create a flash store or an overlay" },
 	{ "copy", cmd_copy, "copy a disk between servers, files, devices and pipes" },
-#ifdef GMBLOCK_CLAN
+#ifdef GMBLOCK_PUSH
 	{ "push", cmd_push, "make one server send a disk to another" },
 #endif
 	{ "attach", cmd_attach, "attach a remote export as a local disk" },

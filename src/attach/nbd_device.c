@@ -322,8 +322,9 @@ static void take_news(struct nbd_disk *disk)
 		if (rc == disk->kernel.index) {
 			disk->dead_links++;
 		}
-		/* Notifications of other kinds, and lost ones, are skipped. */
-	} while (rc >= 0 || rc == -EPROTO || rc == -ENOBUFS);
+		/* Notifications of other kinds are skipped. Lost ones end the loop, but poll()
+		 * reports those that remain. */
+	} while (rc >= 0 || rc == -EPROTO);
 }
 
 /* The size never decreases here: a smaller export counts as another disk, see check_facts(). */
@@ -394,7 +395,7 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		rc = watch_once(disk, WAIT_MS / 10) ? 0 : -ECANCELED;
 	}
 	if (rc == 0) {
-		rc = nbd_kernel_reconfigure(&disk->news, &disk->kernel, connection.fd);
+		rc = nbd_kernel_reconfigure(&disk->orders, &disk->kernel, connection.fd);
 		if (rc != 0) {
 			error_set(error, rc, "the kernel rejects the new connection: %s",
 				strerror(-rc));
@@ -651,7 +652,7 @@ static int nbd_device_prepare(struct nbd_disk *disk, struct error *error)
 	}
 	rc = make_token(disk, error) ?: nbd_kernel_open(&disk->orders, error);
 	if (rc == 0) {
-		rc = netlink_open(&disk->news, "nbd") ?: netlink_join(&disk->news);
+		rc = nbd_kernel_listen(&disk->news);
 		if (rc != 0) {
 			error_set(error, rc, "cannot receive events from the nbd driver: %s",
 				strerror(-rc));
@@ -673,8 +674,8 @@ static void nbd_device_disk_free(struct nbd_disk *disk)
 	}
 	tls_client_destroy(disk->tls_driver);
 	tls_client_destroy(disk->tls);
-	netlink_close(&disk->orders);
-	netlink_close(&disk->news);
+	nbd_kernel_close(&disk->orders);
+	nbd_kernel_close(&disk->news);
 	export_uri_fini(&disk->uri);
 	if (disk->stop_fd >= 0) {
 		close(disk->stop_fd);
@@ -693,8 +694,6 @@ static struct nbd_disk *nbd_device_disk_allocate(const struct attach_options *op
 	}
 	rc = device_init(&disk->device, &nbd_device_ops, NULL);
 	disk->options = options;
-	disk->orders.fd = -1;
-	disk->news.fd = -1;
 	disk->stop_fd = eventfd(0, EFD_CLOEXEC);
 	if (rc != 0 || disk->stop_fd < 0) {
 		nbd_device_disk_free(disk);
@@ -845,7 +844,7 @@ static void nbd_device_hurry(struct device *device)
 	rc = nbd_kernel_open(&netlink, &error);
 	if (rc == 0) {
 		rc = disconnect(&netlink, disk->kernel.index, true, &error);
-		netlink_close(&netlink);
+		nbd_kernel_close(&netlink);
 	}
 	if (rc != 0) {
 		log_error("%s", error.text);
@@ -878,7 +877,7 @@ static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *
 		return rc;
 	}
 	rc = nbd_kernel_resize(&netlink, &disk->kernel, bytes);
-	netlink_close(&netlink);
+	nbd_kernel_close(&netlink);
 	if (rc != 0) {
 		return error_set(error, rc, "the nbd driver rejects the size: %s", strerror(-rc));
 	}
@@ -935,7 +934,7 @@ int nbd_device_remove(int32_t number, bool force, struct error *error)
 		rc = nbd_kernel_status(&netlink, number) > 0
 			     ? remove_left(&netlink, number, force, error)
 			     : 0;
-		netlink_close(&netlink);
+		nbd_kernel_close(&netlink);
 	}
 	return rc;
 }

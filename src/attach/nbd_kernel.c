@@ -2,13 +2,12 @@
 #include "attach/nbd_kernel.h"
 
 #include <errno.h>
-#include <linux/genetlink.h>
 #include <linux/nbd-netlink.h>
+#include <netlink/genl/ctrl.h>
+#include <netlink/genl/genl.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/socket.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 
 #include "attach/process.h"
 #include "nbd/wire.h"
@@ -18,22 +17,8 @@ enum {
 	/* From linux/nbd.h, which conflicts with the protocol's own numbers. */
 	CLIENT_DESTROY_ON_DISCONNECT = 1 << 0,
 	KERNEL_6_12 = 6 << 16 | 12,
+	REQUEST_BYTES_MAX = 8192,
 };
-
-int nbd_kernel_open(struct netlink *netlink, struct error *error)
-{
-	int rc = netlink_open(netlink, NBD_GENL_FAMILY_NAME);
-
-	if (rc == -ENOSYS) {
-		process_load_module("nbd");
-		rc = netlink_open(netlink, NBD_GENL_FAMILY_NAME);
-	}
-	if (rc == -ENOSYS) {
-		return error_set(error, rc,
-			"this kernel has no nbd driver, or its module nbd is not installed");
-	}
-	return rc == 0 ? 0 : error_set(error, rc, "cannot query the nbd driver: %s", strerror(-rc));
-}
 
 static int kernel_version(void)
 {
@@ -58,60 +43,205 @@ uint16_t nbd_kernel_flags(uint16_t flags)
 	return flags & known;
 }
 
-static void put_sockets(struct netlink_message *message, const int *sockets, uint32_t count)
+/* --- libnl --------------------------------------------------------------------------------- */
+
+/* Converts a result of libnl, which has its own error codes, and one for all other values of
+ * errno. */
+static int nbd_kernel_errno(int result)
 {
-	uint32_t list = netlink_nest(message, NBD_ATTR_SOCKETS);
-
-	for (uint32_t i = 0; i < count; i++) {
-		uint32_t item = netlink_nest(message, NBD_SOCK_ITEM);
-
-		netlink_put_u32(message, NBD_SOCK_FD, (uint32_t)sockets[i]);
-		netlink_nest_end(message, item);
+	if (result >= 0) {
+		return 0;
 	}
-	netlink_nest_end(message, list);
+	switch (-result) {
+	case NLE_AGAIN:
+		return -EAGAIN;
+	case NLE_NOMEM: /* also lost notifications */
+		return -ENOMEM;
+	case NLE_PERM:
+		return -EPERM;
+	case NLE_NOACCESS:
+		return -EACCES;
+	case NLE_AF_NOSUPPORT:
+		return -EAFNOSUPPORT;
+	case NLE_OBJ_NOTFOUND:	 /* no such family */
+	case NLE_PROTO_MISMATCH: /* no generic netlink */
+		return -ENOSYS;
+	case NLE_FAILURE:
+		return errno != 0 ? -errno : -EIO;
+	default:
+		return -EIO;
+	}
 }
 
-static int answered_index(const struct netlink_message *message)
+/* Finds an attribute nested in another one. Returns NULL if either does not exist. */
+static struct nlattr *find_nested(const struct nlattr *outer, int type)
 {
-	size_t bytes;
-	const void *attributes = netlink_attributes(message, &bytes);
-	const void *payload =
-		netlink_find(attributes, bytes, NBD_ATTR_INDEX, sizeof(uint32_t), NULL);
-	uint32_t index;
-
-	if (payload == NULL) {
-		return -EPROTO;
-	}
-	memcpy(&index, payload, sizeof(index));
-	return index <= INT32_MAX ? (int)index : -EPROTO;
+	return outer != NULL ? nla_find(nla_data(outer), nla_len(outer), type) : NULL;
 }
+
+/* Called by libnl for every received message. */
+static int take_message(struct nl_msg *message, void *argument)
+{
+	struct netlink *netlink = argument;
+	struct nlmsghdr *header = nlmsg_hdr(message);
+	struct nlattr *found;
+
+	if (header->nlmsg_seq != netlink->sequence) {
+		return NL_SKIP;
+	}
+	if (header->nlmsg_type == NLMSG_ERROR) { /* also the acknowledgement, with code 0 */
+		const struct nlmsgerr *result = nlmsg_data(header);
+
+		netlink->is_acknowledged = true;
+		netlink->code =
+			nlmsg_datalen(header) >= (int)sizeof(*result) ? result->error : -EPROTO;
+		return NL_STOP;
+	}
+	netlink->command = genlmsg_valid_hdr(header, 0) ? genlmsg_hdr(header)->cmd : NBD_CMD_UNSPEC;
+	found = nlmsg_find_attr(header, GENL_HDRLEN, NBD_ATTR_INDEX);
+	if (found != NULL && nla_len(found) == sizeof(uint32_t)) {
+		netlink->index = nla_get_s32(found);
+	}
+	found = nlmsg_find_attr(header, GENL_HDRLEN, NBD_ATTR_DEVICE_LIST);
+	/* If the list is empty, there is no such device. */
+	found = find_nested(find_nested(found, NBD_DEVICE_ITEM), NBD_DEVICE_CONNECTED);
+	netlink->is_connected = found != NULL && nla_len(found) == 1 && nla_get_u8(found) != 0;
+	return NL_SKIP;
+}
+
+static int netlink_open(struct netlink *netlink)
+{
+	int rc;
+
+	*netlink = (struct netlink){ .socket = nl_socket_alloc() };
+	if (netlink->socket == NULL) {
+		return -ENOMEM;
+	}
+	rc = genl_connect(netlink->socket);
+	if (rc == 0) {
+		rc = genl_ctrl_resolve(netlink->socket, NBD_GENL_FAMILY_NAME);
+	}
+	if (rc < 0) {
+		rc = nbd_kernel_errno(rc);
+		nbd_kernel_close(netlink);
+		return rc;
+	}
+	netlink->family = rc;
+	netlink->group = genl_ctrl_resolve_grp(
+		netlink->socket, NBD_GENL_FAMILY_NAME, NBD_GENL_MCAST_GROUP_NAME);
+	netlink->fd = nl_socket_get_fd(netlink->socket);
+	nl_socket_modify_cb(netlink->socket, NL_CB_MSG_IN, NL_CB_CUSTOM, take_message, netlink);
+	return 0;
+}
+
+int nbd_kernel_open(struct netlink *netlink, struct error *error)
+{
+	int rc = netlink_open(netlink);
+
+	if (rc == -ENOSYS) {
+		process_load_module("nbd");
+		rc = netlink_open(netlink);
+	}
+	if (rc == -ENOSYS) {
+		return error_set(error, rc,
+			"this kernel has no nbd driver, or its module nbd is not installed");
+	}
+	return rc == 0 ? 0 : error_set(error, rc, "cannot query the nbd driver: %s", strerror(-rc));
+}
+
+int nbd_kernel_listen(struct netlink *netlink)
+{
+	int rc = netlink_open(netlink);
+
+	if (rc == 0 && netlink->group < 0) {
+		rc = -EOPNOTSUPP;
+	} else if (rc == 0) {
+		rc = nbd_kernel_errno(nl_socket_add_membership(netlink->socket, netlink->group));
+	}
+	return rc == 0 ? nbd_kernel_errno(nl_socket_set_nonblocking(netlink->socket)) : rc;
+}
+
+void nbd_kernel_close(struct netlink *netlink)
+{
+	nl_socket_free(netlink->socket);
+	netlink->socket = NULL;
+}
+
+/* Returns a request, to which attributes can be added until nbd_kernel_ask() frees it. NULL: out
+ * of memory. index -1: none. */
+static struct nl_msg *nbd_kernel_request(
+	const struct netlink *netlink, uint8_t command, int32_t index)
+{
+	struct nl_msg *request = nlmsg_alloc_size(REQUEST_BYTES_MAX);
+
+	if (request != NULL) {
+		genlmsg_put(request, NL_AUTO_PORT, NL_AUTO_SEQ, netlink->family, 0, 0, command,
+			NBD_GENL_VERSION);
+		if (index >= 0) {
+			nla_put_s32(request, NBD_ATTR_INDEX, index);
+		}
+	}
+	return request;
+}
+
+static bool put_sockets(struct nl_msg *request, const int *sockets, uint32_t count)
+{
+	struct nlattr *list = nla_nest_start(request, NBD_ATTR_SOCKETS);
+	bool fits = list != NULL;
+
+	for (uint32_t i = 0; fits && i < count; i++) {
+		struct nlattr *item = nla_nest_start(request, NBD_SOCK_ITEM);
+
+		fits = item != NULL && nla_put_s32(request, NBD_SOCK_FD, sockets[i]) == 0 &&
+		       nla_nest_end(request, item) == 0;
+	}
+	return fits && nla_nest_end(request, list) == 0;
+}
+
+/* Sends a request and waits for its acknowledgement. take_message() keeps the answer. fits: all
+ * attributes could be added. */
+static int nbd_kernel_ask(struct netlink *netlink, struct nl_msg *request, bool fits)
+{
+	int rc;
+
+	if (!fits) {
+		nlmsg_free(request);
+		return request == NULL ? -ENOMEM : -EMSGSIZE;
+	}
+	rc = nl_send_auto(netlink->socket, request);
+	netlink->sequence = nlmsg_hdr(request)->nlmsg_seq;
+	netlink->is_acknowledged = false;
+	netlink->is_connected = false;
+	netlink->index = -EPROTO;
+	nlmsg_free(request);
+	while (rc >= 0 && !netlink->is_acknowledged) {
+		rc = nl_recvmsgs_default(netlink->socket);
+	}
+	return rc < 0 ? nbd_kernel_errno(rc) : netlink->code;
+}
+
+/* --- the driver's commands ----------------------------------------------------------------- */
 
 int nbd_kernel_connect(struct netlink *netlink, struct nbd_kernel_device *device,
 	const int *sockets, uint32_t count)
 {
-	struct netlink_message message;
-	int rc;
+	const uint64_t client_flags = device->destroy ? CLIENT_DESTROY_ON_DISCONNECT : 0;
+	struct nl_msg *request = nbd_kernel_request(netlink, NBD_CMD_CONNECT, device->index);
+	bool fits = request != NULL &&
+		    nla_put_u64(request, NBD_ATTR_SIZE_BYTES, device->bytes) == 0 &&
+		    nla_put_u64(request, NBD_ATTR_BLOCK_SIZE_BYTES, device->block_bytes) == 0 &&
+		    nla_put_u64(request, NBD_ATTR_TIMEOUT, device->timeout_s) == 0 &&
+		    nla_put_u64(request, NBD_ATTR_DEAD_CONN_TIMEOUT, device->dead_timeout_s) == 0 &&
+		    nla_put_u64(request, NBD_ATTR_SERVER_FLAGS, device->server_flags) == 0 &&
+		    nla_put_u64(request, NBD_ATTR_CLIENT_FLAGS, client_flags) == 0 &&
+		    nla_put_string(request, ATTR_BACKEND_IDENTIFIER, device->backend) == 0 &&
+		    put_sockets(request, sockets, count);
+	int rc = nbd_kernel_ask(netlink, request, fits);
 
-	netlink_begin(&message, NBD_CMD_CONNECT);
-	if (device->index >= 0) {
-		netlink_put_u32(&message, NBD_ATTR_INDEX, (uint32_t)device->index);
-	}
-	netlink_put_u64(&message, NBD_ATTR_SIZE_BYTES, device->bytes);
-	netlink_put_u64(&message, NBD_ATTR_BLOCK_SIZE_BYTES, device->block_bytes);
-	netlink_put_u64(&message, NBD_ATTR_TIMEOUT, device->timeout_s);
-	netlink_put_u64(&message, NBD_ATTR_DEAD_CONN_TIMEOUT, device->dead_timeout_s);
-	netlink_put_u64(&message, NBD_ATTR_SERVER_FLAGS, device->server_flags);
-	netlink_put_u64(&message, NBD_ATTR_CLIENT_FLAGS,
-		device->destroy ? CLIENT_DESTROY_ON_DISCONNECT : 0);
-	netlink_put_text(&message, ATTR_BACKEND_IDENTIFIER, device->backend);
-	put_sockets(&message, sockets, count);
-	rc = netlink_ask(netlink, &message);
-	if (rc == 0) {
-		rc = answered_index(&message);
-	}
-	if (rc >= 0) {
-		device->index = rc;
-		rc = 0;
+	if (rc == 0 && netlink->index < 0) {
+		rc = -EPROTO;
+	} else if (rc == 0) {
+		device->index = netlink->index;
 	}
 	return rc;
 }
@@ -119,376 +249,51 @@ int nbd_kernel_connect(struct netlink *netlink, struct nbd_kernel_device *device
 int nbd_kernel_reconfigure(
 	struct netlink *netlink, const struct nbd_kernel_device *device, int socket)
 {
-	struct netlink_message message;
+	struct nl_msg *request = nbd_kernel_request(netlink, NBD_CMD_RECONFIGURE, device->index);
+	bool fits = request != NULL &&
+		    nla_put_u64(request, NBD_ATTR_TIMEOUT, device->timeout_s) == 0 &&
+		    nla_put_u64(request, NBD_ATTR_DEAD_CONN_TIMEOUT, device->dead_timeout_s) == 0 &&
+		    nla_put_string(request, ATTR_BACKEND_IDENTIFIER, device->backend) == 0 &&
+		    put_sockets(request, &socket, 1);
 
-	netlink_begin(&message, NBD_CMD_RECONFIGURE);
-	netlink_put_u32(&message, NBD_ATTR_INDEX, (uint32_t)device->index);
-	netlink_put_u64(&message, NBD_ATTR_TIMEOUT, device->timeout_s);
-	netlink_put_u64(&message, NBD_ATTR_DEAD_CONN_TIMEOUT, device->dead_timeout_s);
-	netlink_put_text(&message, ATTR_BACKEND_IDENTIFIER, device->backend);
-	put_sockets(&message, &socket, 1);
-	return netlink_ask(netlink, &message);
+	return nbd_kernel_ask(netlink, request, fits);
 }
 
 int nbd_kernel_resize(
 	struct netlink *netlink, const struct nbd_kernel_device *device, uint64_t bytes)
 {
-	struct netlink_message message;
+	struct nl_msg *request = nbd_kernel_request(netlink, NBD_CMD_RECONFIGURE, device->index);
+	bool fits = request != NULL && nla_put_u64(request, NBD_ATTR_SIZE_BYTES, bytes) == 0 &&
+		    nla_put_u64(request, NBD_ATTR_BLOCK_SIZE_BYTES, device->block_bytes) == 0 &&
+		    nla_put_string(request, ATTR_BACKEND_IDENTIFIER, device->backend) == 0;
 
-	netlink_begin(&message, NBD_CMD_RECONFIGURE);
-	netlink_put_u32(&message, NBD_ATTR_INDEX, (uint32_t)device->index);
-	netlink_put_u64(&message, NBD_ATTR_SIZE_BYTES, bytes);
-	netlink_put_u64(&message, NBD_ATTR_BLOCK_SIZE_BYTES, device->block_bytes);
-	netlink_put_text(&message, ATTR_BACKEND_IDENTIFIER, device->backend);
-	return netlink_ask(netlink, &message);
+	return nbd_kernel_ask(netlink, request, fits);
 }
 
 int nbd_kernel_disconnect(struct netlink *netlink, int32_t index)
 {
-	struct netlink_message message;
+	struct nl_msg *request = nbd_kernel_request(netlink, NBD_CMD_DISCONNECT, index);
 
-	netlink_begin(&message, NBD_CMD_DISCONNECT);
-	netlink_put_u32(&message, NBD_ATTR_INDEX, (uint32_t)index);
-	return netlink_ask(netlink, &message);
+	return nbd_kernel_ask(netlink, request, request != NULL);
 }
 
 int nbd_kernel_status(struct netlink *netlink, int32_t index)
 {
-	struct netlink_message message;
-	size_t bytes;
-	size_t list_bytes = 0;
-	size_t item_bytes = 0;
-	const void *at;
-	int rc;
+	struct nl_msg *request = nbd_kernel_request(netlink, NBD_CMD_STATUS, index);
+	int rc = nbd_kernel_ask(netlink, request, request != NULL);
 
-	netlink_begin(&message, NBD_CMD_STATUS);
-	netlink_put_u32(&message, NBD_ATTR_INDEX, (uint32_t)index);
-	rc = netlink_ask(netlink, &message);
-	if (rc != 0) {
-		return rc;
-	}
-	at = netlink_attributes(&message, &bytes);
-	at = netlink_find(at, bytes, NBD_ATTR_DEVICE_LIST, 0, &list_bytes);
-	/* If the list is empty, there is no such device. */
-	at = at != NULL ? netlink_find(at, list_bytes, NBD_DEVICE_ITEM, 0, &item_bytes) : NULL;
-	at = at != NULL ? netlink_find(at, item_bytes, NBD_DEVICE_CONNECTED, 1, NULL) : NULL;
-	return at != NULL && *(const uint8_t *)at != 0;
+	return rc != 0 ? rc : netlink->is_connected;
 }
 
 int nbd_kernel_dead_link(struct netlink *netlink)
 {
-	struct netlink_message message;
-	int command = netlink_receive(netlink, &message);
+	int rc;
 
-	if (command < 0) {
-		return command;
-	}
-	return command == NBD_CMD_LINK_DEAD ? answered_index(&message) : -EPROTO;
-}
-
-enum { HEADERS_BYTES = NLMSG_HDRLEN + GENL_HDRLEN };
-
-/* --- writing ------------------------------------------------------------------------------- */
-
-void netlink_begin(struct netlink_message *message, uint8_t command)
-{
-	struct genlmsghdr header = { .cmd = command, .version = 1 };
-
-	memset(message->bytes, 0, HEADERS_BYTES);
-	memcpy(message->bytes + NLMSG_HDRLEN, &header, sizeof(header));
-	message->used = HEADERS_BYTES;
-	message->overflow = false;
-}
-
-static void nbd_kernel_put(
-	struct netlink_message *message, uint16_t type, const void *payload, size_t bytes)
-{
-	struct nlattr attribute = { .nla_len = (uint16_t)(NLA_HDRLEN + bytes), .nla_type = type };
-	size_t padded = NLA_ALIGN(NLA_HDRLEN + bytes);
-
-	if (message->overflow || bytes > UINT16_MAX / 2 ||
-		padded > sizeof(message->bytes) - message->used) {
-		message->overflow = true;
-		return;
-	}
-	memset(message->bytes + message->used, 0, padded);
-	memcpy(message->bytes + message->used, &attribute, sizeof(attribute));
-	if (bytes > 0) {
-		memcpy(message->bytes + message->used + NLA_HDRLEN, payload, bytes);
-	}
-	message->used += (uint32_t)padded;
-}
-
-void netlink_put_u32(struct netlink_message *message, uint16_t type, uint32_t value)
-{
-	nbd_kernel_put(message, type, &value, sizeof(value));
-}
-
-void netlink_put_u64(struct netlink_message *message, uint16_t type, uint64_t value)
-{
-	nbd_kernel_put(message, type, &value, sizeof(value));
-}
-
-void netlink_put_text(struct netlink_message *message, uint16_t type, const char *text)
-{
-	nbd_kernel_put(message, type, text, strlen(text) + 1);
-}
-
-uint32_t netlink_nest(struct netlink_message *message, uint16_t type)
-{
-	uint32_t start = message->used;
-
-	nbd_kernel_put(message, type | NLA_F_NESTED, NULL, 0);
-	return start;
-}
-
-void netlink_nest_end(struct netlink_message *message, uint32_t start)
-{
-	uint16_t len = (uint16_t)(message->used - start);
-
-	if (!message->overflow) {
-		memcpy(message->bytes + start + offsetof(struct nlattr, nla_len), &len,
-			sizeof(len));
-	}
-}
-
-/* --- parsing ---------------------------------------------------------------------------------- */
-
-/* Returns NULL if a length is malformed. */
-const void *netlink_find(
-	const void *bytes, size_t size, uint16_t type, size_t wanted, size_t *payload_bytes)
-{
-	const uint8_t *at = bytes;
-	size_t left = size;
-
-	while (left >= NLA_HDRLEN) {
-		struct nlattr attribute;
-		size_t step;
-
-		memcpy(&attribute, at, sizeof(attribute));
-		if (attribute.nla_len < NLA_HDRLEN || attribute.nla_len > left) {
-			return NULL;
-		}
-		if ((attribute.nla_type & NLA_TYPE_MASK) == type) {
-			if (payload_bytes != NULL) {
-				*payload_bytes = attribute.nla_len - NLA_HDRLEN;
-			}
-			return attribute.nla_len >= NLA_HDRLEN + wanted ? at + NLA_HDRLEN : NULL;
-		}
-		step = NLA_ALIGN(attribute.nla_len);
-		if (step >= left) {
-			return NULL;
-		}
-		at += step;
-		left -= step;
-	}
-	return NULL;
-}
-
-const void *netlink_attributes(const struct netlink_message *message, size_t *bytes)
-{
-	*bytes = message->used > HEADERS_BYTES ? message->used - HEADERS_BYTES : 0;
-	return message->bytes + HEADERS_BYTES;
-}
-
-/* --- exchange of messages --------------------------------------------------------------------- */
-
-/* Receives one packet, which may contain several messages. Returns its length. */
-static int receive_packet(struct netlink *netlink, void *bytes, size_t size, int flags)
-{
-	ssize_t count;
-
-	do {
-		count = recv(netlink->fd, bytes, size, flags);
-	} while (count < 0 && errno == EINTR);
-	return count < 0 ? -errno : (int)count;
-}
-
-static void keep_answer(
-	struct netlink_message *message, const struct nlmsghdr *header, const uint8_t *at)
-{
-	memcpy(message->bytes, at, header->nlmsg_len);
-	message->used = header->nlmsg_len;
-}
-
-/* Searches a packet for the answer to the request. Returns 1 if the acknowledgement is still
- * missing, otherwise its result. */
-static int take_packet(struct netlink *netlink, const uint8_t *packet, size_t left,
-	struct netlink_message *message)
-{
-	while (left >= NLMSG_HDRLEN) {
-		struct nlmsghdr header;
-		int code;
-
-		memcpy(&header, packet, sizeof(header));
-		if (header.nlmsg_len < NLMSG_HDRLEN || header.nlmsg_len > left) {
-			return -EPROTO;
-		}
-		if (header.nlmsg_seq == netlink->sequence && header.nlmsg_type == NLMSG_ERROR) {
-			if (header.nlmsg_len < NLMSG_HDRLEN + sizeof(code)) {
-				return -EPROTO;
-			}
-			memcpy(&code, packet + NLMSG_HDRLEN, sizeof(code));
-			return MIN(code, 0);
-		}
-		if (header.nlmsg_seq == netlink->sequence && header.nlmsg_len >= HEADERS_BYTES &&
-			header.nlmsg_len <= sizeof(message->bytes)) {
-			keep_answer(message, &header, packet);
-		}
-		if (NLMSG_ALIGN(header.nlmsg_len) >= left) {
-			break;
-		}
-		left -= NLMSG_ALIGN(header.nlmsg_len);
-		packet += NLMSG_ALIGN(header.nlmsg_len);
-	}
-	return 1;
-}
-
-static int nbd_kernel_send_message(struct netlink *netlink, struct netlink_message *message)
-{
-	struct sockaddr_nl kernel = { .nl_family = AF_NETLINK };
-	struct nlmsghdr header = {
-		.nlmsg_len = message->used,
-		.nlmsg_type = netlink->family,
-		.nlmsg_flags = NLM_F_REQUEST | NLM_F_ACK,
-		.nlmsg_seq = ++netlink->sequence,
-	};
-	ssize_t count;
-
-	if (message->overflow) {
-		return -EMSGSIZE;
-	}
-	memcpy(message->bytes, &header, sizeof(header));
-	do {
-		count = sendto(netlink->fd, message->bytes, message->used, 0,
-			(struct sockaddr *)&kernel, sizeof(kernel));
-	} while (count < 0 && errno == EINTR);
-	return count < 0 ? -errno : 0;
-}
-
-int netlink_ask(struct netlink *netlink, struct netlink_message *message)
-{
-	uint8_t packet[NETLINK_MESSAGE_BYTES] __attribute__((aligned(4)));
-	int rc = nbd_kernel_send_message(netlink, message);
-
-	message->used = 0;
+	netlink->command = NBD_CMD_UNSPEC;
+	netlink->index = -EPROTO;
+	rc = nbd_kernel_errno(nl_recvmsgs_default(netlink->socket));
 	if (rc != 0) {
 		return rc;
 	}
-	do {
-		rc = receive_packet(netlink, packet, sizeof(packet), 0);
-		if (rc >= 0) {
-			rc = take_packet(netlink, packet, (size_t)rc, message);
-		}
-	} while (rc > 0);
-	return rc;
-}
-
-int netlink_receive(struct netlink *netlink, struct netlink_message *message)
-{
-	int count = receive_packet(netlink, message->bytes, sizeof(message->bytes), MSG_DONTWAIT);
-	struct nlmsghdr header;
-	struct genlmsghdr generic;
-
-	if (count < 0) {
-		return count;
-	}
-	if (count < HEADERS_BYTES) {
-		return -EPROTO;
-	}
-	memcpy(&header, message->bytes, sizeof(header));
-	memcpy(&generic, message->bytes + NLMSG_HDRLEN, sizeof(generic));
-	message->used = MIN((uint32_t)count, header.nlmsg_len);
-	return header.nlmsg_type == netlink->family && message->used >= HEADERS_BYTES ? generic.cmd
-										      : -EPROTO;
-}
-
-/* --- the family ---------------------------------------------------------------------------- */
-
-/* Returns the number of the first multicast group; 0 if there is none. */
-static uint32_t first_group(const void *attributes, size_t bytes)
-{
-	size_t groups_bytes = 0;
-	size_t group_bytes = 0;
-	const void *groups =
-		netlink_find(attributes, bytes, CTRL_ATTR_MCAST_GROUPS, 0, &groups_bytes);
-	/* The list's members have their position as type, from 1 on. */
-	const void *group =
-		groups != NULL ? netlink_find(groups, groups_bytes, 1, 0, &group_bytes) : NULL;
-	const void *id = group != NULL ? netlink_find(group, group_bytes, CTRL_ATTR_MCAST_GRP_ID,
-						 sizeof(uint32_t), NULL)
-				       : NULL;
-	uint32_t value = 0;
-
-	if (id != NULL) {
-		memcpy(&value, id, sizeof(value));
-	}
-	return value;
-}
-
-static int find_family(struct netlink *netlink, const char *family)
-{
-	struct netlink_message message;
-	const void *attributes;
-	const void *id;
-	size_t bytes;
-	int rc;
-
-	netlink->family = GENL_ID_CTRL;
-	netlink_begin(&message, CTRL_CMD_GETFAMILY);
-	netlink_put_text(&message, CTRL_ATTR_FAMILY_NAME, family);
-	rc = netlink_ask(netlink, &message);
-	if (rc != 0) {
-		return rc == -ENOENT ? -ENOSYS : rc;
-	}
-	attributes = netlink_attributes(&message, &bytes);
-	id = netlink_find(attributes, bytes, CTRL_ATTR_FAMILY_ID, sizeof(uint16_t), NULL);
-	if (id == NULL) {
-		return -EPROTO;
-	}
-	memcpy(&netlink->family, id, sizeof(netlink->family));
-	netlink->group = first_group(attributes, bytes);
-	return 0;
-}
-
-int netlink_open(struct netlink *netlink, const char *family)
-{
-	struct sockaddr_nl address = { .nl_family = AF_NETLINK };
-	int rc = 0;
-
-	*netlink = (struct netlink){
-		.fd = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, NETLINK_GENERIC),
-	};
-	if (netlink->fd < 0) {
-		return errno == EPROTONOSUPPORT ? -ENOSYS : -errno;
-	}
-	if (bind(netlink->fd, (struct sockaddr *)&address, sizeof(address)) != 0) {
-		rc = -errno;
-	}
-	if (rc == 0) {
-		rc = find_family(netlink, family);
-	}
-	if (rc != 0) {
-		netlink_close(netlink);
-	}
-	return rc;
-}
-
-void netlink_close(struct netlink *netlink)
-{
-	if (netlink->fd >= 0) {
-		close(netlink->fd);
-		netlink->fd = -1;
-	}
-}
-
-int netlink_join(struct netlink *netlink)
-{
-	if (netlink->group == 0) {
-		return -EOPNOTSUPP;
-	}
-	return setsockopt(netlink->fd, SOL_NETLINK, NETLINK_ADD_MEMBERSHIP, &netlink->group,
-		       sizeof(netlink->group)) == 0
-		       ? 0
-		       : -errno;
+	return netlink->command == NBD_CMD_LINK_DEAD ? netlink->index : -EPROTO;
 }

@@ -121,6 +121,8 @@ static const struct session_kind *const kinds[] = {
 	&nbd_session_kind,
 #ifdef GMBLOCK_CLAN
 	&native_session_kind,
+#endif
+#ifdef GMBLOCK_PUSH
 	&push_session_kind,
 #endif
 };

@@ -136,13 +136,29 @@ class PackageFiles(unittest.TestCase):
             self.assertEqual(listed, built, package)
 
     def test_control_names_what_the_build_needs(self):
-        """Those libraries that scripts/install-deps installs for a build."""
-        needed = set()
-        with open(f"{SOURCE}/scripts/packages-run.txt", encoding="utf-8") as file:
-            needed = {line.strip() for line in file if re.match(r"lib.*-dev$", line.strip())}
-        text = read("control").split("\n\n")[0]
-        self.assertEqual(needed - {"libc6-dev"} - set(re.findall(r"^ ([\w.+-]+)", text, re.M)),
-                         set())
+        """Those libraries that scripts/install-deps installs for a build; and it installs for `make deb` whatever
+        is named."""
+        def listed(what):
+            return set(subprocess.run([f"{SOURCE}/scripts/install-deps", "--list", what], capture_output=True,
+                                      text=True, check=True).stdout.split())
+
+        named = set(re.findall(r"^ ([\w.+-]+)", read("control").split("\n\n")[0], re.M))
+        libraries = {name for name in listed("run") if re.match(r"lib.*-dev$", name)}
+        self.assertEqual(libraries - {"libc6-dev"} - named, set())
+        # Debian demands the first of every build; the others are in packages of other names.
+        named.add("build-essential")
+        inside = {"debhelper-compat": "debhelper", "dh-sequence-installsysusers": "debhelper",
+                  "dh-sequence-python3": "dh-python", "pkgconf": "pkg-config"}
+        self.assertEqual({inside.get(name, name) for name in named} - listed("deb"), set())
+
+    def test_tests_are_run(self):
+        """Unless the builder asks for none."""
+        for options, value in (("noopt", "true"), ("noopt nocheck", "false")):
+            done = subprocess.run(["make", "-n", "-f", f"{DEBIAN}/rules", "override_dh_auto_configure",
+                                   "override_dh_auto_test"], capture_output=True, text=True, check=True,
+                                  env={**os.environ, "DEB_BUILD_OPTIONS": options})
+            self.assertEqual(done.stdout, f"dh_auto_configure -- -Dtests={value}\n"
+                             "dh_auto_test -- --suite unit\n")
 
 
 if __name__ == "__main__":

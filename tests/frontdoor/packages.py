@@ -23,8 +23,8 @@ import unittest
 ROOT = ""
 WORK = ""
 RELEASES = []
-PACKAGES = ["gmblock", "libgmblock0", "libgmblock-dev", "libclan0", "gmblock-clan",
-            "python3-gmblock"]
+PACKAGES = ["gmblock", "libgmblock0", "libgmblock-dev", "libclan0", "libclan-dev", "clan-run", "clan-fi",
+            "clan-omniorb", "python3-gmblock"]
 TOOLS = ("mmdebstrap", "dpkg-buildpackage", "lintian", "dh", "setpriv", "nbdcopy", "umoci")
 CONFIG = "/etc/gmblock/gmblock.conf"
 BUILDER = {"DEBFULLNAME": "gmblock test", "DEBEMAIL": "test@example.org"}
@@ -205,10 +205,16 @@ class Packages(unittest.TestCase):
 
     def check_files(self, root):
         root.run("gmblock", "--version")
+        # What is loaded by its path, as the manual pages say.
+        for command, library in (
+                (("clan-run", "--rules", "listen 127.0.0.1:6379"), "libclan-sockets.so"),
+                (("env", "LD_PRELOAD=/usr/$LIB/gmblock/libclan-omniorb.so"), "libclan-omniorb.so")):
+            self.assertIn(f"/gmblock/{library}\n", root.run(*command, "cat", "/proc/self/maps"))
         found = root.files()
         for suffix in ("lib/systemd/system/gmblock.service", "lib/systemd/system/gmblock.socket",
                        "lib/systemd/system/gmblock-attach@.service", "libgmblock.so.0",
-                       "libclan.so.0", "libfabric/libclan-fi.so", "include/gmblock/gmblock.h",
+                       "libclan.so.0", "libfabric/libclan-fi.so", "gmblock/libclan-sockets.so",
+                       "gmblock/libclan-omniorb.so", "include/gmblock/clan.h", "include/gmblock/gmblock.h",
                        "pkgconfig/gmblock.pc", "bash-completion/completions/gmblock",
                        "doc/gmblock/protocol/nbd.md.gz", "doc/gmblock/changelog.gz",
                        "doc/libgmblock-dev/examples/read-async.c", "doc/python3-gmblock/examples/read-async.py",

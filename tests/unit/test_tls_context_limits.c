@@ -36,6 +36,9 @@ char *__wrap_strdup(const char *text);
 int __real_vasprintf(char **out, const char *format, va_list args);
 int __wrap_vasprintf(char **out, const char *format, va_list args);
 int __wrap_asprintf(char **out, const char *format, ...);
+/* What a build with -D_FORTIFY_SOURCE calls instead. */
+int __wrap___vasprintf_chk(char **out, int flag, const char *format, va_list args);
+int __wrap___asprintf_chk(char **out, int flag, const char *format, ...);
 
 void *__wrap_malloc(size_t bytes)
 {
@@ -62,6 +65,24 @@ int __wrap_asprintf(char **out, const char *format, ...)
 	va_list args;
 	int rc;
 
+	va_start(args, format);
+	rc = __wrap_vasprintf(out, format, args);
+	va_end(args);
+	return rc;
+}
+
+int __wrap___vasprintf_chk(char **out, int flag, const char *format, va_list args)
+{
+	GMB_UNUSED(flag);
+	return __wrap_vasprintf(out, format, args);
+}
+
+int __wrap___asprintf_chk(char **out, int flag, const char *format, ...)
+{
+	va_list args;
+	int rc;
+
+	GMB_UNUSED(flag);
 	va_start(args, format);
 	rc = __wrap_vasprintf(out, format, args);
 	va_end(args);
