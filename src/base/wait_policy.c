@@ -35,9 +35,11 @@ static void hold(struct wait_policy *policy, enum wait_way way, uint32_t windows
 	policy->slow_windows = 0;
 }
 
-void wait_policy_init(struct wait_policy *policy, bool may_spin, uint64_t (*cpu_ns)(void))
+void wait_policy_init(
+	struct wait_policy *policy, bool may_batch, bool may_spin, uint64_t (*cpu_ns)(void))
 {
-	*policy = (struct wait_policy){ .may_spin = may_spin,
+	*policy = (struct wait_policy){ .may_batch = may_batch,
+		.may_spin = may_spin,
 		.backoff_windows = WAIT_BACKOFF_WINDOWS_MIN,
 		.cpu_ns = cpu_ns };
 	hold(policy, WAIT_BLOCK, 1);
@@ -80,7 +82,7 @@ static void start_trial(struct wait_policy *policy)
 	uint32_t ways;
 
 	policy->in_trial[WAIT_BLOCK] = true;
-	policy->in_trial[WAIT_BATCH] = fills_batches(policy);
+	policy->in_trial[WAIT_BATCH] = policy->may_batch && fills_batches(policy);
 	policy->in_trial[WAIT_SPIN] = policy->may_spin && is_for_spin(policy);
 	ways = ways_in_trial(policy);
 	if (ways == 1) {

@@ -59,6 +59,7 @@ struct wait_turn {
 };
 
 struct wait_policy {
+	bool may_batch;
 	bool may_spin;
 	bool is_trying;
 	enum wait_way way;     /* the method that is kept */
@@ -81,8 +82,10 @@ struct wait_policy {
 	uint64_t (*cpu_ns)(void);
 };
 
-/* may_spin: polling may be tried. cpu_ns: returns the CPU time of the calling thread. */
-void wait_policy_init(struct wait_policy *policy, bool may_spin, uint64_t (*cpu_ns)(void));
+/* may_batch, may_spin: the methods that may be tried. cpu_ns: returns the CPU time of the calling
+ * thread. */
+void wait_policy_init(
+	struct wait_policy *policy, bool may_batch, bool may_spin, uint64_t (*cpu_ns)(void));
 
 /* Called after every turn. Returns how to wait for the next one. */
 enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_turn *turn);

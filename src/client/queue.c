@@ -71,7 +71,7 @@ static int ring_create_for(struct gmb_queue *queue, struct error *error)
 
 	if (err == 0) {
 		atomic_store(&queue->wake_ring, queue->ring);
-		ring_waiter_init(&queue->waiter, queue->ring, queue->may_spin);
+		ring_waiter_init(&queue->waiter, queue->ring, false, queue->may_spin);
 	}
 	return err;
 }

@@ -802,7 +802,7 @@ int engine_create(
 	engine->ring = options->ring;
 	engine->limits = options->limits;
 	engine->stop_due_ns = UINT64_MAX;
-	ring_waiter_init(&engine->waiter, engine->ring, options->limits.may_spin);
+	ring_waiter_init(&engine->waiter, engine->ring, true, options->limits.may_spin);
 	list_init(&engine->sessions);
 	list_init(&engine->handshakes);
 	list_init(&engine->lingering);

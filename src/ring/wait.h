@@ -18,8 +18,9 @@ struct ring_waiter {
 	uint64_t crowded;
 };
 
-/* may_spin: polling may be tried. */
-void ring_waiter_init(struct ring_waiter *waiter, struct ring *ring, bool may_spin);
+/* may_batch, may_spin: the methods that may be tried. */
+void ring_waiter_init(
+	struct ring_waiter *waiter, struct ring *ring, bool may_batch, bool may_spin);
 
 /* Called after every turn. requests: number of requests that arrived, or of those that were
  * answered. is_slow: what the thread waits for takes longer than it would poll. */

@@ -43,7 +43,7 @@ static void model_start(struct model *model, uint32_t depth, uint64_t wake_idle_
 		.depth = depth,
 		.wake_idle_ns = wake_idle_ns,
 		.wake_cpu_ns = 40000 };
-	wait_policy_init(&model->wait_policy, true, cpu_ns);
+	wait_policy_init(&model->wait_policy, true, true, cpu_ns);
 }
 
 static void report(struct model *model, uint32_t requests)
