@@ -94,10 +94,17 @@ void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level);
 /* ---- completion queues ------------------------------------------------------------------------
  */
 
+enum gmb_queue_flags {
+	/* gmb_queue_wait() sleeps at once. Without this flag it polls for up to 50 microseconds
+	 * first while that makes requests faster: it measures both, and stops when another thread
+	 * needs the processor. */
+	GMB_QUEUE_NO_SPIN = 1,
+};
+
 struct gmb_queue_options {
 	size_t size;
-	uint32_t entries;  /* entries in the io_uring submission queue; 0 = 256; at most 4096 */
-	uint32_t reserved; /* 0 */
+	uint32_t entries; /* entries in the io_uring submission queue; 0 = 256; at most 4096 */
+	uint32_t flags;	  /* of enum gmb_queue_flags */
 };
 
 /* Creates a completion queue. options may be NULL. Errors: -ENOSYS or -EPERM when the kernel has no

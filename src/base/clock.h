@@ -26,6 +26,15 @@ static inline uint64_t clock_now_ns(void)
 	return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
+/* Returns the CPU time that the calling thread has used, in nanoseconds. */
+static inline uint64_t clock_thread_cpu_ns(void)
+{
+	struct timespec used;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used);
+	return (uint64_t)used.tv_sec * UINT64_C(1000000000) + (uint64_t)used.tv_nsec;
+}
+
 /* Tells the processor that this thread is in a loop that waits without sleeping. */
 static inline void cpu_relax(void)
 {

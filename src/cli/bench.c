@@ -228,6 +228,8 @@ static int bench_arguments_check(struct bench_arguments *arguments)
 
 #define AT(member) FIELD_IN(struct bench_arguments, member)
 
+static const char *const spin_words[] = { "auto", "off", NULL };
+
 static const struct field fields[] = {
 	{ "rw", "PATTERN", "read, write, randread, randwrite, rw or randrw (default randread)",
 		.set = take_pattern },
@@ -260,6 +262,10 @@ static const struct field fields[] = {
 		AT(work.fua) },
 	{ "force", NULL, "overwrite an export that has contents", .type = FIELD_FLAG,
 		AT(work.force) },
+	{ "spin", NULL,
+		"poll for replies for up to 50 us before sleeping if it pays off (auto, the "
+		"default), or never (off)",
+		.type = FIELD_WORD, .words = spin_words, AT(work.spin) },
 	{ "timeout", "TIME", "give up if the server does not respond for this time (default 30s)",
 		.type = FIELD_TIME, .min = 1, AT(work.timeout_ns) },
 	{ "plot", "FILE", "draw the latencies as SVG", .type = FIELD_ARGUMENT, AT(plot_path) },

@@ -23,6 +23,7 @@
 #include "base/export_uri.h"
 #include "base/log.h"
 #include "client/carrier.h"
+#include "ring/wait.h"
 
 #define CLIENT_RANGE_BYTES_MAX (UINT64_C(2) << 30)
 
@@ -44,6 +45,9 @@ struct gmb_queue {
 	bool owns_ring; /* false: the ring belongs to a server, see guest.h */
 	/* Used if owns_ring is set. ring is NULL while the queue is released. */
 	uint32_t entries;
+	bool may_spin;
+	struct ring_waiter waiter;
+	uint64_t waited; /* value of completed at the end of the previous wait */
 	struct list_node clients;
 	struct queue_part *part; /* carrier.h */
 	struct list_node ended;	 /* requests whose result is set but not reported yet */

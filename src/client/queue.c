@@ -71,6 +71,7 @@ static int ring_create_for(struct gmb_queue *queue, struct error *error)
 
 	if (err == 0) {
 		atomic_store(&queue->wake_ring, queue->ring);
+		ring_waiter_init(&queue->waiter, queue->ring, false, queue->may_spin);
 	}
 	return err;
 }
@@ -78,15 +79,21 @@ static int ring_create_for(struct gmb_queue *queue, struct error *error)
 static int queue_create(
 	const struct gmb_queue_options *options, struct gmb_queue **queue_out, struct error *error)
 {
+	const uint32_t flags_known = GMB_QUEUE_NO_SPIN;
 	struct gmb_queue_options own = { 0 };
+	uint32_t reserved = 0;
 	struct gmb_queue *queue;
 	int err;
 
 	err = options != NULL ? options_copy("gmb_queue_options", &own, options, sizeof(own),
-					&own.reserved, error)
+					&reserved, error)
 			      : 0;
 	if (err != 0) {
 		return err;
+	}
+	if ((own.flags & ~flags_known) != 0) {
+		return error_set(error, -EINVAL, "gmb_queue_options: unknown flags 0x%x",
+			own.flags & ~flags_known);
 	}
 	if (own.entries > ENTRIES_MAX) {
 		return error_set(error, -EINVAL, "a queue can have at most %d entries, not %u",
@@ -97,6 +104,7 @@ static int queue_create(
 		return error_oom_for(error, "a queue");
 	}
 	queue->entries = own.entries != 0 ? own.entries : ENTRIES_DEFAULT;
+	queue->may_spin = (own.flags & GMB_QUEUE_NO_SPIN) == 0;
 	err = ring_create_for(queue, error);
 	if (err != 0) {
 		free(queue);
@@ -313,6 +321,10 @@ void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 		(void)ring_turn(queue->ring, true);
 	} else {
 		(void)ring_turn_limited(queue->ring, limit_ns);
+	}
+	if (queue->owns_ring) {
+		ring_waiter_turn(&queue->waiter, (uint32_t)(queue->completed - queue->waited), false);
+		queue->waited = queue->completed;
 	}
 }
 

@@ -287,18 +287,9 @@ static bool join_ending(struct engine *engine)
 static void choose_wait(struct engine *engine)
 {
 	uint64_t taken = engine->counters.requests - engine->turn_requests;
-	enum wait_way way = wait_policy_turn(
-		&engine->wait_policy, ring_batch_ns(engine->ring), (uint32_t)taken);
 
 	engine->turn_requests = engine->counters.requests;
-	if (way == WAIT_SPIN && path_is_slow(engine->path)) {
-		way = WAIT_BLOCK;
-	}
-	if (way != engine->wait_way) {
-		engine->wait_way = way;
-		ring_set_batch(engine->ring, WAIT_BATCH_MAX, way == WAIT_BATCH ? WAIT_BATCH_NS : 0);
-		ring_set_spin(engine->ring, way == WAIT_SPIN ? WAIT_SPIN_NS : 0);
-	}
+	ring_waiter_turn(&engine->waiter, (uint32_t)taken, path_is_slow(engine->path));
 }
 
 static void engine_again_done(struct ring_op *op, int result)
@@ -811,7 +802,7 @@ int engine_create(
 	engine->ring = options->ring;
 	engine->limits = options->limits;
 	engine->stop_due_ns = UINT64_MAX;
-	wait_policy_init(&engine->wait_policy, options->limits.may_spin);
+	ring_waiter_init(&engine->waiter, engine->ring, true, options->limits.may_spin);
 	list_init(&engine->sessions);
 	list_init(&engine->handshakes);
 	list_init(&engine->lingering);
@@ -846,8 +837,7 @@ void engine_destroy(struct engine *engine)
 		log_limit_end(&engine->log_limits[i], LOG_LEVEL_WARNING);
 	}
 	ring_batch_end_remove(&engine->batch_end);
-	ring_set_batch(engine->ring, 1, 0);
-	ring_set_spin(engine->ring, 0);
+	ring_waiter_stop(&engine->waiter);
 	while (engine->export_count > 0) {
 		engine_export_remove(engine, engine->exports[engine->export_count - 1]->export, 0);
 	}

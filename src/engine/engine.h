@@ -34,9 +34,9 @@
 #include "engine/export.h"
 #include "engine/limits.h"
 #include "engine/rate_identity.h"
-#include "engine/wait_policy.h"
 #include "path/path.h"
 #include "ring/ring.h"
+#include "ring/wait.h"
 #include "stream/stream.h"
 
 struct engine;
@@ -579,8 +579,7 @@ struct engine {
 	uint32_t review_ended;
 	bool limits_released; /* a request has ended since `blocked` was examined */
 	struct ring_batch_end batch_end;
-	struct wait_policy wait_policy;
-	enum wait_way wait_way; /* how the ring currently waits */
+	struct ring_waiter waiter;
 	uint64_t turn_requests; /* counters.requests at the end of the previous turn */
 	/* value of counters.requests at which this part of the turn is full */
 	uint64_t turn_requests_max;

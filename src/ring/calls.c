@@ -4,12 +4,32 @@
 #include <errno.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
+
+#include "base/clock.h"
 
 /* Stack of a worker thread. It is small, because a process with locked memory keeps all of it in
  * RAM. A call needs little stack: name lookups, which need more, run in a thread of glibc. */
 enum { CALL_STACK_BYTES = 256 << 10 };
+
+uint64_t ring_now_ns(const struct ring *ring)
+{
+	GMB_UNUSED(ring);
+	return clock_now_ns();
+}
+
+uint64_t ring_thread_cpu_ns(void)
+{
+	return clock_thread_cpu_ns();
+}
+
+bool ring_secret(struct ring *ring, void *bytes, size_t len)
+{
+	GMB_UNUSED(ring);
+	return getrandom(bytes, len, 0) == (ssize_t)len;
+}
 
 int ring_mailbox_init(struct ring_mailbox *mailbox)
 {

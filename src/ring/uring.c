@@ -12,7 +12,6 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -143,8 +142,8 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 		return error_set(error, result, "cannot create an eventfd: %s", strerror(-result));
 	}
 	ring->random_state = options->seed;
-	if (options->seed == 0 && getrandom(&ring->random_state, sizeof(ring->random_state), 0) !=
-					  sizeof(ring->random_state)) {
+	if (options->seed == 0 &&
+		!ring_secret(ring, &ring->random_state, sizeof(ring->random_state))) {
 		ring->random_state = ring_now_ns(ring);
 	}
 	result = ring_init(ring, options, error);
@@ -188,12 +187,6 @@ const struct ring_counters *ring_counters(const struct ring *ring)
 
 /* --- time and random numbers ----------------------------------------------------------------- */
 
-uint64_t ring_now_ns(const struct ring *ring)
-{
-	GMB_UNUSED(ring);
-	return clock_now_ns();
-}
-
 uint64_t ring_batch_ns(const struct ring *ring)
 {
 	return ring->batch_ns;
@@ -202,12 +195,6 @@ uint64_t ring_batch_ns(const struct ring *ring)
 uint64_t ring_random(struct ring *ring)
 {
 	return random_next(&ring->random_state);
-}
-
-bool ring_secret(struct ring *ring, void *bytes, size_t len)
-{
-	GMB_UNUSED(ring);
-	return getrandom(bytes, len, 0) == (ssize_t)len;
 }
 
 void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns)
@@ -391,7 +378,7 @@ static int enter_batch(struct ring *ring)
 }
 
 /* Submits, and waits for one completion, at most for limit_ns. */
-static int enter_limited(struct ring *ring, uint64_t limit_ns)
+static int enter_one(struct ring *ring, uint64_t limit_ns)
 {
 	struct __kernel_timespec limit = {
 		.tv_sec = (int64_t)(limit_ns / UINT64_C(1000000000)),
@@ -399,7 +386,9 @@ static int enter_limited(struct ring *ring, uint64_t limit_ns)
 	};
 	struct io_uring_cqe *cqe;
 
-	return io_uring_submit_and_wait_timeout(&ring->uring, &cqe, 1, &limit, NULL);
+	return limit_ns == UINT64_MAX ? io_uring_submit_and_wait(&ring->uring, 1)
+				      : io_uring_submit_and_wait_timeout(
+						&ring->uring, &cqe, 1, &limit, NULL);
 }
 
 /* Polls the sources. Returns true if they handled events or deferred an operation. */
@@ -413,10 +402,10 @@ static bool sources_had_news(struct ring *ring)
 
 /* Polls for completions and events for up to spin_ns, yielding the CPU occasionally. Returns true
  * if there were any. */
-static bool uring_spin(struct ring *ring)
+static bool uring_spin(struct ring *ring, uint64_t spin_ns)
 {
 	uint64_t now_ns = ring_now_ns(ring);
-	uint64_t end_ns = now_ns + ring->spin_ns;
+	uint64_t end_ns = now_ns + spin_ns;
 
 	while (now_ns < end_ns) {
 		ring->batch_ns = now_ns; /* the current time for event handlers */
@@ -436,11 +425,15 @@ static bool uring_spin(struct ring *ring)
 			return true;
 		}
 		now_ns = ring_now_ns(ring);
+		if (now_ns - ring->batch_ns > RING_CROWDED_NS) {
+			ring->counters.crowded++;
+			return false;
+		}
 	}
 	return false;
 }
 
-static int enter_spinning(struct ring *ring)
+static int enter_spinning(struct ring *ring, uint64_t limit_ns)
 {
 	int result = 0;
 
@@ -448,7 +441,8 @@ static int enter_spinning(struct ring *ring)
 		ring->counters.enters++;
 		result = io_uring_submit_and_get_events(&ring->uring);
 	}
-	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0 || uring_spin(ring)) {
+	if (result < 0 || io_uring_cq_ready(&ring->uring) > 0 ||
+		uring_spin(ring, MIN(ring->spin_ns, limit_ns))) {
 		return result;
 	}
 	if (!list_is_empty(&ring->sources.list) && !sources_arm(ring, &ring->sources)) {
@@ -456,12 +450,12 @@ static int enter_spinning(struct ring *ring)
 	}
 	ring->counters.enters++;
 	ring->counters.waits++;
-	return io_uring_submit_and_wait(&ring->uring, 1);
+	return enter_one(ring, limit_ns);
 }
 
 static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 {
-	bool spins = wait && limit_ns == UINT64_MAX && ring->spin_ns > 0;
+	bool spins = wait && ring->spin_ns > 0;
 	int result;
 
 	/* cleared before the kernel is entered; later events make it readable again */
@@ -476,15 +470,13 @@ static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 	}
 	if (!wait) {
 		result = io_uring_submit_and_get_events(&ring->uring);
-	} else if (limit_ns != UINT64_MAX) {
-		ring->counters.waits++;
-		result = enter_limited(ring, limit_ns);
 	} else if (spins) {
-		result = enter_spinning(ring);
+		result = enter_spinning(ring, limit_ns);
 	} else {
 		ring->counters.waits++;
-		result = ring->batch_count > 1 ? enter_batch(ring)
-					       : io_uring_submit_and_wait(&ring->uring, 1);
+		result = ring->batch_count > 1 && limit_ns == UINT64_MAX
+				 ? enter_batch(ring)
+				 : enter_one(ring, limit_ns);
 	}
 	/* -EINTR: a signal; -EBUSY and -EAGAIN: completions must be collected first. The next turn
 	 * tries again. */

@@ -32,6 +32,8 @@ enum {
 };
 #define BENCH_BUFFERS_BYTES_MAX (UINT64_C(4) << 30)
 
+enum bench_spin { BENCH_SPIN_AUTO, BENCH_SPIN_OFF };
+
 /* The workload. */
 struct bench_work {
 	const char *uri;
@@ -53,6 +55,7 @@ struct bench_work {
 	uint64_t size; /* of the range; 0: to the end of the export */
 	uint64_t seed;
 	uint64_t timeout_ns;
+	enum bench_spin spin;
 	bool fua;
 	bool once;  /* use no block twice, and end after the last one */
 	bool force; /* overwrite contents */

@@ -485,6 +485,7 @@ static int worker_prepare(struct bench_worker *worker, struct error *error)
 	struct gmb_queue_options options = {
 		.size = sizeof(options),
 		.entries = (uint32_t)MIN(entries, (uint64_t)QUEUE_ENTRIES_MAX),
+		.flags = work->spin == BENCH_SPIN_OFF ? GMB_QUEUE_NO_SPIN : 0,
 	};
 	struct gmb_queue *queue;
 	struct gmb_error theirs;

@@ -236,18 +236,22 @@ static void another_thread_loses_no_event(struct ring *ring)
 static void spinning_sees_events_without_the_bell(struct ring *ring)
 {
 	uint64_t waits;
+	uint64_t crowded;
 	struct bell bell;
 
 	bell_open(&bell, ring);
 	ring_set_spin(ring, 10000 * MS_NS);
 	waits = ring_counters(ring)->waits;
+	crowded = ring_counters(ring)->crowded;
 	for (int i = 1; i <= 10; i++) {
 		world_later(publish_one, &bell);
 		wait_handled(&bell, i);
 		world_join();
 	}
-	assert_int_equal(bell.arms, 0);
-	assert_int_equal(ring_counters(ring)->waits, waits);
+	/* It sleeps only if another thread has taken the CPU. */
+	crowded = ring_counters(ring)->crowded - crowded;
+	assert_true((uint64_t)bell.arms <= crowded);
+	assert_true(ring_counters(ring)->waits - waits <= crowded);
 	ring_set_spin(ring, 0);
 	bell_close(&bell);
 }

@@ -323,12 +323,15 @@ static void spinning_loses_nothing(struct ring *ring)
 	for (size_t i = 0; i < ARRAY_COUNT(spins_ns); i++) {
 		struct waiter waiter = { 0 };
 		uint64_t waits = ring_counters(ring)->waits;
+		uint64_t crowded = ring_counters(ring)->crowded;
 
 		ring_set_spin(ring, spins_ns[i]);
 		ring_timer(ring, &waiter.op, MS_NS, waiter_done);
 		assert_int_equal(wait_for(ring, &waiter), 0);
 		if (i == 0) {
-			assert_int_equal(ring_counters(ring)->waits, waits); /* it did not sleep */
+			/* It did not sleep, unless another thread took the CPU. */
+			assert_true(ring_counters(ring)->waits - waits <=
+				    ring_counters(ring)->crowded - crowded);
 		} else {
 			assert_true(ring_counters(ring)->waits > waits);
 		}

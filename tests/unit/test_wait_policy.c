@@ -2,7 +2,8 @@
 /*
  * The policy against a model of a client that keeps some number of requests in flight: it takes
  * CLIENT_NS for each, the server SERVER_NS. A wake-up of a sleeping server costs the client WAKE_NS
- * more, and takes wake_idle_ns when the client waits for it.
+ * more, and takes wake_idle_ns when the client waits for it. Each wake-up costs the server
+ * wake_cpu_ns of its CPU time.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "engine/wait_policy.h"
+#include "base/wait_policy.h"
 
 enum { CLIENT_NS = 9000, SERVER_NS = 4000, WAKE_NS = 4000, LATENCY_NS = 25000 };
 
@@ -20,16 +21,41 @@ struct model {
 	enum wait_way way;
 	uint64_t now_ns;
 	uint64_t wake_idle_ns;
+	uint64_t wake_cpu_ns;
 	uint32_t depth;
+	bool by_source;
+	bool was_crowded;
 	uint64_t done;
 	uint64_t turns;
 	uint64_t turns_by_way[WAIT_WAY_COUNT];
 };
 
+static uint64_t server_cpu_ns; /* CPU time of the server */
+
+static uint64_t cpu_ns(void)
+{
+	return server_cpu_ns;
+}
+
 static void model_start(struct model *model, uint32_t depth, uint64_t wake_idle_ns)
 {
-	*model = (struct model){ .now_ns = 1, .depth = depth, .wake_idle_ns = wake_idle_ns };
-	wait_policy_init(&model->wait_policy, true);
+	*model = (struct model){ .now_ns = 1,
+		.depth = depth,
+		.wake_idle_ns = wake_idle_ns,
+		.wake_cpu_ns = 40000 };
+	wait_policy_init(&model->wait_policy, true, true, cpu_ns);
+}
+
+static void report(struct model *model, uint32_t requests)
+{
+	const struct wait_turn turn = {
+		.now_ns = model->now_ns,
+		.requests = requests,
+		.by_source = model->by_source,
+		.was_crowded = model->was_crowded,
+	};
+
+	model->way = wait_policy_turn(&model->wait_policy, &turn);
 }
 
 /* One turn: the server waits, takes what the client had time to send, and answers. */
@@ -38,6 +64,7 @@ static void turn(struct model *model)
 	uint64_t sleep_ns = model->way == WAIT_BATCH ? WAIT_BATCH_NS : LATENCY_NS;
 	uint64_t cost_ns = CLIENT_NS + (model->way == WAIT_BATCH ? 0 : WAKE_NS / 4);
 	uint64_t taken = model->way == WAIT_SPIN ? 1 : sleep_ns / cost_ns;
+	uint64_t begin_ns = model->now_ns;
 
 	model->turns++;
 	model->turns_by_way[model->way]++;
@@ -50,7 +77,9 @@ static void turn(struct model *model)
 		model->now_ns += taken * cost_ns;
 	}
 	model->done += taken;
-	model->way = wait_policy_turn(&model->wait_policy, model->now_ns, (uint32_t)taken);
+	server_cpu_ns += model->way == WAIT_SPIN ? model->now_ns - begin_ns
+						 : taken * SERVER_NS + model->wake_cpu_ns;
+	report(model, (uint32_t)taken);
 }
 
 static void run(struct model *model, uint64_t requests)
@@ -140,7 +169,58 @@ static void who_may_not_spin_sleeps_or_gathers(void **state)
 	assert_int_equal(model.turns_by_way[WAIT_BLOCK], model.turns);
 }
 
-static void other_traffic_ends_spinning(void **state)
+static void polling_must_be_worth_its_cpu_time(void **state)
+{
+	struct model model;
+
+	(void)state;
+	model_start(&model, 1, 30000);
+	model.wake_cpu_ns = 1000; /* a wake-up takes long, but the CPU is free meanwhile */
+	run(&model, 1000000);
+	assert_true(share(&model, WAIT_SPIN) < 0.02);
+}
+
+static void several_requests_in_flight_spin_if_they_come_through_memory(void **state)
+{
+	struct model model;
+
+	(void)state;
+	model_start(&model, 2, 60000);
+	model.by_source = true;
+	run(&model, 1000000);
+	assert_true(share(&model, WAIT_SPIN) > 0.95);
+	assert_int_equal(model.turns_by_way[WAIT_BATCH], 0);
+}
+
+/* No turn polls after one in which another thread took the CPU. Only later does a trial poll again. */
+static void another_thread_on_the_cpu_ends_polling(void **state)
+{
+	uint64_t blocked_max = 0;
+	struct model model;
+
+	(void)state;
+	model_start(&model, 1, 30000);
+	for (int i = 0; i < 6; i++) {
+		uint64_t done;
+
+		while (model.way != WAIT_SPIN) {
+			turn(&model);
+		}
+		model.was_crowded = true;
+		turn(&model);
+		model.was_crowded = false;
+		assert_int_equal(model.way, WAIT_BLOCK);
+		done = model.done;
+		while (model.way == WAIT_BLOCK) {
+			turn(&model);
+		}
+		/* Repeated, it is tried more and more rarely. */
+		assert_true(model.done - done > blocked_max);
+		blocked_max = model.done - done;
+	}
+}
+
+static void slower_requests_end_polling(void **state)
 {
 	struct model model;
 
@@ -148,21 +228,22 @@ static void other_traffic_ends_spinning(void **state)
 	model_start(&model, 1, 30000);
 	run(&model, 10000);
 	assert_int_equal(model.way, WAIT_SPIN);
-	for (int i = 0; i < WAIT_WINDOW_REQUESTS; i++) { /* two come together, every time */
-		model.now_ns += 30000;
-		model.way = wait_policy_turn(&model.wait_policy, model.now_ns, 2);
+	assert_false(model.wait_policy.is_trying);
+	/* The client pauses after every request now. */
+	for (int i = 0; i <= WAIT_SLOW_WINDOWS * WAIT_WINDOW_REQUESTS; i++) {
+		model.now_ns += 200000;
+		report(&model, 1);
 	}
-	assert_int_not_equal(model.wait_policy.state, WAIT_POLICY_HOLDING);
+	assert_true(model.wait_policy.is_trying);
 }
 
 /* Who comes after those who had many in flight does not wait for their company. */
 static void gathering_ends_when_there_is_nothing_to_gather(void **state)
 {
 	static const struct {
-		enum wait_policy_state state;
+		bool is_trying;
 		bool may_spin;
-	} cases[] = { { WAIT_POLICY_HOLDING, true }, { WAIT_POLICY_HOLDING, false },
-		{ WAIT_POLICY_TRYING, true }, { WAIT_POLICY_TRYING, false } };
+	} cases[] = { { false, true }, { false, false }, { true, true }, { true, false } };
 
 	(void)state;
 	for (size_t i = 0; i < ARRAY_COUNT(cases); i++) {
@@ -170,14 +251,15 @@ static void gathering_ends_when_there_is_nothing_to_gather(void **state)
 
 		model_start(&model, 64, 2000);
 		model.wait_policy.may_spin = cases[i].may_spin;
-		while (model.wait_policy.state != cases[i].state || model.way != WAIT_BATCH) {
+		while (model.wait_policy.is_trying != cases[i].is_trying ||
+			model.way != WAIT_BATCH) {
 			turn(&model);
 			assert_true(model.done < 1000000);
 		}
 		model.depth = 1;
-		/* One window may have begun with the others, and a trial's next one is without. */
-		run(&model, 3 * WAIT_WINDOW_REQUESTS_BATCH);
-		assert_int_not_equal(model.wait_policy.way, WAIT_BATCH);
+		/* One window may have begun with the others, and a trial's next ones are without. */
+		run(&model, 4 * WAIT_WINDOW_REQUESTS);
+		assert_int_not_equal(model.way, WAIT_BATCH);
 		run(&model, 1000000);
 		assert_int_equal(model.turns_by_way[WAIT_BATCH], 0);
 	}
@@ -219,16 +301,18 @@ static void a_pause_in_the_traffic_ends_every_way(void **state)
 		struct model model;
 
 		model_start(&model, ways[i].depth, 30000);
-		while (model.wait_policy.state != WAIT_POLICY_HOLDING) {
+		while (model.wait_policy.way != ways[i].way) {
 			turn(&model);
 			assert_true(model.done < 1000000);
 		}
 		/* A turn without requests changes nothing, unless there were none for long. */
-		assert_int_equal(
-			wait_policy_turn(&model.wait_policy, model.now_ns, 0), ways[i].way);
+		report(&model, 0);
+		assert_int_equal(model.way, ways[i].way);
 		model.now_ns += UINT64_C(1000000000);
-		assert_int_equal(wait_policy_turn(&model.wait_policy, model.now_ns, 0), WAIT_BLOCK);
-		assert_int_equal(wait_policy_turn(&model.wait_policy, model.now_ns, 1), WAIT_BLOCK);
+		report(&model, 0);
+		assert_int_equal(model.way, WAIT_BLOCK);
+		report(&model, 1);
+		assert_int_equal(model.way, WAIT_BLOCK);
 	}
 }
 
@@ -240,7 +324,10 @@ int main(void)
 		cmocka_unit_test(one_request_in_flight_sleeps_where_waking_is_cheap),
 		cmocka_unit_test(a_lost_trial_is_void_when_waking_becomes_dear),
 		cmocka_unit_test(who_may_not_spin_sleeps_or_gathers),
-		cmocka_unit_test(other_traffic_ends_spinning),
+		cmocka_unit_test(polling_must_be_worth_its_cpu_time),
+		cmocka_unit_test(several_requests_in_flight_spin_if_they_come_through_memory),
+		cmocka_unit_test(another_thread_on_the_cpu_ends_polling),
+		cmocka_unit_test(slower_requests_end_polling),
 		cmocka_unit_test(gathering_ends_when_there_is_nothing_to_gather),
 		cmocka_unit_test(few_requests_in_flight_hardly_gather),
 		cmocka_unit_test(many_requests_in_flight_mostly_gather),

@@ -154,6 +154,8 @@ static void struct_sizes(struct run *run)
 	early = (struct gmb_options){ .size = sizeof(early), .reserved = 1 };
 	CHECK_EQUAL(gmb_open(run->queue, run->uri, &early, &client, NULL), -EINVAL);
 	CHECK_EQUAL(gmb_queue_create(&queue_options, &queue, NULL), -EINVAL);
+	queue_options = (struct gmb_queue_options){ .size = sizeof(queue_options), .flags = 2 };
+	CHECK_EQUAL(gmb_queue_create(&queue_options, &queue, NULL), -EINVAL);
 	client = open_or_die(run->queue, run->uri, NULL);
 	gmb_prepare(&wrong, GMB_FLUSH, 0, 0);
 	CHECK_EQUAL(gmb_run(run->client, &wrong), -EINVAL);

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "base/wait_policy.h"
+
+#include <string.h>
+
+enum {
+	/* Polling must at least reduce the time per request to this percentage. */
+	SPIN_PERCENT_MAX = 90,
+	/* Batching may seem slightly slower, because measurements are noisy and it costs no CPU
+	 * time. */
+	BATCH_PERCENT_MAX = 106,
+	/* If the time per request exceeds this percentage of its value during the last trial, the
+	 * result of the trial is void. */
+	SLOW_PERCENT = 150,
+	/* Batching is tried only if turns have at least this many tenths of a request on
+	 * average. */
+	BATCHES_TENTHS_MIN = 11,
+	/* Polling is tried only if sleeping turns have fewer requests on average. With more, the
+	 * wake-up costs little, and a thread that polls drives its peer from the CPU that they may
+	 * share, where they need no wake-up of an idle CPU. */
+	SPIN_TURN_REQUESTS_MAX = 12,
+};
+
+/* Minimum duration of a window with WAIT_WINDOW_REQUESTS_MIN requests. */
+static const uint64_t window_ns_min = 5000000;
+/* Maximum duration of a window. A longer one contains a pause in the traffic, so its rate is
+ * meaningless. */
+static const uint64_t window_ns_max = 200000000;
+
+static void hold(struct wait_policy *policy, enum wait_way way, uint32_t windows)
+{
+	policy->is_trying = false;
+	policy->way = way;
+	policy->windows_left = windows;
+	policy->slow_windows = 0;
+}
+
+void wait_policy_init(
+	struct wait_policy *policy, bool may_batch, bool may_spin, uint64_t (*cpu_ns)(void))
+{
+	*policy = (struct wait_policy){ .may_batch = may_batch,
+		.may_spin = may_spin,
+		.backoff_windows = WAIT_BACKOFF_WINDOWS_MIN,
+		.cpu_ns = cpu_ns };
+	hold(policy, WAIT_BLOCK, 1);
+}
+
+/* Returns whether the window has several completions in a turn, so that a wait can gather more. */
+static bool fills_batches(const struct wait_policy *policy)
+{
+	return policy->source_turns == 0 &&
+	       (uint64_t)policy->window_requests * 10 >=
+		       (uint64_t)policy->window_turns * BATCHES_TENTHS_MIN;
+}
+
+/* Returns whether the window's turns are so small that polling may be better than sleeping. */
+static bool is_for_spin(const struct wait_policy *policy)
+{
+	return policy->way_now == WAIT_SPIN ||
+	       policy->window_requests < policy->window_turns * SPIN_TURN_REQUESTS_MAX;
+}
+
+static void block_for_a_while(struct wait_policy *policy)
+{
+	hold(policy, WAIT_BLOCK, policy->backoff_windows);
+	policy->backoff_windows =
+		MIN(policy->backoff_windows * 2, (uint32_t)WAIT_BACKOFF_WINDOWS_MAX);
+}
+
+static uint32_t ways_in_trial(const struct wait_policy *policy)
+{
+	uint32_t ways = 0;
+
+	for (enum wait_way way = 0; way < WAIT_WAY_COUNT; way++) {
+		ways += policy->in_trial[way];
+	}
+	return ways;
+}
+
+static void start_trial(struct wait_policy *policy)
+{
+	uint32_t ways;
+
+	policy->in_trial[WAIT_BLOCK] = true;
+	policy->in_trial[WAIT_BATCH] = policy->may_batch && fills_batches(policy);
+	policy->in_trial[WAIT_SPIN] = policy->may_spin && is_for_spin(policy);
+	ways = ways_in_trial(policy);
+	if (ways == 1) {
+		policy->kept_ns = 0;
+		hold(policy, WAIT_BLOCK, WAIT_BACKOFF_WINDOWS_MIN);
+		return;
+	}
+	memset(policy->trial_ns, 0, sizeof(policy->trial_ns));
+	memset(policy->trial_cpu_ns, 0, sizeof(policy->trial_cpu_ns));
+	memset(policy->trial_requests, 0, sizeof(policy->trial_requests));
+	policy->is_trying = true;
+	policy->windows_left = ways * WAIT_TRIAL_WINDOWS;
+}
+
+static uint64_t per_request(const struct wait_policy *policy, const uint64_t *totals, int way)
+{
+	return totals[way] / MAX(policy->trial_requests[way], UINT64_C(1));
+}
+
+/* Returns whether polling is so much faster that it is worth its CPU time. */
+static bool spin_pays(const struct wait_policy *policy)
+{
+	uint64_t block_ns = per_request(policy, policy->trial_ns, WAIT_BLOCK);
+	uint64_t spin_ns = per_request(policy, policy->trial_ns, WAIT_SPIN);
+	uint64_t block_cpu_ns = per_request(policy, policy->trial_cpu_ns, WAIT_BLOCK);
+	uint64_t spin_cpu_ns = per_request(policy, policy->trial_cpu_ns, WAIT_SPIN);
+
+	return spin_ns * 100 <= block_ns * SPIN_PERCENT_MAX &&
+	       spin_ns * spin_cpu_ns <= block_ns * block_cpu_ns;
+}
+
+static void judge_trial(struct wait_policy *policy)
+{
+	enum wait_way best = WAIT_BLOCK;
+	uint64_t limit_ns = per_request(policy, policy->trial_ns, WAIT_BLOCK) * BATCH_PERCENT_MAX;
+
+	if (policy->in_trial[WAIT_SPIN] && spin_pays(policy)) {
+		best = WAIT_SPIN;
+		limit_ns = per_request(policy, policy->trial_ns, WAIT_SPIN) * 100;
+	}
+	if (policy->in_trial[WAIT_BATCH] &&
+		per_request(policy, policy->trial_ns, WAIT_BATCH) * 100 <= limit_ns) {
+		best = WAIT_BATCH;
+	}
+	policy->kept_ns = per_request(policy, policy->trial_ns, best);
+	if (best == WAIT_BLOCK) {
+		block_for_a_while(policy);
+	} else {
+		policy->backoff_windows = WAIT_BACKOFF_WINDOWS_MIN;
+		hold(policy, best, WAIT_HOLD_WINDOWS);
+	}
+}
+
+/* Returns whether the traffic has changed, so that the result of the last trial is meaningless. */
+static bool result_is_void(struct wait_policy *policy, uint64_t request_ns)
+{
+	if (policy->way == WAIT_BATCH && !fills_batches(policy)) {
+		return true;
+	}
+	if (policy->kept_ns == 0 || request_ns * 100 <= policy->kept_ns * SLOW_PERCENT) {
+		policy->slow_windows = 0;
+		return false;
+	}
+	return ++policy->slow_windows == WAIT_SLOW_WINDOWS;
+}
+
+/* Ends the windows of a method in a trial. */
+static void leave_out(struct wait_policy *policy, enum wait_way way)
+{
+	policy->windows_left -= policy->windows_left / ways_in_trial(policy);
+	policy->in_trial[way] = false;
+}
+
+static void add_to_trial(struct wait_policy *policy, uint64_t elapsed_ns)
+{
+	policy->trial_ns[policy->way_now] += elapsed_ns;
+	policy->trial_cpu_ns[policy->way_now] += policy->cpu_ns() - policy->window_cpu_ns;
+	policy->trial_requests[policy->way_now] += policy->window_requests;
+	if (policy->way_now == WAIT_BATCH && !fills_batches(policy)) {
+		leave_out(policy, WAIT_BATCH); /* it only delays these requests */
+	}
+	if (policy->in_trial[WAIT_SPIN] && !is_for_spin(policy)) {
+		leave_out(policy, WAIT_SPIN);
+	}
+}
+
+static void window_done(struct wait_policy *policy, uint64_t elapsed_ns)
+{
+	bool is_void = false;
+
+	if (policy->is_trying) {
+		add_to_trial(policy, elapsed_ns);
+	} else {
+		is_void = result_is_void(policy, elapsed_ns / policy->window_requests);
+	}
+	policy->windows_left = is_void || policy->windows_left == 0 ? 0 : policy->windows_left - 1;
+	if (policy->windows_left > 0) {
+		return;
+	}
+	if (policy->is_trying) {
+		judge_trial(policy);
+	} else {
+		start_trial(policy);
+	}
+}
+
+/* Returns the method of the next window: during a trial each method in turn. */
+static enum wait_way next_way(const struct wait_policy *policy)
+{
+	enum wait_way way = policy->way_now;
+
+	if (!policy->is_trying) {
+		return policy->way;
+	}
+	do {
+		way = (way + 1) % WAIT_WAY_COUNT;
+	} while (!policy->in_trial[way]);
+	return way;
+}
+
+static bool window_is_full(const struct wait_policy *policy, uint64_t elapsed_ns)
+{
+	if (elapsed_ns >= window_ns_min) {
+		return policy->window_requests >= WAIT_WINDOW_REQUESTS_MIN;
+	}
+	return elapsed_ns >= WAIT_WINDOW_NS && policy->window_requests >= WAIT_WINDOW_REQUESTS;
+}
+
+enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_turn *turn)
+{
+	uint64_t elapsed_ns = turn->now_ns - policy->window_start_ns;
+
+	policy->window_requests += turn->requests;
+	policy->window_turns += turn->requests > 0;
+	policy->source_turns += turn->requests > 0 && turn->by_source;
+	if (turn->was_crowded && policy->way_now == WAIT_SPIN) {
+		policy->kept_ns = 0;
+		block_for_a_while(policy);
+	} else if (turn->requests == 0) {
+		return elapsed_ns > window_ns_max ? WAIT_BLOCK : policy->way_now;
+	} else if (elapsed_ns > window_ns_max) {
+		policy->kept_ns = 0;
+		hold(policy, WAIT_BLOCK, 1);
+	} else if (window_is_full(policy, elapsed_ns)) {
+		window_done(policy, elapsed_ns);
+	} else {
+		return policy->way_now;
+	}
+	policy->way_now = next_way(policy);
+	policy->window_start_ns = turn->now_ns;
+	policy->window_cpu_ns = policy->is_trying ? policy->cpu_ns() : 0;
+	policy->window_requests = 0;
+	policy->window_turns = 0;
+	policy->source_turns = 0;
+	return policy->way_now;
+}

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The choice of how a thread waits for its peer: a reactor for requests, a client for replies.
+ * There are three methods, each best for some traffic:
+ *
+ *   BLOCK  Sleep until something happens. An idle thread uses no CPU.
+ *   BATCH  Sleep longer, until several completions have arrived. For connections with many requests
+ *          in flight: each wake-up serves more of them.
+ *   SPIN   Poll for a while before sleeping. For connections with few requests in flight: waking an
+ *          idle CPU can take longer than everything else a request needs.
+ *
+ * The thread knows neither how many requests the peer keeps in flight, nor how long the peer thinks
+ * between them, nor how long a wake-up takes on this machine. So the policy measures the methods:
+ *
+ *   HOLDING a method ── some windows later, or other traffic ──▶ TRYING all methods in turn
+ *       ▲                                                              │
+ *       └──────────────────────── the best one ◀───────────────────────┘
+ *
+ * A trial uses the methods in turn, a window of requests each, because a single measurement means
+ * little on a machine that also runs other programs. Polling takes CPU time from other programs, so
+ * it is kept only if it gains at least as much speed as it costs CPU time. A trial in which no
+ * method is better than BLOCK is repeated later and later. The result of a trial is void once
+ * requests take much longer than during the trial: the cost of a wake-up changes by tens of
+ * microseconds when the scheduler moves the two threads to the same CPU or to different ones.
+ * Polling ends at once when another thread needs the CPU. The measurements are in
+ * docs/design/0005-waiting.md.
+ *
+ * Threading: one object belongs to one thread. Ownership: plain data. Errors: none.
+ */
+#pragma once
+
+#include "base/compiler.h"
+
+enum wait_way { WAIT_BLOCK, WAIT_BATCH, WAIT_SPIN, WAIT_WAY_COUNT };
+
+enum {
+	WAIT_BATCH_NS = 60000,	      /* maximum time for which a request waits for others */
+	WAIT_BATCH_MAX = 64,	      /* number of completions that end the wait immediately */
+	WAIT_SPIN_NS = 50000,	      /* maximum time of polling before sleeping */
+	WAIT_WINDOW_NS = 1000000,     /* minimum duration of a measurement */
+	WAIT_WINDOW_REQUESTS = 64,    /* minimum number of requests in a measurement */
+	WAIT_WINDOW_REQUESTS_MIN = 8, /* sufficient number if they took at least 5 ms */
+	WAIT_TRIAL_WINDOWS = 8,	      /* windows of a trial for each method */
+	WAIT_HOLD_WINDOWS = 2048,     /* windows until a method that is kept is tried again */
+	WAIT_SLOW_WINDOWS = 3,	      /* slow windows in a row that make the result void */
+	WAIT_BACKOFF_WINDOWS_MIN = 32, /* windows of blocking after the first lost trial */
+	WAIT_BACKOFF_WINDOWS_MAX = 4096,
+};
+
+/* What happened in one turn of the event loop. */
+struct wait_turn {
+	uint64_t now_ns;
+	uint32_t requests; /* that arrived, or that were answered */
+	/* They came through memory, so a wait gets one completion for all of them, and BATCH would
+	 * wait in vain. */
+	bool by_source;
+	/* While the thread polled, another thread took its CPU. */
+	bool was_crowded;
+};
+
+struct wait_policy {
+	bool may_batch;
+	bool may_spin;
+	bool is_trying;
+	enum wait_way way;     /* the method that is kept */
+	enum wait_way way_now; /* the method until the end of this window */
+	bool in_trial[WAIT_WAY_COUNT];
+	uint64_t window_start_ns;
+	uint64_t window_cpu_ns; /* CPU time of the thread at its start; only set during a trial */
+	uint32_t window_requests;
+	uint32_t window_turns;	/* number of turns with requests in this window */
+	uint32_t source_turns;	/* number of those in which they came through memory */
+	uint32_t windows_left;	/* number of windows until the next decision */
+	uint32_t slow_windows;
+	uint32_t backoff_windows;
+	/* Totals of the trial's windows for each method. */
+	uint64_t trial_ns[WAIT_WAY_COUNT];
+	uint64_t trial_cpu_ns[WAIT_WAY_COUNT];
+	uint64_t trial_requests[WAIT_WAY_COUNT];
+	/* Time per request with the method that is kept, during the last trial; 0: unknown. */
+	uint64_t kept_ns;
+	uint64_t (*cpu_ns)(void);
+};
+
+/* may_batch, may_spin: the methods that may be tried. cpu_ns: returns the CPU time of the calling
+ * thread. */
+void wait_policy_init(
+	struct wait_policy *policy, bool may_batch, bool may_spin, uint64_t (*cpu_ns)(void));
+
+/* Called after every turn. Returns how to wait for the next one. */
+enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_turn *turn);

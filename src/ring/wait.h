@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Applies the wait policy (base/wait_policy.h) to a ring: tells the policy what each turn has
+ * brought, and sets the ring to the method that the policy chooses.
+ *
+ * Threading: the ring's thread. Ownership: borrows the ring. Errors: none.
+ */
+#pragma once
+
+#include "base/wait_policy.h"
+#include "ring/ring.h"
+
+struct ring_waiter {
+	struct ring *ring;
+	struct wait_policy policy;
+	enum wait_way way; /* how the ring currently waits */
+	uint64_t events;   /* counters of the ring at the last turn */
+	uint64_t crowded;
+};
+
+/* may_batch, may_spin: the methods that may be tried. */
+void ring_waiter_init(
+	struct ring_waiter *waiter, struct ring *ring, bool may_batch, bool may_spin);
+
+/* Called after every turn. requests: number of requests that arrived, or of those that were
+ * answered. is_slow: what the thread waits for takes longer than it would poll. */
+void ring_waiter_turn(struct ring_waiter *waiter, uint32_t requests, bool is_slow);
+
+/* Lets the ring sleep for each completion again, until the next ring_waiter_turn(). */
+void ring_waiter_stop(struct ring_waiter *waiter);
