@@ -40,7 +40,7 @@ enum {
 	WAIT_WINDOW_NS = 1000000,     /* minimum duration of a measurement */
 	WAIT_WINDOW_REQUESTS = 64,    /* minimum number of requests in a measurement */
 	WAIT_WINDOW_REQUESTS_MIN = 8, /* sufficient number if they took at least 5 ms */
-	WAIT_TRIAL_WINDOWS = 8,	      /* windows of a trial for each method */
+	WAIT_TRIAL_WINDOWS = 16,      /* windows of a trial for each method */
 	WAIT_HOLD_WINDOWS = 2048,     /* windows until a method that is kept is tried again */
 	WAIT_SLOW_WINDOWS = 3,	      /* slow windows in a row that make the result void */
 	WAIT_BACKOFF_WINDOWS_MIN = 32, /* windows of blocking after the first lost trial */
