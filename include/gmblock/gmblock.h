@@ -95,9 +95,9 @@ void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level);
  */
 
 enum gmb_queue_flags {
-	/* gmb_queue_wait() sleeps at once. Without this flag it polls for up to 50 microseconds
-	 * first while that makes requests faster: it measures both, and stops when another thread
-	 * needs the processor. */
+	/* gmb_queue_wait() does not poll before it sleeps. Without this flag it polls for up to 50
+	 * microseconds while that makes requests faster. It measures this periodically, and stops
+	 * polling when another thread needs the processor. */
 	GMB_QUEUE_NO_SPIN = 1,
 };
 

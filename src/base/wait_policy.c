@@ -97,7 +97,7 @@ static void start_trial(struct wait_policy *policy)
 	policy->windows_left = ways * WAIT_TRIAL_WINDOWS;
 }
 
-static uint64_t per_request(const struct wait_policy *policy, const uint64_t *totals, int way)
+static uint64_t trial_mean_ns(const struct wait_policy *policy, const uint64_t *totals, int way)
 {
 	return totals[way] / MAX(policy->trial_requests[way], UINT64_C(1));
 }
@@ -105,10 +105,10 @@ static uint64_t per_request(const struct wait_policy *policy, const uint64_t *to
 /* Returns whether polling is so much faster that it is worth its CPU time. */
 static bool spin_pays(const struct wait_policy *policy)
 {
-	uint64_t block_ns = per_request(policy, policy->trial_ns, WAIT_BLOCK);
-	uint64_t spin_ns = per_request(policy, policy->trial_ns, WAIT_SPIN);
-	uint64_t block_cpu_ns = per_request(policy, policy->trial_cpu_ns, WAIT_BLOCK);
-	uint64_t spin_cpu_ns = per_request(policy, policy->trial_cpu_ns, WAIT_SPIN);
+	uint64_t block_ns = trial_mean_ns(policy, policy->trial_ns, WAIT_BLOCK);
+	uint64_t spin_ns = trial_mean_ns(policy, policy->trial_ns, WAIT_SPIN);
+	uint64_t block_cpu_ns = trial_mean_ns(policy, policy->trial_cpu_ns, WAIT_BLOCK);
+	uint64_t spin_cpu_ns = trial_mean_ns(policy, policy->trial_cpu_ns, WAIT_SPIN);
 
 	return spin_ns * 100 <= block_ns * SPIN_PERCENT_MAX &&
 	       spin_ns * spin_cpu_ns <= block_ns * block_cpu_ns;
@@ -117,17 +117,17 @@ static bool spin_pays(const struct wait_policy *policy)
 static void judge_trial(struct wait_policy *policy)
 {
 	enum wait_way best = WAIT_BLOCK;
-	uint64_t limit_ns = per_request(policy, policy->trial_ns, WAIT_BLOCK) * BATCH_PERCENT_MAX;
+	uint64_t limit_ns = trial_mean_ns(policy, policy->trial_ns, WAIT_BLOCK) * BATCH_PERCENT_MAX;
 
 	if (policy->in_trial[WAIT_SPIN] && spin_pays(policy)) {
 		best = WAIT_SPIN;
-		limit_ns = per_request(policy, policy->trial_ns, WAIT_SPIN) * 100;
+		limit_ns = trial_mean_ns(policy, policy->trial_ns, WAIT_SPIN) * 100;
 	}
 	if (policy->in_trial[WAIT_BATCH] &&
-		per_request(policy, policy->trial_ns, WAIT_BATCH) * 100 <= limit_ns) {
+		trial_mean_ns(policy, policy->trial_ns, WAIT_BATCH) * 100 <= limit_ns) {
 		best = WAIT_BATCH;
 	}
-	policy->kept_ns = per_request(policy, policy->trial_ns, best);
+	policy->kept_ns = trial_mean_ns(policy, policy->trial_ns, best);
 	if (best == WAIT_BLOCK) {
 		block_for_a_while(policy);
 	} else {
@@ -203,7 +203,7 @@ static enum wait_way next_way(const struct wait_policy *policy)
 	return way;
 }
 
-static bool window_is_full(const struct wait_policy *policy, uint64_t elapsed_ns)
+static bool window_is_over(const struct wait_policy *policy, uint64_t elapsed_ns)
 {
 	if (elapsed_ns >= window_ns_min) {
 		return policy->window_requests >= WAIT_WINDOW_REQUESTS_MIN;
@@ -226,7 +226,7 @@ enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_tur
 	} else if (elapsed_ns > window_ns_max) {
 		policy->kept_ns = 0;
 		hold(policy, WAIT_BLOCK, 1);
-	} else if (window_is_full(policy, elapsed_ns)) {
+	} else if (window_is_over(policy, elapsed_ns)) {
 		window_done(policy, elapsed_ns);
 	} else {
 		return policy->way_now;

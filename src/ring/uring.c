@@ -386,9 +386,9 @@ static int enter_one(struct ring *ring, uint64_t limit_ns)
 	};
 	struct io_uring_cqe *cqe;
 
-	return limit_ns == UINT64_MAX ? io_uring_submit_and_wait(&ring->uring, 1)
-				      : io_uring_submit_and_wait_timeout(
-						&ring->uring, &cqe, 1, &limit, NULL);
+	return limit_ns == UINT64_MAX
+		       ? io_uring_submit_and_wait(&ring->uring, 1)
+		       : io_uring_submit_and_wait_timeout(&ring->uring, &cqe, 1, &limit, NULL);
 }
 
 /* Polls the sources. Returns true if they handled events or deferred an operation. */

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "ring/wait.h"
 
-void ring_waiter_init(
-	struct ring_waiter *waiter, struct ring *ring, bool may_batch, bool may_spin)
+void ring_waiter_init(struct ring_waiter *waiter, struct ring *ring, bool may_batch, bool may_spin)
 {
 	*waiter = (struct ring_waiter){ .ring = ring };
 	wait_policy_init(&waiter->policy, may_batch, may_spin, ring_thread_cpu_ns);

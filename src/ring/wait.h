@@ -19,8 +19,7 @@ struct ring_waiter {
 };
 
 /* may_batch, may_spin: the methods that may be tried. */
-void ring_waiter_init(
-	struct ring_waiter *waiter, struct ring *ring, bool may_batch, bool may_spin);
+void ring_waiter_init(struct ring_waiter *waiter, struct ring *ring, bool may_batch, bool may_spin);
 
 /* Called after every turn. requests: number of requests that arrived, or of those that were
  * answered. is_slow: what the thread waits for takes longer than it would poll. */

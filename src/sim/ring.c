@@ -174,12 +174,6 @@ uint64_t ring_now_ns(const struct ring *ring)
 	return sim_world.now_ns;
 }
 
-/* Waiting costs no CPU time here. */
-uint64_t ring_thread_cpu_ns(void)
-{
-	return 0;
-}
-
 uint64_t ring_batch_ns(const struct ring *ring)
 {
 	return ring->batch_ns;

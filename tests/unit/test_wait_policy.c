@@ -39,10 +39,9 @@ static uint64_t cpu_ns(void)
 
 static void model_start(struct model *model, uint32_t depth, uint64_t wake_idle_ns)
 {
-	*model = (struct model){ .now_ns = 1,
-		.depth = depth,
-		.wake_idle_ns = wake_idle_ns,
-		.wake_cpu_ns = 40000 };
+	*model = (struct model){
+		.now_ns = 1, .depth = depth, .wake_idle_ns = wake_idle_ns, .wake_cpu_ns = 40000
+	};
 	wait_policy_init(&model->wait_policy, true, true, cpu_ns);
 }
 
@@ -192,7 +191,8 @@ static void several_requests_in_flight_spin_if_they_come_through_memory(void **s
 	assert_int_equal(model.turns_by_way[WAIT_BATCH], 0);
 }
 
-/* No turn polls after one in which another thread took the CPU. Only later does a trial poll again. */
+/* No turn polls after one in which another thread took the CPU. Only later does a trial poll again.
+ */
 static void another_thread_on_the_cpu_ends_polling(void **state)
 {
 	uint64_t blocked_max = 0;
@@ -257,7 +257,8 @@ static void gathering_ends_when_there_is_nothing_to_gather(void **state)
 			assert_true(model.done < 1000000);
 		}
 		model.depth = 1;
-		/* One window may have begun with the others, and a trial's next ones are without. */
+		/* One window may have begun with the others, and a trial's next ones are without.
+		 */
 		run(&model, 4 * WAIT_WINDOW_REQUESTS);
 		assert_int_not_equal(model.way, WAIT_BATCH);
 		run(&model, 1000000);
