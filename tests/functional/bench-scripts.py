@@ -16,7 +16,7 @@ from harness import samples  # noqa: E402 (the path has to be set first)
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
-SCRIPTS = ["access", "attach", "client", "copy", "idle", "neighbour", "overlap", "page-cache-send", "peers", "tls", "walk"]
+SCRIPTS = ["access", "attach", "client", "copy", "depth", "idle", "neighbour", "overlap", "page-cache-send", "peers", "tls", "walk"]
 
 
 def load(script):
@@ -58,6 +58,7 @@ class Scripts(support.Case):
                 ("attach", ["--count", "--time-limit"]),
                 ("client", ["--rounds", "--seconds", "--size"]),
                 ("copy", ["--rounds", "--size"]),
+                ("depth", ["--rounds", "--seconds", "--size", "--depths", "--neighbours"]),
                 ("idle", ["--connections", "--seconds"]),
                 ("neighbour", ["--rounds", "--seconds", "--settle", "--size", "--set", "--rate"]),
                 ("page-cache-send", ["--rounds", "--seconds", "--size"]),
