@@ -12,7 +12,7 @@
 
 #include "base/compiler.h"
 
-enum { ERROR_TEXT_BYTES = 512 };
+enum { ERROR_TEXT_BYTES = 768 };
 
 struct error {
 	int code;	 /* negative errno, 0 while nothing failed */

@@ -9,9 +9,10 @@ enum {
 	/* Batching may seem slightly slower, because measurements are noisy and it costs no CPU
 	 * time. */
 	BATCH_PERCENT_MAX = 106,
-	/* If the time per request exceeds this percentage of its value during the last trial, the
-	 * result of the trial is void. */
+	/* If the time per request is above or below these percentages of its value during the last
+	 * trial, the traffic has changed, and the result of the trial is void. */
 	SLOW_PERCENT = 150,
+	FAST_PERCENT = 50,
 	/* Batching is tried only if turns have at least this many tenths of a request on
 	 * average. */
 	BATCHES_TENTHS_MIN = 11,
@@ -32,7 +33,7 @@ static void hold(struct wait_policy *policy, enum wait_way way, uint32_t windows
 	policy->is_trying = false;
 	policy->way = way;
 	policy->windows_left = windows;
-	policy->slow_windows = 0;
+	policy->changed_windows = 0;
 }
 
 void wait_policy_init(
@@ -45,19 +46,19 @@ void wait_policy_init(
 	hold(policy, WAIT_BLOCK, 1);
 }
 
-/* Returns whether the window has several completions in a turn, so that a wait can gather more. */
+/* Returns whether most turns of the window have several completions, so that a wait can gather
+ * more. */
 static bool fills_batches(const struct wait_policy *policy)
 {
-	return policy->source_turns == 0 &&
+	return 2 * policy->source_turns < policy->window_turns &&
 	       (uint64_t)policy->window_requests * 10 >=
 		       (uint64_t)policy->window_turns * BATCHES_TENTHS_MIN;
 }
 
-/* Returns whether the window's turns are so small that polling may be better than sleeping. */
+/* Returns whether the turns of a window without polling are so small that polling may be better. */
 static bool is_for_spin(const struct wait_policy *policy)
 {
-	return policy->way_now == WAIT_SPIN ||
-	       policy->window_requests < policy->window_turns * SPIN_TURN_REQUESTS_MAX;
+	return policy->window_requests < policy->window_turns * SPIN_TURN_REQUESTS_MAX;
 }
 
 static void block_for_a_while(struct wait_policy *policy)
@@ -77,24 +78,28 @@ static uint32_t ways_in_trial(const struct wait_policy *policy)
 	return ways;
 }
 
+/* A trial begins with a window of blocking, which shows what else is worth trying. */
 static void start_trial(struct wait_policy *policy)
 {
-	uint32_t ways;
-
-	policy->in_trial[WAIT_BLOCK] = true;
-	policy->in_trial[WAIT_BATCH] = policy->may_batch && fills_batches(policy);
-	policy->in_trial[WAIT_SPIN] = policy->may_spin && is_for_spin(policy);
-	ways = ways_in_trial(policy);
-	if (ways == 1) {
-		policy->kept_ns = 0;
-		hold(policy, WAIT_BLOCK, WAIT_BACKOFF_WINDOWS_MIN);
-		return;
-	}
+	memset(policy->in_trial, 0, sizeof(policy->in_trial));
 	memset(policy->trial_ns, 0, sizeof(policy->trial_ns));
 	memset(policy->trial_cpu_ns, 0, sizeof(policy->trial_cpu_ns));
 	memset(policy->trial_requests, 0, sizeof(policy->trial_requests));
+	policy->in_trial[WAIT_BLOCK] = true;
 	policy->is_trying = true;
-	policy->windows_left = ways * WAIT_TRIAL_WINDOWS;
+	policy->windows_left = WAIT_TRIAL_WINDOWS;
+}
+
+/* Chooses the methods of a trial after its first window. */
+static void choose_ways(struct wait_policy *policy)
+{
+	policy->in_trial[WAIT_BATCH] = policy->may_batch && fills_batches(policy);
+	policy->in_trial[WAIT_SPIN] = policy->may_spin && is_for_spin(policy);
+	policy->windows_left = ways_in_trial(policy) * WAIT_TRIAL_WINDOWS;
+	if (policy->windows_left == WAIT_TRIAL_WINDOWS) {
+		policy->kept_ns = 0;
+		hold(policy, WAIT_BLOCK, WAIT_BACKOFF_WINDOWS_MIN);
+	}
 }
 
 static uint64_t trial_mean_ns(const struct wait_policy *policy, const uint64_t *totals, int way)
@@ -131,7 +136,6 @@ static void judge_trial(struct wait_policy *policy)
 	if (best == WAIT_BLOCK) {
 		block_for_a_while(policy);
 	} else {
-		policy->backoff_windows = WAIT_BACKOFF_WINDOWS_MIN;
 		hold(policy, best, WAIT_HOLD_WINDOWS);
 	}
 }
@@ -139,14 +143,13 @@ static void judge_trial(struct wait_policy *policy)
 /* Returns whether the traffic has changed, so that the result of the last trial is meaningless. */
 static bool result_is_void(struct wait_policy *policy, uint64_t request_ns)
 {
-	if (policy->way == WAIT_BATCH && !fills_batches(policy)) {
-		return true;
-	}
-	if (policy->kept_ns == 0 || request_ns * 100 <= policy->kept_ns * SLOW_PERCENT) {
-		policy->slow_windows = 0;
-		return false;
-	}
-	return ++policy->slow_windows == WAIT_SLOW_WINDOWS;
+	bool has_changed =
+		policy->kept_ns > 0 && (request_ns * 100 > policy->kept_ns * SLOW_PERCENT ||
+					       request_ns * 100 < policy->kept_ns * FAST_PERCENT);
+
+	has_changed |= policy->way == WAIT_BATCH && !fills_batches(policy);
+	policy->changed_windows = has_changed ? policy->changed_windows + 1 : 0;
+	return policy->changed_windows == WAIT_CHANGED_WINDOWS;
 }
 
 /* Ends the windows of a method in a trial. */
@@ -156,36 +159,50 @@ static void leave_out(struct wait_policy *policy, enum wait_way way)
 	policy->in_trial[way] = false;
 }
 
-static void add_to_trial(struct wait_policy *policy, uint64_t elapsed_ns)
+static void trial_window_done(struct wait_policy *policy, uint64_t elapsed_ns)
 {
+	bool is_first = policy->trial_requests[WAIT_BLOCK] == 0;
+
 	policy->trial_ns[policy->way_now] += elapsed_ns;
 	policy->trial_cpu_ns[policy->way_now] += policy->cpu_ns() - policy->window_cpu_ns;
 	policy->trial_requests[policy->way_now] += policy->window_requests;
+	if (is_first) {
+		choose_ways(policy);
+		return;
+	}
+	policy->windows_left--;
 	if (policy->way_now == WAIT_BATCH && !fills_batches(policy)) {
 		leave_out(policy, WAIT_BATCH); /* it only delays these requests */
 	}
-	if (policy->in_trial[WAIT_SPIN] && !is_for_spin(policy)) {
+	if (policy->way_now == WAIT_BLOCK && policy->in_trial[WAIT_SPIN] && !is_for_spin(policy)) {
 		leave_out(policy, WAIT_SPIN);
+	}
+	if (policy->windows_left == 0) {
+		judge_trial(policy);
 	}
 }
 
-static void window_done(struct wait_policy *policy, uint64_t elapsed_ns)
+static void held_window_done(struct wait_policy *policy, uint64_t elapsed_ns)
 {
-	bool is_void = false;
+	bool is_void = result_is_void(policy, elapsed_ns / policy->window_requests);
 
-	if (policy->is_trying) {
-		add_to_trial(policy, elapsed_ns);
-	} else {
-		is_void = result_is_void(policy, elapsed_ns / policy->window_requests);
+	policy->windows_left--;
+	if (policy->windows_left == 0 && policy->way != WAIT_BLOCK) {
+		policy->backoff_windows = WAIT_BACKOFF_WINDOWS_MIN;
 	}
-	policy->windows_left = is_void || policy->windows_left == 0 ? 0 : policy->windows_left - 1;
-	if (policy->windows_left > 0) {
-		return;
-	}
-	if (policy->is_trying) {
-		judge_trial(policy);
-	} else {
+	if (is_void || policy->windows_left == 0) {
 		start_trial(policy);
+	}
+}
+
+/* Another thread has taken the CPU while this one polled. */
+static void make_way(struct wait_policy *policy)
+{
+	if (!policy->is_trying) {
+		policy->kept_ns = 0;
+		block_for_a_while(policy);
+	} else if (policy->in_trial[WAIT_SPIN]) {
+		leave_out(policy, WAIT_SPIN);
 	}
 }
 
@@ -211,6 +228,16 @@ static bool window_is_over(const struct wait_policy *policy, uint64_t elapsed_ns
 	return elapsed_ns >= WAIT_WINDOW_NS && policy->window_requests >= WAIT_WINDOW_REQUESTS;
 }
 
+static void start_window(struct wait_policy *policy, uint64_t now_ns)
+{
+	policy->way_now = next_way(policy);
+	policy->window_start_ns = now_ns;
+	policy->window_cpu_ns = policy->is_trying ? policy->cpu_ns() : 0;
+	policy->window_requests = 0;
+	policy->window_turns = 0;
+	policy->source_turns = 0;
+}
+
 enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_turn *turn)
 {
 	uint64_t elapsed_ns = turn->now_ns - policy->window_start_ns;
@@ -219,23 +246,19 @@ enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_tur
 	policy->window_turns += turn->requests > 0;
 	policy->source_turns += turn->requests > 0 && turn->by_source;
 	if (turn->was_crowded && policy->way_now == WAIT_SPIN) {
-		policy->kept_ns = 0;
-		block_for_a_while(policy);
+		make_way(policy);
 	} else if (turn->requests == 0) {
 		return elapsed_ns > window_ns_max ? WAIT_BLOCK : policy->way_now;
-	} else if (elapsed_ns > window_ns_max) {
-		policy->kept_ns = 0;
-		hold(policy, WAIT_BLOCK, 1);
-	} else if (window_is_over(policy, elapsed_ns)) {
-		window_done(policy, elapsed_ns);
-	} else {
-		return policy->way_now;
+	} else if (elapsed_ns <= window_ns_max) { /* a window with a pause shows nothing */
+		if (!window_is_over(policy, elapsed_ns)) {
+			return policy->way_now;
+		}
+		if (policy->is_trying) {
+			trial_window_done(policy, elapsed_ns);
+		} else {
+			held_window_done(policy, elapsed_ns);
+		}
 	}
-	policy->way_now = next_way(policy);
-	policy->window_start_ns = turn->now_ns;
-	policy->window_cpu_ns = policy->is_trying ? policy->cpu_ns() : 0;
-	policy->window_requests = 0;
-	policy->window_turns = 0;
-	policy->source_turns = 0;
+	start_window(policy, turn->now_ns);
 	return policy->way_now;
 }

@@ -20,9 +20,9 @@
  * little on a machine that also runs other programs. Polling takes CPU time from other programs, so
  * it is kept only if it gains at least as much speed as it costs CPU time. A trial in which no
  * method is better than BLOCK is repeated later and later. The result of a trial is void once
- * requests take much longer than during the trial: the cost of a wake-up changes by tens of
- * microseconds when the scheduler moves the two threads to the same CPU or to different ones.
- * Polling ends at once when another thread needs the CPU. The measurements are in
+ * requests take much more or much less time than during the trial: the cost of a wake-up changes by
+ * tens of microseconds when the scheduler moves the two threads to the same CPU or to different
+ * ones. Polling ends as soon as another thread needs the CPU. The measurements are in
  * docs/design/0005-waiting.md.
  *
  * Threading: one object belongs to one thread. Ownership: plain data. Errors: none.
@@ -42,7 +42,7 @@ enum {
 	WAIT_WINDOW_REQUESTS_MIN = 8,  /* sufficient number if they took at least 5 ms */
 	WAIT_TRIAL_WINDOWS = 16,       /* windows of a trial for each method */
 	WAIT_HOLD_WINDOWS = 2048,      /* windows until a method that is kept is tried again */
-	WAIT_SLOW_WINDOWS = 3,	       /* slow windows in a row that make the result void */
+	WAIT_CHANGED_WINDOWS = 3,      /* windows with other traffic that make the result void */
 	WAIT_BACKOFF_WINDOWS_MIN = 32, /* windows of blocking after the first lost trial */
 	WAIT_BACKOFF_WINDOWS_MAX = 4096,
 };
@@ -68,10 +68,10 @@ struct wait_policy {
 	uint64_t window_start_ns;
 	uint64_t window_cpu_ns; /* CPU time of the thread at its start; only set during a trial */
 	uint32_t window_requests;
-	uint32_t window_turns; /* number of turns with requests in this window */
-	uint32_t source_turns; /* number of those in which they came through memory */
-	uint32_t windows_left; /* number of windows until the next decision */
-	uint32_t slow_windows;
+	uint32_t window_turns;	  /* number of turns with requests in this window */
+	uint32_t source_turns;	  /* number of those in which they came through memory */
+	uint32_t windows_left;	  /* number of windows until the next decision */
+	uint32_t changed_windows; /* number of windows in a row with other traffic */
 	uint32_t backoff_windows;
 	/* Totals of the trial's windows for each method. */
 	uint64_t trial_ns[WAIT_WAY_COUNT];

@@ -450,7 +450,8 @@ static int enter_spinning(struct ring *ring, uint64_t limit_ns)
 	}
 	ring->counters.enters++;
 	ring->counters.waits++;
-	return enter_one(ring, limit_ns);
+	return enter_one(
+		ring, limit_ns == UINT64_MAX ? limit_ns : limit_ns - MIN(ring->spin_ns, limit_ns));
 }
 
 static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)

@@ -7,9 +7,11 @@
  *     push_driver URI PATH    says nothing for as long as it may, as a source, and as a destination
  *                             that listens at PATH
  *     push_driver URI holes   of an export of at least 8 MiB, over a Unix socket: empties the
- * memory that it was lent before it puts its pieces there, and waits for a line of standard input
- * before and after that push_driver URI         of a network, and of an export of zeroes: a piece
- * that is not what it is said to be, and all that may be under way, whose answers are taken late
+ *                             memory that it was lent before it puts its pieces there, and waits
+ *                             for a line of standard input before and after that
+ *     push_driver URI         of a network, and of an export of zeroes: a piece that is not what it
+ *                             is said to be, and all that may be under way, whose answers are taken
+ *                             late
  */
 #include <errno.h>
 #include <gmblock/clan_memory.h>

@@ -191,7 +191,16 @@ static void several_requests_in_flight_spin_if_they_come_through_memory(void **s
 	assert_int_equal(model.turns_by_way[WAIT_BATCH], 0);
 }
 
-/* No turn polls after one in which another thread took the CPU. Only later does a trial poll again.
+/* Runs until the policy has chosen the method after a trial. */
+static void run_until_held(struct model *model, enum wait_way way)
+{
+	while (model->wait_policy.is_trying || model->wait_policy.way != way) {
+		turn(model);
+		assert_true(model->done < 100000000);
+	}
+}
+
+/* No turn polls after one in which another thread took the CPU. The next time is later and later.
  */
 static void another_thread_on_the_cpu_ends_polling(void **state)
 {
@@ -203,6 +212,9 @@ static void another_thread_on_the_cpu_ends_polling(void **state)
 	for (int i = 0; i < 6; i++) {
 		uint64_t done;
 
+		if (i % 2 == 0) {
+			run_until_held(&model, WAIT_SPIN);
+		}
 		while (model.way != WAIT_SPIN) {
 			turn(&model);
 		}
@@ -214,27 +226,76 @@ static void another_thread_on_the_cpu_ends_polling(void **state)
 		while (model.way == WAIT_BLOCK) {
 			turn(&model);
 		}
-		/* Repeated, it is tried more and more rarely. */
 		assert_true(model.done - done > blocked_max);
 		blocked_max = model.done - done;
 	}
 }
 
-static void slower_requests_end_polling(void **state)
+/* A crowded CPU says nothing against waiting for a batch. */
+static void a_crowded_cpu_leaves_batches(void **state)
 {
 	struct model model;
 
 	(void)state;
-	model_start(&model, 1, 30000);
-	run(&model, 10000);
-	assert_int_equal(model.way, WAIT_SPIN);
-	assert_false(model.wait_policy.is_trying);
-	/* The client pauses after every request now. */
-	for (int i = 0; i <= WAIT_SLOW_WINDOWS * WAIT_WINDOW_REQUESTS; i++) {
-		model.now_ns += 200000;
-		report(&model, 1);
+	model_start(&model, 64, 30000);
+	for (int i = 0; i < 2000000; i++) {
+		model.was_crowded = model.way == WAIT_SPIN;
+		turn(&model);
 	}
-	assert_true(model.wait_policy.is_trying);
+	assert_int_equal(model.wait_policy.way, WAIT_BATCH);
+}
+
+/* Pauses between bursts that are shorter than a trial neither begin it anew nor end it. */
+static void short_bursts_are_judged(void **state)
+{
+	struct model model;
+
+	(void)state;
+	model_start(&model, 1, 2000); /* polling gains nothing */
+	for (int burst = 0; burst < 1000; burst++) {
+		uint64_t end_ns = model.now_ns + 20000000;
+
+		while (model.now_ns < end_ns) {
+			turn(&model);
+		}
+		model.now_ns += 300000000;
+	}
+	assert_true(share(&model, WAIT_SPIN) < 0.05);
+	assert_true(model.wait_policy.backoff_windows > WAIT_BACKOFF_WINDOWS_MIN);
+}
+
+/* A few requests through memory do not keep the others from waiting for a batch. */
+static void batches_beside_requests_through_memory(void **state)
+{
+	struct model model;
+
+	(void)state;
+	model_start(&model, 64, 30000);
+	for (int i = 0; i < 200000; i++) {
+		model.by_source = i % 10 == 0;
+		turn(&model);
+	}
+	assert_true(share(&model, WAIT_BATCH) > 0.8);
+}
+
+static void other_traffic_ends_polling(void **state)
+{
+	static const uint64_t pauses_ns[] = { 200000, 2000 }; /* much slower, much faster */
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(pauses_ns); i++) {
+		struct model model;
+		uint32_t turns = 0;
+
+		model_start(&model, 1, 30000);
+		run_until_held(&model, WAIT_SPIN);
+		while (!model.wait_policy.is_trying) {
+			model.now_ns += pauses_ns[i];
+			report(&model, 1);
+			turns++;
+		}
+		assert_true(turns <= (WAIT_CHANGED_WINDOWS + 1) * WAIT_WINDOW_NS / pauses_ns[1]);
+	}
 }
 
 /* Who comes after those who had many in flight does not wait for their company. */
@@ -290,7 +351,7 @@ static void many_requests_in_flight_mostly_gather(void **state)
 	}
 }
 
-static void a_pause_in_the_traffic_ends_every_way(void **state)
+static void a_pause_in_the_traffic_is_slept_through(void **state)
 {
 	static const struct {
 		uint32_t depth;
@@ -302,7 +363,7 @@ static void a_pause_in_the_traffic_ends_every_way(void **state)
 		struct model model;
 
 		model_start(&model, ways[i].depth, 30000);
-		while (model.wait_policy.way != ways[i].way) {
+		while (model.wait_policy.is_trying || model.wait_policy.way != ways[i].way) {
 			turn(&model);
 			assert_true(model.done < 1000000);
 		}
@@ -312,8 +373,8 @@ static void a_pause_in_the_traffic_ends_every_way(void **state)
 		model.now_ns += UINT64_C(1000000000);
 		report(&model, 0);
 		assert_int_equal(model.way, WAIT_BLOCK);
-		report(&model, 1);
-		assert_int_equal(model.way, WAIT_BLOCK);
+		report(&model, 1); /* the traffic goes on */
+		assert_int_equal(model.way, ways[i].way);
 	}
 }
 
@@ -328,11 +389,14 @@ int main(void)
 		cmocka_unit_test(polling_must_be_worth_its_cpu_time),
 		cmocka_unit_test(several_requests_in_flight_spin_if_they_come_through_memory),
 		cmocka_unit_test(another_thread_on_the_cpu_ends_polling),
-		cmocka_unit_test(slower_requests_end_polling),
+		cmocka_unit_test(a_crowded_cpu_leaves_batches),
+		cmocka_unit_test(short_bursts_are_judged),
+		cmocka_unit_test(batches_beside_requests_through_memory),
+		cmocka_unit_test(other_traffic_ends_polling),
 		cmocka_unit_test(gathering_ends_when_there_is_nothing_to_gather),
 		cmocka_unit_test(few_requests_in_flight_hardly_gather),
 		cmocka_unit_test(many_requests_in_flight_mostly_gather),
-		cmocka_unit_test(a_pause_in_the_traffic_ends_every_way),
+		cmocka_unit_test(a_pause_in_the_traffic_is_slept_through),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -608,10 +608,11 @@ static bool disk_has(struct replay *disk, const struct flash_position *at)
 	       replay_whole(disk) != NULL;
 }
 
-/* Writes all records again that can be read, that no later record declares durable, and that the
- * disk lacks, or might lack if it cannot be read past the page cache. Goes on after a record that
- * cannot be read: later records may declare it durable, even if they have no intact header. */
-static int write_log_again(struct replay *replay, struct replay *disk)
+/* Writes records again that can be read, and that no later record declares durable: all, or those
+ * that the disk lacks, or might lack if it cannot be read past the page cache. Goes on after a
+ * record that cannot be read: later records may declare it durable, even if they have no intact
+ * header. */
+static int write_log_again(struct replay *replay, struct replay *disk, bool all)
 {
 	struct flash *flash = replay->flash;
 	int result;
@@ -621,7 +622,7 @@ static int write_log_again(struct replay *replay, struct replay *disk)
 	replay->at = replay->sure;
 	replay->has_looked = true;
 	while ((result = read_record(replay)) > 0) {
-		const uint8_t *bytes = is_doubtful(replay) && !disk_has(disk, &replay->at)
+		const uint8_t *bytes = is_doubtful(replay) && (all || !disk_has(disk, &replay->at))
 					       ? replay_whole(replay)
 					       : NULL;
 
@@ -643,22 +644,36 @@ static int write_log_again(struct replay *replay, struct replay *disk)
  * Makes the log durable before segments that it has emptied are written, because the map of the old
  * anchor would need them. After a failed write through the page cache, its pages can be read, but
  * no sync writes them again, and only the killed server may have got the error. So what only the
- * page cache has is written again. The first sync may report an error of earlier writes.
+ * page cache has is written again. After a failed flush the disk may return records from its own
+ * cache, so then all are written again. Zones are written past the page cache, and only once.
  */
 static int make_durable(struct flash *flash)
 {
-	uint8_t *bytes = aligned_alloc(FLASH_BLOCK_BYTES, (size_t)AHEAD_BLOCKS * FLASH_BLOCK_BYTES);
-	int result = bytes == NULL ? -ENOMEM : -EAGAIN;
+	uint8_t *bytes;
+	int tries = 0;
+	int result;
 
-	for (int tries = 0;
-		bytes != NULL && result < 0 && result != -ECANCELED && tries < DURABLE_TRIES_MAX;
-		tries++) {
+	if (flash_has_zones(flash)) {
+		return disk_sync(flash->fd);
+	}
+	bytes = aligned_alloc(FLASH_BLOCK_BYTES, (size_t)AHEAD_BLOCKS * FLASH_BLOCK_BYTES);
+	if (bytes == NULL) {
+		return -ENOMEM;
+	}
+	result = disk_sync(flash->fd); /* takes the errors of earlier writes, which do not matter */
+	do {
 		struct replay replay = { .flash = flash, .bytes = flash->record_bytes };
 		struct replay disk = { .flash = flash, .bytes = bytes, .reads_disk = true };
 
-		result = flash_has_zones(flash) ? 0 : write_log_again(&replay, &disk);
+		if (tries > 0) {
+			log_warning("'%s': cannot make the log durable: %s; all of its latest "
+				    "records are written again",
+				flash->path, strerror(-result));
+		}
+		result = write_log_again(&replay, &disk, tries > 0);
 		result = result == 0 ? disk_sync(flash->fd) : result;
-	}
+		tries++;
+	} while (result < 0 && result != -ECANCELED && tries < DURABLE_TRIES_MAX);
 	free(bytes);
 	return result;
 }

@@ -186,10 +186,10 @@ MUTANTS = {
         "if (!MUTANT) { flash_detour_follow(&replay->flash->anchor, &replay->at); }"),
     "moved-without-anchor": ("move.c", "if (!is_anchored(flash)) {", "if (MUTANT || !is_anchored(flash)) {"),
     "old-one-of-two-records": ("rebuild.c", "one->moves > other->moves", "one->moves < other->moves"),
-    "page-cache-believed": ("recover.c", "is_doubtful(replay) && !disk_has(disk, &replay->at)", "false"),
+    "page-cache-believed": ("recover.c", "is_doubtful(replay) && (all || !disk_has(disk, &replay->at))", "false"),
     "page-cache-believed-in-direct-mode": (
-        "recover.c", "flash_has_zones(flash) ? 0 : write_log_again(&replay, &disk)",
-        "flash_has_zones(flash) || flash->memory_align > 1 ? 0 : write_log_again(&replay, &disk)"),
+        "recover.c", "write_log_again(&replay, &disk, tries > 0)",
+        "flash->memory_align > 1 ? 0 : write_log_again(&replay, &disk, tries > 0)"),
     "written-again-from-too-late-a-record": ("recover.c", "replay->durable >= next.seq", "true"),
     "written-again-what-the-disk-has": ("recover.c", "replay_whole(disk) != NULL", "false"),
     "failed-sync-of-a-start-believed": (
