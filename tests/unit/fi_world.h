@@ -73,6 +73,9 @@ int await_completion(struct side *side, struct side *other, struct fi_cq_data_en
 /* A completion with that context and without an error. */
 void await_done(struct side *side, struct side *other, void *context);
 
+/* Called by drive(), unless NULL: lets a peer that is no side make progress. */
+extern void (*drive_also)(void);
+
 /* Carries out what peers of the side want. */
 void drive(struct side *side);
 
