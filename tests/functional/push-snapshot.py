@@ -106,7 +106,8 @@ class PushSnapshot(push_tool.Case):
                 self.assertEqual((listed["served_as"], listed["connections"]), (None, 1))
                 self.check_refused(["snapshot", "delete", "disk", listed["name"], "--server", first.control], 1,
                                    "a push uses", "--now")
-                self.wait_for(lambda: self.jobs(first.push("disk"))[-1]["state"] == "moves")
+                # On a busy machine it may have ended by now.
+                self.wait_for(lambda: self.jobs(first.push("disk"))[-1]["state"] != "begins")
                 after = writer.count()
                 self.assertEqual(push.communicate()[1], "")
                 self.wait_for(lambda: not self.snapshots(first))  # it is being deleted
@@ -140,11 +141,12 @@ class PushSnapshot(push_tool.Case):
         for number in range(ROUNDS + 1):
             with Writer(first.uris[1]) as writer:
                 writer.wait_for(Writer.BLOCKS)
+                known = {job["job"] for job in self.jobs(first.push("disk"))}
                 push = self.start_push("--rate", "5M", first.push("disk"), second.push("disk"))
                 # At any time from the request for the snapshot on.
                 at = self.random.randrange(-1, 8 * MIB)
-                self.wait_for(lambda: any(job["state"] in ("begins", "moves") and job["bytes_done"] > at
-                                          for job in self.jobs(first.push("disk"))))
+                self.wait_for(lambda: any(job["bytes_done"] > at or job["state"] not in ("begins", "moves")
+                                          for job in self.jobs(first.push("disk")) if job["job"] not in known))
                 if number % 4 == 0:
                     push.kill()
                 elif number % 4 == 1:
@@ -152,7 +154,10 @@ class PushSnapshot(push_tool.Case):
                     second = self.serve("disk=" + target)
                 elif number % 4 == 2:
                     job = self.jobs(first.push("disk"))[-1]["job"]
-                    self.assertEqual(self.run_gmblock("push", "--cancel", job, first.push("disk"))[0], 0)
+                    status = self.run_gmblock("push", "--cancel", job, first.push("disk"))[0]
+                    # On a busy machine it may have ended before.
+                    if status != 0:
+                        self.assertNotIn(self.jobs(first.push("disk"))[-1]["state"], ("begins", "moves"))
                 else:
                     first.kill()
                 push.communicate()
