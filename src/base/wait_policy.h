@@ -5,7 +5,7 @@
  *
  *   BLOCK  Sleep until something happens. An idle thread uses no CPU.
  *   BATCH  Sleep longer, until several completions have arrived. For connections with many requests
- *          in flight: each wake-up serves more of them.
+ *          in flight: each wake-up serves more requests.
  *   SPIN   Poll for a while before sleeping. For connections with few requests in flight: waking an
  *          idle CPU can take longer than everything else a request needs.
  *
@@ -47,12 +47,12 @@ enum {
 	WAIT_BACKOFF_WINDOWS_MAX = 4096,
 };
 
-/* What happened in one turn of the event loop. */
+/* The result of one turn of the event loop. */
 struct wait_turn {
 	uint64_t now_ns;
 	uint32_t requests; /* that arrived, or that were answered */
-	/* They came through memory, so a wait gets one completion for all of them, and BATCH would
-	 * wait in vain. */
+	/* The requests came through memory: a whole batch is announced by one completion, so BATCH
+	 * would wait in vain. */
 	bool by_source;
 	/* While the thread polled, another thread took its CPU. */
 	bool was_crowded;
@@ -69,7 +69,7 @@ struct wait_policy {
 	uint64_t window_cpu_ns; /* CPU time of the thread at its start; only set during a trial */
 	uint32_t window_requests;
 	uint32_t window_turns;	  /* number of turns with requests in this window */
-	uint32_t source_turns;	  /* number of those in which they came through memory */
+	uint32_t source_turns;	  /* number of turns whose requests came through memory */
 	uint32_t windows_left;	  /* number of windows until the next decision */
 	uint32_t changed_windows; /* number of windows in a row with other traffic */
 	uint32_t backoff_windows;

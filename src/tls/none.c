@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * TLS in a build without GnuTLS: no credentials can be loaded and no pool can be created, so that
- * nothing that needs one of them is ever called.
+ * TLS in a build without GnuTLS. Loading credentials and creating a pool fail, so the functions
+ * that need credentials or a pool cannot be called.
  */
 #include <errno.h>
 
@@ -54,7 +54,7 @@ void tls_pool_destroy(struct tls_pool *pool)
 	GMB_ASSERT(pool == NULL);
 }
 
-/* --- what nobody can call: there are no credentials, no pool and no layer --------------------- */
+/* --- functions that need credentials, a pool or a layer --------------------------------------- */
 
 #define NEVER(function)                                                                            \
 	function                                                                                   \

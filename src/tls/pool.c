@@ -22,7 +22,8 @@ struct tls_source {
 	uint8_t key[TLS_SOURCE_BYTES];
 	uint32_t held;
 	uint32_t waiting;
-	/* Time at which all its failures are forgotten: one per TLS_FAILURE_INTERVAL_MS. */
+	/* Time at which its count of failures is 0 again; it falls by one per
+	 * TLS_FAILURE_INTERVAL_MS. */
 	uint64_t paid_ns;
 };
 
@@ -157,7 +158,7 @@ static struct tls_source *source_get(struct tls_pool *pool, const uint8_t *key)
 	return source;
 }
 
-/* Returns the time until the source may have another failed handshake, and so may start one. */
+/* Returns the time until the limit on failures permits the source another handshake. */
 static uint64_t source_wait_ns(const struct tls_source *source, uint64_t now_ns)
 {
 	uint64_t may_ns = now_ns + TLS_FAILURES_BURST * TLS_FAILURE_INTERVAL_MS * NS_PER_MS;
