@@ -156,6 +156,12 @@ static void struct_sizes(struct run *run)
 	CHECK_EQUAL(gmb_queue_create(&queue_options, &queue, NULL), -EINVAL);
 	queue_options = (struct gmb_queue_options){ .size = sizeof(queue_options), .flags = 2 };
 	CHECK_EQUAL(gmb_queue_create(&queue_options, &queue, NULL), -EINVAL);
+	queue_options.flags = GMB_QUEUE_NO_SPIN;
+	CHECK_EQUAL(gmb_queue_create(&queue_options, &queue, NULL), 0);
+	client = open_or_die(queue, run->uri, NULL);
+	CHECK_EQUAL(gmb_run_sized(client, &request.known, sizeof(request)), 0);
+	CHECK_EQUAL(gmb_close(client), 0);
+	CHECK_EQUAL(gmb_queue_destroy(queue), 0);
 	client = open_or_die(run->queue, run->uri, NULL);
 	gmb_prepare(&wrong, GMB_FLUSH, 0, 0);
 	CHECK_EQUAL(gmb_run(run->client, &wrong), -EINVAL);
