@@ -42,7 +42,8 @@ static const struct cli_subcommand commands[] = {
 	{ "detach", cmd_detach, "remove an attached disk" },
 };
 
-/* What disks can be and what can be put on top of them, the innermost first. */
+/* The kinds of stores, then the filters in the order in which they wrap a store, the innermost
+ * first. */
 static const struct store_kind *const store_kinds[] = {
 	&file_store_kind,
 	&memory_store_kind,
@@ -159,9 +160,9 @@ static int run_help(int argc, char **argv)
 	return command != NULL ? command->run(2, arguments) : unknown_command(wanted);
 }
 
-/* A disk opened as descriptor 2 would receive our log. What was closed is taken the wrong way
- * round, so that reading or writing it fails as if it still were: a copy to nowhere is no success.
- */
+/* Opens the standard descriptors that are closed, because a disk that gets descriptor 2 would
+ * receive our log. Standard input is opened only for writing, and the others only for reading, so
+ * that using them still fails: a copy to a closed standard output must not succeed. */
 static void occupy_standard_descriptors(void)
 {
 	for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++) {

@@ -344,7 +344,7 @@ int fuse_device_start(
 
 /* --- stopping ------------------------------------------------------------------------------ */
 
-/* Unmounts. Returns 0, -EBUSY with an error message, or another errno. */
+/* Unmounts. Returns 0, or a negative errno with a message; -EBUSY: the file is in use. */
 static int unmount(const char *path, bool force, struct error *error)
 {
 	int rc = umount2(path, UMOUNT_NOFOLLOW | (force ? MNT_DETACH : 0)) == 0 ? 0 : -errno;

@@ -309,7 +309,7 @@ static void print_note(json_t *note)
 	json_decref(note);
 }
 
-/* Waits until the daemon has ended, and prints its messages. */
+/* Asks the daemon to detach the disk, prints its notes, and waits until it has ended. */
 static int detach_living(const struct state_entry *entry, const struct wish *wish)
 {
 	struct control_connection *connection;

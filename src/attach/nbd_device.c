@@ -85,7 +85,8 @@ struct nbd_disk {
 	int stop_fd; /* readable: the watcher must end */
 };
 
-_Static_assert(SOCKETS_MAX <= (int)NBD_HANDSHAKE_REPLACES_MAX, "all may be dead at once");
+_Static_assert(
+	SOCKETS_MAX <= (int)NBD_HANDSHAKE_REPLACES_MAX, "all sockets can be dead at the same time");
 
 /* The result of dialing. */
 struct connection {
@@ -377,7 +378,8 @@ static int dead_place(const struct nbd_disk *disk)
 	return -1;
 }
 
-/* Tries once to replace a socket. Returns 0 or the error; -ENODEV: the kernel's device is gone. */
+/* Tries once to replace a socket. Returns 0 or the error; -ENODEV: the kernel's device is gone;
+ * -ECANCELED: the watcher must end. */
 static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *error)
 {
 	uint64_t deadline_ns = clock_now_ns() + disk->options->connect_timeout_ns;
@@ -900,8 +902,8 @@ static void nbd_device_destroy(struct device *device)
 	nbd_device_disk_free(disk);
 }
 
-/* Removes a device whose daemon has died, after a last flush. The kernel's connections still work
- * without the daemon until they are lost. */
+/* Removes a device whose daemon has died; without force, flushes it first. The kernel's connections
+ * still work without the daemon until they are lost. */
 static int remove_left(struct netlink *netlink, int32_t number, bool force, struct error *error)
 {
 	char name[32];

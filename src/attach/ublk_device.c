@@ -378,7 +378,8 @@ static void undo(struct ublk_disk *disk)
 
 /* --- starting ------------------------------------------------------------------------------ */
 
-/* Looks for a device whose daemon has died and that has the same URI. */
+/* Returns 1 if the entry is a device with the same URI whose daemon has died, and prepares to take
+ * it over. */
 static int find_orphan(const struct state_entry *entry, void *context)
 {
 	struct ublk_disk *disk = context;

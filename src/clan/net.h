@@ -145,7 +145,8 @@ _Static_assert(CLAN_BULK_BYTES_MAX + sizeof(struct net_record_head) <=
 			       CLAN_BULK_SLOTS_MIN / 2 * NET_SLOT_BYTES &&
 		       CLAN_CONTROL_BYTES_MAX + sizeof(struct net_record_head) <=
 			       NET_CONTROL_SLOTS / 2 * NET_SLOT_BYTES,
-	"room is told of when half a ring was taken, so every message must fit the other half");
+	"room is reported when half of a ring was consumed, so each message must fit into that "
+	"half");
 
 /* --- the private state of a queue ------------------------------------------------------------- */
 

@@ -106,7 +106,8 @@ void clan_deadline_set(struct clan_queue *queue, struct clan_deadline *deadline,
 }
 
 /* Sets the timer to the next deadline. The linear search is acceptable because the list is empty
- * most of the time: only handshakes, strict revocations and peers with a muted bell have deadlines.
+ * most of the time: only handshakes, closing connections, strict revocations, muted bells and
+ * retries have deadlines.
  */
 static void set_timer(struct clan_queue *queue)
 {

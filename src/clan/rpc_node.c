@@ -24,7 +24,8 @@ enum {
 	RPC_RING_PER_CALL = 8,
 };
 
-_Static_assert(CLAN_RPC_CALLS_MAX *RPC_RING_PER_CALL <= CLAN_BULK_SLOTS_MAX, "a ring has room");
+_Static_assert(CLAN_RPC_CALLS_MAX *RPC_RING_PER_CALL <= CLAN_BULK_SLOTS_MAX,
+	"a ring has room for all calls");
 
 #define RPC_HELLO_MAGIC UINT64_C(0x316370726e616c63) /* "clanrpc1" */
 

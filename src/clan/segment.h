@@ -30,13 +30,14 @@ GMB_MUST_CHECK int segment_memfd(const char *name, size_t bytes);
  * mapping. */
 GMB_MUST_CHECK int segment_create(const char *name, size_t bytes, uint8_t **base_out, int *fd_out);
 
-/* Identifies a descriptor from an untrusted process. Returns 0, or -EPERM if it is not a memfd with
- * these seals (F_SEAL_...) or is on hugetlbfs. Never blocks. */
+/* Two descriptors with the same identity refer to the same memfd. */
 struct segment_identity {
 	dev_t device;
 	ino_t inode;
 	uint64_t bytes;
 };
+/* Identifies a descriptor from an untrusted process. Returns 0, or -EPERM if it is not a memfd with
+ * these seals (F_SEAL_...) or is on hugetlbfs. Never blocks. */
 GMB_MUST_CHECK int segment_check(int fd, int seals, struct segment_identity *identity);
 
 /* Maps a range of a memfd, populated; fork() does not inherit the mapping. offset and bytes are

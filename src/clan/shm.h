@@ -476,8 +476,8 @@ int shm_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_coun
 int shm_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 	const struct clan_cookie *cookie, uint64_t offset, void *op);
 
-/* Called after bytes were put: sends TRIPPED for the peer's tripwires in the range. */
 struct shm_copy_order;
+/* Called after bytes were put: sends TRIPPED for the peer's tripwires in the range. */
 void shm_touched(struct shm_conn *conn, const struct shm_copy_order *order);
 /* Called when a copy by a cookie of the peer has ended, on this thread or a helper thread. */
 void shm_busy_ends(struct shm_conn *conn);

@@ -32,7 +32,7 @@ enum {
 };
 
 _Static_assert(SHM_READY_SLOTS <= (SHM_SEGMENT_ALIGN - SHM_HEADER_BYTES) / sizeof(uint32_t),
-	"our heads have one page");
+	"our group header has one page");
 
 static size_t shm_group_head_bytes(uint32_t ready_slots)
 {

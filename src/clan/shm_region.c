@@ -2,8 +2,8 @@
 /*
  * Regions of the peer, mapped here: docs/protocol/clan.md §3 (rules K8 and K9) and §8.1.
  *
- *   REGION ─▶ MAPPING (worker) ─▶ LIVE ─▶ LEAVING (holds remain) ─▶ REMOVED (events remain) ─▶
- *   freed
+ *   REGION ─▶ MAPPING (worker) ─▶ LIVE ─▶ LEAVING (holds remain)
+ *          ─▶ REMOVED (events remain) ─▶ freed
  *
  * Invariant: a mapping is never removed while the program or a copy holds its region.
  */

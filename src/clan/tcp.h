@@ -64,7 +64,7 @@ struct tcp_out {
 	struct net_grant *grant;     /* the cookie that an ANSWER reads by */
 };
 _Static_assert(NET_SENDS + 1 + NET_RMA_PIECES + TCP_READS <= TCP_OUT_COUNT,
-	"there is room for all that is under way");
+	"the queue has room for everything that can be in flight");
 
 struct tcp_conn {
 	struct net_conn net;

@@ -8,8 +8,8 @@
  *   client ── start, add, flush, leave, lose, take_back ──▶ carrier
  *          ◀── carrier_ready, carrier_failed, carrier_stopped, carrier_done, command_hole, ... ──
  *
- *   start ─▶ carrier_ready ─▶ add, flush ... ─▶ leave or lose ─▶ carrier_stopped ─▶ take_back,
- * start
+ *   start ─▶ carrier_ready ─▶ add, flush ... ─▶ leave or lose ─▶ carrier_stopped
+ *         ─▶ take_back, start
  *
  * Threading: the ring's thread. Ownership: the client owns carriers and commands; a command, its
  * scatter list and its buffers belong to the carrier from add until carrier_done or take_back.

@@ -327,10 +327,9 @@ static bool may_be_several(const struct gmb_client *client)
 	return (client->facts.capabilities & GMB_CAN_MULTI_CONN) != 0;
 }
 
-/* Leaves all connections but one. Required if a server returns without the guarantee that several
- * connections see the same data. Closing connections are not started again. While the server may
- * still execute commands of a lost connection, all stay, because one has to replace the lost one
- * first. */
+/* Closes all connections except `only`. Required if a server returns without the guarantee that
+ * several connections see the same data. While the server may still execute commands of a lost
+ * connection, all connections stay, because one of them must replace the lost one first. */
 static void leave_others(struct gmb_client *client, const struct connection *only)
 {
 	if (client->lost_count > 0) {
@@ -346,7 +345,7 @@ static void leave_others(struct gmb_client *client, const struct connection *onl
 	}
 }
 
-/* Starts the remaining connections, or leaves them if the server does not support several. */
+/* Starts the remaining connections, or closes them if the server does not support several. */
 static void start_others(struct gmb_client *client, const struct connection *first)
 {
 	if (!may_be_several(client)) {
@@ -792,8 +791,9 @@ static bool is_connected(const struct gmb_client *client)
 	return false;
 }
 
-/* Returns until when to wait for the other connections: some time longer than the first one took. A
- * server may delay them forever, or until another client disconnects (qemu-nbd --shared). */
+/* Returns the time until which to wait for the other connections: OTHERS_PATIENCE_MS longer than
+ * the first one took. A server may delay them forever, or until another client disconnects
+ * (qemu-nbd --shared). */
 static uint64_t connecting_end_ns(const struct gmb_client *client, uint64_t began_ns)
 {
 	uint64_t now_ns = ring_now_ns(client->queue->ring);

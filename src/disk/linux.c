@@ -572,9 +572,9 @@ static uint32_t direct_probe(int fd, uint32_t first, bool told, uint64_t size)
 
 /*
  * statx() reports the alignment since Linux 6.1, if the filesystem supports that. Otherwise, the
- * alignment for a device is its logical block size, and for a file it is found by test reads,
- * beginning with 512. Without O_DIRECT there are no test reads: the result is the reported value or
- * 512.
+ * alignment for a device is its logical block size, and for a file it is unknown. With O_DIRECT,
+ * test reads then find the smallest alignment that works, beginning with the known value or 512.
+ * Without O_DIRECT, the result is the known value or 512.
  */
 static void fill_direct(int fd, struct disk_info *info)
 {

@@ -38,7 +38,7 @@ struct hello {
 };
 
 _Static_assert(sizeof(struct hello) <= PROV_HELLO_BYTES_MAX - PROV_CM_BYTES_MAX,
-	"a hello with a program's bytes has a place in the endpoint");
+	"the endpoint has room for a hello with the program's bytes");
 
 static const uint32_t ep_edges[PROV_EP_STATE_COUNT] = {
 	[PROV_EP_IDLE] = BIT(PROV_EP_ENABLED),

@@ -764,6 +764,8 @@ int prov_trywait(struct fid_fabric *fid, struct fid **fids, int count)
 	int result = 0;
 
 	prov_lock(fabric);
+	/* All objects are watched before progress is made, so an entry queued from then on makes
+	 * the descriptor readable. */
 	for (int i = 0; i < count; i++) {
 		struct prov_wait *wait;
 
@@ -774,8 +776,6 @@ int prov_trywait(struct fid_fabric *fid, struct fid **fids, int count)
 		} else {
 			prov_unlock(fabric);
 			return -FI_EINVAL;
-			/* All objects are watched before progress is made, so an entry queued from
-			 * now on makes the descriptor readable. */
 		}
 		if (wait->set_fd < 0) {
 			prov_unlock(fabric);

@@ -10,7 +10,7 @@
  *   the slot's memory   |■■■■■■■■■■■■■■■■|■■■■■■■■     |         M|  the device writes here
  *                        ◀── chunk ──▶ M  ◀── chunk ──▶ M
  *
- * prepare The slot's memory is zeroed, so that no byte of another request can ever leave. A
+ * prepare   The slot's memory is zeroed, so that no byte of another request can ever leave. A
  *           random marker, new for each read, is stored at the end of each chunk. The disk reads
  *           into the slot's memory, never into the part's.
  * send      While reads are in flight, a timer examines the markers in ascending order. If the

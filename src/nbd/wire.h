@@ -284,7 +284,8 @@ _Static_assert(sizeof(struct nbd_wire_extent_ext) == 16, "BLOCK_STATUS_EXT exten
 const char *nbd_option_name(uint32_t option);
 const char *nbd_command_name(uint32_t command);
 
-/* Maps a negative errno, or 0, to the error on the wire (P118); EIO for all without their own. */
+/* Maps a negative errno, or 0, to the error on the wire (P118); EIO for each errno that has no
+ * error of its own. */
 uint32_t nbd_error_from_errno(int code);
 /* Maps an error on the wire to a negative errno, for clients. Unknown values become -EINVAL
  * (P119). */

@@ -285,8 +285,8 @@ static bool may_hold_device(struct path_client *client, const struct path_export
 		       client->admission->device, bytes);
 }
 
-/* Gets a buffer from the arena for *bytes_inout bytes. If memory is short, reduces *bytes_inout,
- * but not below PATH_PART_BYTES_MIN, and not for an atomic write. */
+/* Gets a buffer from the arena for *bytes_inout bytes. If memory is short, halves *bytes_inout, but
+ * not further once it is at most PATH_PART_BYTES_MIN, and not for an atomic write. */
 static bool get_from(struct path_request *request, struct arena *arena, uint64_t replaced_bytes,
 	uint64_t *bytes_inout, struct arena_buf *buf)
 {

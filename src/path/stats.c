@@ -162,7 +162,7 @@ const char *path_error_name(uint32_t slot)
 #define REQUESTS(field, unit, name, ...)                                                           \
 	COUNTER(struct path_stats, field, TOTAL, unit, name, __VA_ARGS__)
 
-/* The sums of times are not in this table, because they are part of the histograms. */
+/* The sums of times have no metrics of their own, because they are part of the histograms. */
 static const struct counter path_stats_counter_list[] = {
 	REQUESTS(count, ITEMS, "count", "Completed requests, including failed ones",
 		.metric = "requests"),

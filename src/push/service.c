@@ -20,7 +20,7 @@ enum {
 };
 
 _Static_assert((int)MESSAGES_MAX > 2 * (int)PUSH_SLOTS + (int)PUSH_ZEROES_MAX + 1,
-	"what a source may have under way");
+	"a source has fewer messages in flight");
 
 static _Atomic uint32_t staged_slots;
 

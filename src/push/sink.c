@@ -197,7 +197,7 @@ static bool sink_answer(struct work *work)
 	case WORK_READ_BACK:
 		break;
 	}
-	GMB_ASSERT(!"what is read back has no answer");
+	GMB_ASSERT(!"a read-back has no answer");
 	return false;
 }
 

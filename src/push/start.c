@@ -47,7 +47,7 @@ static const char *may_push_tls(const struct push_session *session, const struct
 
 /* Checks a destination without push. Such a destination neither authenticates the coordinator nor
  * issues a ticket, so the job uses the source's own rights there. Therefore the operator must have
- * listed it. */
+ * listed it, unless it is a Unix socket and the coordinator is root or the server's user. */
 static const char *may_push_nbd(const struct push_session *session, const struct export_uri *uri,
 	struct tls_client **tls_out)
 {

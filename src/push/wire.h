@@ -86,7 +86,7 @@ enum push_flag {
 	PUSH_FLAGS = PUSH_DETACH | PUSH_COMPARE | PUSH_READ_BACK | PUSH_NBD | PUSH_LIVE,
 };
 
-/* To whom a ticket is bound, because only that user may present it. */
+/* The user or machine to which a ticket is bound. Nobody else may present it. */
 enum push_binding {
 	PUSH_BOUND_UID = 1,	/* a process of that user, over a Unix socket */
 	PUSH_BOUND_ADDRESS = 2, /* a machine with that address */

@@ -988,6 +988,6 @@ int ring_check_restricted(struct ring *ring, struct error *error)
 	return check.result == -EACCES || check.result == -EINVAL
 		       ? 0
 		       : error_set(error, -EPERM,
-				 "the kernel has not confined a ring to the operations of a "
+				 "the kernel has not restricted a ring to the operations of a "
 				 "server");
 }

@@ -262,8 +262,9 @@ void sim_disk_written(struct sim_disk *disk, uint64_t offset, uint64_t length);
 void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
 /* Simulates a failed flush: marks all sectors clean, and loses some. */
 void sim_disk_lose(struct sim_disk *disk);
-/* Like sim_disk_get(), but as it was before where sim_disk_lose() has lost something: what a flush
- * has failed to write is in the page cache only. Whole sectors. */
+/* Like sim_disk_get(), but where sim_disk_lose() has lost something, returns the contents from
+ * before: data that a flush has failed to write is still in the page cache. The range consists of
+ * whole sectors. */
 void sim_disk_get_kept(const struct sim_disk *disk, uint64_t offset, uint8_t *buf, size_t len);
 /* Drops pages of the page cache, unless they stay (keeps_cache). What sim_disk_lose() has lost
  * reads as it was before. */

@@ -622,7 +622,8 @@ EXPORT int posix_spawnp(pid_t *pid, const char *file, const posix_spawn_file_act
 	return REAL(posix_spawnp)(pid, file, actions, attributes, arguments, environment);
 }
 
-/* The started program gets the copy, even if FD_CLOEXEC is set here. */
+/* Returns the connection to TCP, because the started program gets a copy of the descriptor, even if
+ * FD_CLOEXEC is set on `from`. */
 EXPORT int posix_spawn_file_actions_adddup2(posix_spawn_file_actions_t *actions, int from, int to)
 {
 	(void)hooks_leave(from);

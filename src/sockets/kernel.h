@@ -22,7 +22,7 @@ GMB_MUST_CHECK int kernel_counts(int fd, struct kernel_counts *counts);
 
 /* Returns true if bytes can bypass the kernel with this value of the option. */
 bool kernel_option_fits(int level, int option, const void *value, socklen_t length);
-/* Returns true if kernel_option_fits() for all options of the socket. */
+/* Returns true if kernel_option_fits() returns true for all options of the socket. */
 bool kernel_options_fit(int fd);
 
 /* Returns the user of the socket at the other end, found in this network namespace by

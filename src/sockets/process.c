@@ -93,8 +93,9 @@ static uint64_t started_name(void)
 	return UNNAMED | (uint64_t)getpid() << UNNAMED_PID_SHIFT | STARTED;
 }
 
-/* Returns true if the entry can be reused for another connection. Entries of executed programs can
- * be, because those do not access it. */
+/* Returns true if no living process has the connection, and then empties the struct, so that it can
+ * be reused for another connection. Executed programs do not count, because they do not access the
+ * struct. */
 static bool is_free(struct holders *holders)
 {
 	for (int i = 0; i < HOLDERS_MAX; i++) {

@@ -43,9 +43,11 @@ struct switch_side {
 	_Atomic(uint64_t) out;
 	_Atomic(uint64_t) in; /* bytes that it has read */
 	enum switch_out out_place;
-	bool may;	  /* the peer's reader accepts both routes */
-	bool may_said;	  /* we have sent MAY */
-	uint64_t go_from; /* of the peer's bytes; SWITCH_NOWHERE: GO not received yet */
+	bool may;      /* the peer's reader accepts both routes */
+	bool may_said; /* we have sent MAY */
+	/* position at which the peer's bytes move to the ring; SWITCH_NOWHERE: GO was not received
+	 * yet */
+	uint64_t go_from;
 	uint64_t switch_from;
 };
 

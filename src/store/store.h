@@ -515,10 +515,9 @@ void store_watch_add(struct store *store, struct store_watch *watch);
 void store_watch_remove(struct store *store, struct store_watch *watch);
 
 /*
- * Snapshots. A snapshot is a read-only store with a name. It has the
- * contents that the store had at one moment between the request and its completion. It survives the
- * process and a crash. The store may have to delete a snapshot for lack of space. Reads of a
- * deleted snapshot fail with -ESTALE.
+ * Snapshots. A snapshot is a read-only store with a name. It has the contents that the store had at
+ * one moment between the request and its completion. It survives the process and a crash. The store
+ * may have to delete a snapshot for lack of space. Reads of a deleted snapshot fail with -ESTALE.
  */
 enum { STORE_SNAPSHOTS_MAX = 2, STORE_SNAPSHOT_NAME_BYTES = 64 };
 

@@ -73,8 +73,8 @@ const char *tls_context_changed_file(
  * its certificate is revoked or expired, or its pre-shared key was removed or changed. */
 GMB_MUST_CHECK int tls_context_recheck(
 	struct tls_context *context, const struct identity *identity, struct error *error);
-/* Returns a warning for the operator, one sentence: "ca-crl.pem expires in 6 days", "an RSA key of
- * 3072 bits makes handshakes 15 times as costly as ECDSA". NULL after the last. */
+/* Returns a warning for the operator, one sentence: "ca-crl.pem expires in 6 days, on ...", "an RSA
+ * key of 3072 bits makes handshakes 15 times as expensive as ECDSA". NULL after the last. */
 const char *tls_context_warning(const struct tls_context *context, uint32_t idx);
 
 /* --- TLS policy of a listener ---------------------------------------------------------------- */

@@ -63,7 +63,7 @@ static int read_certs(struct tls_context *context, const char *folder, const cha
 	path = tls_context_path(context);
 	if (context_certs_is_cut(&bytes)) {
 		rc = error_set(error, -EINVAL,
-			"%s ends within a certificate; it might still be being written", path);
+			"%s ends within a certificate; perhaps it is still being written", path);
 	} else {
 		const gnutls_datum_t pem = { (uint8_t *)bytes.data, (unsigned)bytes.len };
 		int result = gnutls_x509_crt_list_import2(
@@ -255,7 +255,7 @@ static int read_key(struct tls_context *context, const char *folder, const char 
 	path = tls_context_path(context);
 	if (context_certs_is_cut(&bytes)) {
 		rc = error_set(error, -EINVAL,
-			"%s ends within the key; it might still be being written", path);
+			"%s ends within the key; perhaps it is still being written", path);
 	} else if (is_encrypted(bytes.data)) {
 		rc = error_set(error, -EINVAL,
 			"%s is protected with a password, which cannot be entered here; remove it "
@@ -436,7 +436,8 @@ static int load_crls(struct tls_context *context, const char *folder,
 	path = tls_context_path(context);
 	if (context_certs_is_cut(&bytes)) {
 		rc = error_set(error, -EINVAL,
-			"%s ends within a revocation list; it might still be being written", path);
+			"%s ends within a revocation list; perhaps it is still being written",
+			path);
 	} else {
 		const gnutls_datum_t pem = { (uint8_t *)bytes.data, (unsigned)bytes.len };
 		int result = gnutls_x509_crl_list_import2(

@@ -246,7 +246,7 @@ static const char *context_files_parse_line(char *begin, char *end, struct tls_p
 
 _Static_assert(
 	IDENTITY_STRING_BYTES_MAX == 256 && TLS_PSK_BYTES_MIN == 16 && TLS_PSK_BYTES_MAX == 512,
-	"the sentences of parse_line() say so");
+	"the messages of parse_line() name these limits");
 
 /* psktool writes a name with unprintable bytes as '#' and hexadecimal digits. Such lines cannot be
  * distinguished from comments. */
@@ -274,7 +274,7 @@ static int parse_psks(struct tls_context *context, const char *path, struct erro
 		line++;
 		if (end == NULL) {
 			return error_set(error, -EINVAL,
-				"%s:%u: the file ends within a line; it might still be being "
+				"%s:%u: the file ends within a line; perhaps it is still being "
 				"written",
 				path, line);
 		}

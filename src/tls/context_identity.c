@@ -12,7 +12,7 @@
 enum { SANS_MAX = 64, VALUES_BYTES_MAX = IDENTITY_VALUE_BYTES_MAX + SANS_MAX * 256 + 512 };
 
 _Static_assert(SANS_MAX + 4 <= IDENTITY_VALUES_MAX, "name, CN, two fingerprints");
-_Static_assert(IDENTITY_STRING_BYTES_MAX == 256, "VALUES_BYTES_MAX counts so");
+_Static_assert(IDENTITY_STRING_BYTES_MAX == 256, "VALUES_BYTES_MAX is based on this");
 
 /* Values collected from a certificate. */
 struct collection {

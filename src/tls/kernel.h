@@ -48,9 +48,9 @@ struct tls_kernel_features {
  * interface; concurrent callers wait for it. Blocks for milliseconds. Any thread. */
 const struct tls_kernel_features *tls_kernel_features(void);
 
-/* Probes the features now if records needs them, before the process gives up the privileges for the
- * probe. Returns 0, or -EOPNOTSUPP with the reason if records demands the kernel, which has no TLS.
- */
+/* Probes the features now if `records` needs them, before the process gives up the privileges for
+ * the probe. Returns 0, or -EOPNOTSUPP with the reason if `records` requires TLS in the kernel, and
+ * the kernel does not have it. */
 GMB_MUST_CHECK int tls_kernel_look(enum tls_records records, struct error *error);
 
 /* --- keys ------------------------------------------------------------------------------------- */

@@ -417,7 +417,7 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 		folder);
 }
 
-/* Finds the usual control socket of a process, which must exist. */
+/* Finds the usual control socket of a process; it is an error if there is none. */
 static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct error *error)
 {
 	char folder[STATS_PATH_BYTES];

@@ -370,7 +370,7 @@ static const char *state_text(uint8_t state)
 		[PUSH_JOB_FAILED] = "failed",
 	};
 
-	return texts[state]; /* push_job_parse() has checked that state is valid */
+	return texts[state]; /* push_parse() has checked that state is valid */
 }
 
 static json_t *job_json(const struct push_job_message *job)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The work of "gmblock push": coordinates two servers. It requests a ticket from the destination,
- * unless that does not support push, and then requests the source to push. The payload does not
- * pass through this process.
+ * unless the destination does not support push, and then requests the source to push. The payload
+ * does not pass through this process.
  *
  * Threading: the main thread; it blocks. Ownership: borrows its arguments. Errors: a negative errno
  * and a sentence.

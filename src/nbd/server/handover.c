@@ -46,7 +46,7 @@ struct nbd_wire_begun {
 _Static_assert(sizeof(struct nbd_wire_state) + RX_SMALL_BYTES + sizeof(struct nbd_wire_begun) +
 			       TLS_HANDOVER_BYTES_MAX <=
 		       ENGINE_HANDOVER_BYTES_MAX,
-	"a session at rest can be told");
+	"the state of an idle session fits");
 
 bool nbd_session_can_hand_over(const struct session *base)
 {
@@ -136,10 +136,11 @@ static uint32_t received_pieces(const struct nbd_session *session,
 {
 	uint32_t bytes = 0;
 
-	_Static_assert((int)ENGINE_HANDOVER_LATER_PIECES >= 2, "of a stream, and behind it");
+	_Static_assert((int)ENGINE_HANDOVER_LATER_PIECES >= 2,
+		"one of the stream, one of the bytes after it");
 	_Static_assert((int)ARENA_BLOCK_BYTES_MAX + (int)RX_LARGE_BYTES + (int)RX_SMALL_BYTES <=
 			       (int)ENGINE_HANDOVER_LATER_BYTES_MAX,
-		"both are passed");
+		"both pieces fit");
 	if (session->rx_stream != NULL) {
 		pieces[0].bytes = mem_cpu_read(session->rx_stream->memory);
 		pieces[0].count = session->rx_stream_got;

@@ -5,8 +5,8 @@
  * disks every minute, and changing single exports (the control commands "export" and "snapshot").
  *
  *   reload_ask(), "reload", "export" ─▶ thread: read, compare, open disks
- *        ─▶ main: change_prepare(), change_commit() ─▶ thread: waits for reactors and disks that
- *        close ─▶ main: log, answers
+ *        ─▶ main: change_prepare(), change_commit()
+ *        ─▶ thread: waits for reactors, and for disks that are being closed ─▶ main: log, answers
  *
  * Everything is read and checked before any of it is used. An error is reported and leaves
  * everything unchanged. Changes are made one after the other. Connections whose credentials are no

@@ -446,12 +446,12 @@ static const struct field fields[] = {
 		.flags = FIELD_REPEATS | FIELD_RESTART | FIELD_IN_FILE, .set = add_export_folder,
 		.same = same_folders },
 	{ "push-to", "PLACE",
-		"destination that clients of other users may push to (root and the server's user "
-		"need it for nbds: only): a Unix socket, a directory of sockets (ending in /), or "
-		"ADDRESS[/BITS][,port=N|any]; nbd:PLACE for servers that support only NBD; "
-		"nbds:PLACE,CREDENTIALS for NBD over TLS, with "
+		"permit pushes to this destination: a Unix socket, a directory of sockets (ending "
+		"in /), or ADDRESS[/BITS][,port=N|any]; nbd:PLACE for servers that support only "
+		"NBD; nbds:PLACE,CREDENTIALS for NBD over TLS, with "
 		"tls-certificates=DIR[,tls-hostname=NAME] or tls-psk-file=FILE,tls-username=NAME; "
-		"can be repeated",
+		"root and the server's user need this only for nbd: over TCP and for nbds:; can be "
+		"repeated",
 		.flags = FIELD_REPEATS | FIELD_RESTART | FIELD_IN_FILE, .set = add_push_place,
 		.same = same_places },
 	{ "arena", "p2pmem:BDF[,size=SIZE][,spill=ram|wait]",
@@ -460,9 +460,8 @@ static const struct field fields[] = {
 		.flags = FIELD_ONCE | FIELD_RESTART | FIELD_IN_FILE, .set = set_arena,
 		.same = same_arena },
 	{ "control", "PATH",
-		"control socket for \"gmblock stats\", \"trace\", \"rate\", \"export\", "
-		"\"snapshot\" and \"reload\"; \"none\" for no socket (default: in "
-		"/run/gmblock-serve or "
+		"control socket for \"gmblock stats\", \"reload\", \"export\" and other "
+		"commands; \"none\" for no socket (default: in /run/gmblock-serve or "
 		"$XDG_RUNTIME_DIR)",
 		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_RESTART | FIELD_IN_FILE,
 		AT(control_path) },

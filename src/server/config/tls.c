@@ -21,7 +21,7 @@ static const struct field fields[] = {
 	[KEY_URI] = { "uri", "URI", .type = FIELD_TEXT, FIELD_IN(struct server_listen, text) },
 	SERVER_TLS_FIELDS(0),
 };
-_Static_assert(offsetof(struct server_listen, tls) == 0, "so that they are");
+_Static_assert(offsetof(struct server_listen, tls) == 0, "a struct server_tls is at the beginning");
 
 /* Fields that have no effect without TLS: all except the URI and the mode. */
 static const uint32_t needs_tls = ~(BIT(KEY_URI) | BIT(KEY_MODE));

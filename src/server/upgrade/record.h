@@ -7,7 +7,7 @@
  * the process itself.
  *
  *   FOLDER/PID.start   zero-terminated strings: "gmblock start 1", the start time of the process
- * (field 22 of /proc/PID/stat), the working directory, the arguments
+ *                      (field 22 of /proc/PID/stat), the working directory, the arguments
  *
  * Threading: the main thread. Ownership: as stated below. Errors: a server without a record runs;
  * an upgrade of it needs a command from the caller.

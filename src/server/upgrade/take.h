@@ -2,7 +2,7 @@
 /*
  * The new process of an upgrade (upgrade.h): receives sockets, disks and sessions from the old
  * process while it starts. The functions are declared in calling order. Without an old process,
- * upgrade_take_find() sets *take_out to NULL, which those for sockets and disks accept.
+ * upgrade_take_find() sets *take_out to NULL, which the functions for sockets and disks accept.
  *
  *   sockets, claims ─▶ the exports are opened ─▶ READY ─▶ sessions ─▶ STARTED
  *

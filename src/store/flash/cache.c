@@ -408,7 +408,8 @@ void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 	for (uint64_t end = lpn + count; cache->slot_count > 0 && lpn < end; lpn++) {
 		uint32_t slot = flash_cache_find(flash, lpn);
 
-		/* Nobody may write it behind that record; the slot is freed when it is written. */
+		/* The page must not be written after that record; its slot is freed when the record
+		 * is written. */
 		if (slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {
 			order_leave(cache, slot);
 			cache_lru_touch(&cache->lru, slot);
@@ -741,15 +742,16 @@ static bool flush_step(struct flash *flash)
 	}
 	if (flash->failed == 0 && (part->flags & STORE_QUIESCE) != 0 && cache->writing_count > 0) {
 		flash_log_close(flash);
-		/* waits for the record: the anchor after this flush must not refer to the cache
-		 * file */
+		/* The flush waits for the record, because the anchor after this flush must not
+		 * refer to the cache file. */
 		return false;
 	}
 	list_remove(&part->node);
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
 	} else if ((part->flags & STORE_QUIESCE) != 0 && flash_cache_is_dirty(cache)) {
-		/* fails, because clients continue to write and the cache might never be clean */
+		/* The flush fails, because clients continue to write, so the cache might never be
+		 * clean. */
 		flush_refused(part, -EBUSY);
 	} else if ((part->flags & STORE_QUIESCE) != 0) {
 		flash_flush(flash, part);

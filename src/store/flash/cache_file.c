@@ -79,7 +79,8 @@ static bool is_known(const struct flash_anchor *anchor, const uint8_t *bytes, ui
 	       memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0;
 }
 
-/* True if this anchor refers to the file. In a copy of the store, the anchor also refers to it. */
+/* True if this anchor refers to the file. A copy of the store has the same anchor, so that one
+ * refers to the file as well. */
 static bool is_meant(const struct flash_anchor *anchor, const uint8_t *bytes, uint64_t size,
 	struct flash_cache_head *head)
 {

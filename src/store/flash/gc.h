@@ -67,8 +67,9 @@ bool flash_gc_walks(const struct flash *flash, uint32_t segment);
 
 /* Initializes erasing. fd: descriptor for discards and zone resets. is_read_only must be set. */
 void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd);
-/* After recovery of a store in a file: queues discards of free segments that have space allocated,
- * except for as many as are free when the disk is full. Blocks. */
+/* After recovery of a store in a file: queues discards of the free segments that have space
+ * allocated. Leaves out as many of them as are free when the disk is full, because these are
+ * written again soon. Blocks. */
 void flash_erase_found(struct flash *flash);
 /* Frees a collected segment at the end of a checkpoint, immediately or after a discard. No anchor
  * may refer to it. */

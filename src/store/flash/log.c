@@ -129,7 +129,7 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		struct flash_slot *slot =
 			flash_map_find(flash, tree * geometry->page_count + index);
 
-		/* if not, the page was changed again and stays dirty */
+		/* Otherwise the page was changed again in the meantime, and stays dirty. */
 		if (slot->state == FLASH_SLOT_WRITTEN) {
 			flash_map_clean(flash, slot);
 		}

@@ -608,10 +608,10 @@ static bool disk_has(struct replay *disk, const struct flash_position *at)
 	       replay_whole(disk) != NULL;
 }
 
-/* Writes records again that can be read, and that no later record declares durable: all, or those
- * that the disk lacks, or might lack if it cannot be read past the page cache. Goes on after a
- * record that cannot be read: later records may declare it durable, even if they have no intact
- * header. */
+/* Writes records again that can be read and that no later record declares durable. Unless `all` is
+ * set, skips those that the disk itself has; if it cannot be read past the page cache, skips none.
+ * Continues after a record that cannot be read: later records may declare it durable, even if they
+ * have no intact header. */
 static int write_log_again(struct replay *replay, struct replay *disk, bool all)
 {
 	struct flash *flash = replay->flash;
@@ -641,11 +641,12 @@ static int write_log_again(struct replay *replay, struct replay *disk, bool all)
 }
 
 /*
- * Makes the log durable before segments that it has emptied are written, because the map of the old
- * anchor would need them. After a failed write through the page cache, its pages can be read, but
- * no sync writes them again, and only the killed server may have got the error. So what only the
- * page cache has is written again. After a failed flush the disk may return records from its own
- * cache, so then all are written again. Zones are written past the page cache, and only once.
+ * Makes the log durable before any segment that it has emptied is overwritten. If the log were
+ * lost, the map of the old anchor would need the contents of these segments. After a failed write
+ * through the page cache, the written pages can still be read, but no sync writes them again, and
+ * only the killed server may have got the error. So what only the page cache has is written again.
+ * After a failed flush the disk may return records from its own cache, so then all are written
+ * again. Zones are written past the page cache, and only once.
  */
 static int make_durable(struct flash *flash)
 {
@@ -804,8 +805,8 @@ int flash_recover(struct flash *flash, struct error *error)
 
 	if (result < 0 && result != -ECANCELED) {
 		return error_advise(error, result, "readonly",
-			"cannot make the contents of '%s' durable: %s; what its last server wrote "
-			"may be in memory only, so copy it, or try again, before a reboot",
+			"cannot make the contents of '%s' durable: %s; data that its last server "
+			"wrote may be only in memory: before a reboot, copy the store or try again",
 			flash->path, strerror(-result));
 	}
 	replay.seen = calloc(flash->anchor.geometry.segment_count, sizeof(*replay.seen));
