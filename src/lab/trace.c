@@ -228,7 +228,7 @@ static const struct field fields[] = {
 		AT(work.random) },
 	{ "chunk", "SIZE", "size of a watched chunk, a multiple of 512 (default 4K)",
 		.set = lab_trace_take_chunk },
-	{ "parts", "SIZE", "split each read into parts, submitted one by one as the server does",
+	{ "parts", "SIZE", "split each read into parts, each submitted with its own system call",
 		.set = lab_trace_take_parts },
 	{ "together", NULL, "submit the parts with one system call: the kernel can merge them",
 		.type = FIELD_FLAG, AT(work.together) },

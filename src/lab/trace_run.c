@@ -226,8 +226,9 @@ static void trace_run_read_all(struct tracer *tracer)
 		read->parts[i].submitted_ns = clock_now_ns() - tracer->start_ns;
 		trace_run_part_submit(tracer, i);
 		if (!tracer->work->together) {
-			/* Submits each part with its own system call, as the server does, so that
-			 * the kernel cannot merge it with its neighbours. */
+			/* Submits each part with its own system call, so that the kernel cannot
+			 * merge it with its neighbours. The server submits two per call, and the
+			 * kernel does not merge so few. */
 			ring_flush(tracer->ring);
 		}
 	}
