@@ -4,7 +4,7 @@ What: CLIENTS maps a name to a client; run() drives a work row against a server 
 with iops, bytes_per_s, requests and cpu_us_per_request, the client's own processor time as it measures
 it over the timed part of its run; fio and gmblock also have latencies. In the state "cold", which
 those two know, no block is read twice. On a machine so busy that nothing was measured, a run is
-repeated with twice the time. copies() and profile() look at one run from outside.
+repeated with twice the time (measure.long_enough()). copies() and profile() look at one run from outside.
 Errors: measure.ClientFailed if a client fails; profile() returns None where perf is missing.
 """
 
@@ -18,9 +18,6 @@ import tempfile
 from . import measure, session
 
 
-SECONDS_MAX = 120  # that one run may take
-
-
 class Client:
     """How one client is run on a row; arguments of the work come in the client's own words."""
 
@@ -32,7 +29,7 @@ class Client:
         raise NotImplementedError
 
     def sample(self, _row, document):
-        """The figures from what the client printed; None if there are none."""
+        """The figures from what the client printed."""
         return {
             "iops": document["iops"],
             "bytes_per_s": document["bytes_per_second"],
@@ -41,15 +38,11 @@ class Client:
         }
 
     def run(self, row, uri, seconds, size_bytes, seed, state="hot", environment=None):
-        while seconds <= SECONDS_MAX:
-            sample = self.run_once(row, uri, seconds, size_bytes, seed, state, environment)
-            if sample is not None:
-                return sample
-            seconds *= 2
-        raise measure.ClientFailed("%s: no request was completed in %g s" % (self.name, seconds / 2))
+        return measure.long_enough(lambda seconds: self.run_once(
+            row, uri, seconds, size_bytes, seed, state, environment), seconds)
 
     def run_once(self, row, uri, seconds, size_bytes, seed, state, environment):
-        """None if no request was completed, or none cost any time that the client can tell."""
+        """Requests that cost no time that the client can tell are not measured, either."""
         command = self.command(row, uri, seconds, size_bytes, seed, state)
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True,
                               check=False, env={**os.environ, **(environment or {})})
@@ -58,14 +51,11 @@ class Client:
             document = json.loads(done.stdout[start:])
         except ValueError:
             document = None
-        if done.returncode != 0 and "no request was completed" in done.stderr:
-            return None
         if done.returncode != 0 or start < 0 or document is None:
-            raise measure.ClientFailed(
-                "%s\n%s%s" % (" ".join(command), done.stdout, done.stderr))
+            raise measure.failure("%s\n%s" % (" ".join(command), done.stdout), done.stderr)
         sample = self.sample(row, document)
-        if sample is None or sample["requests"] == 0 or sample["cpu_us_per_request"] == 0:
-            return None
+        if sample["requests"] == 0 or sample["cpu_us_per_request"] == 0:
+            raise measure.NothingMeasured("%s: no request completed in %g s" % (self.name, seconds))
         sample["command"] = " ".join(session.without_paths(command))
         return sample
 
@@ -121,7 +111,7 @@ class Fio(Client):
         if job["error"] != 0:
             raise measure.ClientFailed("fio: %s" % os.strerror(job["error"]))
         if side["total_ios"] == 0:
-            return None
+            raise measure.NothingMeasured("fio: no request completed")
         percentile = side["clat_ns"]["percentile"]
         busy = (job["usr_cpu"] + job["sys_cpu"]) / 100
         return {

@@ -4,7 +4,8 @@ What: measure() drives a work row and returns rates, latencies and costs; cpu_se
 processor time of a server's process tree, ended threads and reaped children included;
 count_events() runs the client once more while system calls and context switches are counted.
 Counting is a run of its own because it slows the server; perf counts in the kernel (cheap),
-strace is the fallback (its rates mean nothing, its counts per request do).
+strace is the fallback (its rates mean nothing, its counts per request do). long_enough() repeats a
+timed run in which a busy machine let no request complete.
 Errors: ClientFailed if the client fails; counts that cannot be had are None.
 """
 
@@ -28,6 +29,30 @@ EVENTS = {
 
 class ClientFailed(Exception):
     """A client ended with an error; the text has its messages."""
+
+
+class NothingMeasured(ClientFailed):
+    """No request completed in the time of the run."""
+
+
+SECONDS_MAX = 120  # that one run may take
+NOTHING_MEASURED = "no request completed"  # what gmblock bench says then
+
+
+def failure(text, errors):
+    """What to raise for a client that ended with these errors."""
+    return (NothingMeasured if NOTHING_MEASURED in errors else ClientFailed)(text + errors)
+
+
+def long_enough(run, seconds):
+    """run(seconds), and as long as that raises NothingMeasured, again with twice the time."""
+    while True:
+        try:
+            return run(seconds)
+        except NothingMeasured:
+            seconds *= 2
+            if seconds > SECONDS_MAX:
+                raise
 
 
 class Row:

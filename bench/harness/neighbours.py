@@ -197,7 +197,7 @@ class Load:
         said = self._said()
         document = self._document(said)
         if document is None:
-            raise measure.ClientFailed("%s\n%s" % (" ".join(self._command), "".join(said)))
+            raise measure.failure("%s\n%s" % (" ".join(self._command), said[0]), said[1])
         return document
 
     def _said(self):

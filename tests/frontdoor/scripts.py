@@ -38,11 +38,11 @@ class Scratch(unittest.TestCase):
 class CountTests(Scratch):
     """count-tests adds up the runs and never calls a broken one a success."""
 
-    def log(self, name, results):
+    def log(self, name, results, **more):
         path = os.path.join(self.folder, name + ".json")
         with open(path, "w", encoding="utf-8") as file:
             for number, result in enumerate(results):
-                json.dump({"name": f"test {number}", "result": result, "stdout": "why\n"}, file)
+                json.dump({"name": f"test {number}", "result": result, "stdout": "why\n", **more}, file)
                 file.write("\n")
         return path
 
@@ -62,6 +62,16 @@ class CountTests(Scratch):
         status, lines = self.count(f"bad:1:{bad}", "--")
         self.assertEqual((status, lines[-1]), (1, "1 passed, 4 failed"))
         self.assertIn("FAILED: bad: test 2: TIMEOUT", lines)
+
+    def test_what_failed_tests_have_said_comes_last(self):
+        """Where the output is cut, its end is kept."""
+        said = "".join(f"line {number}\n" for number in range(100))
+        bad = self.log("bad", ["OK", "SKIP", "FAIL"], stderr=said + "x" * 1000 + "\n")
+        _, lines = self.count(f"bad:1:{bad}", "--")
+        self.assertEqual(lines[-4:], ["", f"skipped: bad: test 1: {'x' * 1000}", "FAILED: bad: test 2: FAIL",
+                                      "1 passed, 1 failed"])
+        self.assertEqual(lines[:-4], ["-- the end of the output of bad: test 2",
+                                      *(f"line {number}" for number in range(61, 100)), "x" * 300 + " [...]"])
 
     def test_a_broken_build_is_a_failure(self):
         good = self.log("good", ["OK"])

@@ -157,9 +157,9 @@ class ConnectionLimits(support.Case):
             self.assertEqual(chosen.read(0, 1), b"\0")
 
     def test_idle_timeout(self):
-        server = self.start_unix("--export", "slow=memory:1M,delay=read:3s",
-                                 "--export", "any=memory:1M", "--idle-timeout", "1s",
-                                 "--log-level", "info",
+        server = self.start_unix("--export", "slow=memory:1M,delay=read:9s",
+                                 "--export", "any=memory:1M", "--idle-timeout", "4s",
+                                 "--handshake-timeout", "60s", "--log-level", "info",
                                  "--control", self.path("control"), uri_count=2)
         with nbdmini.Client(server.uri) as waiting, nbdmini.Client(server.uri) as haggling, \
                 nbdmini.open_export(server.uri, b"any") as silent:

@@ -21,7 +21,7 @@ class LateWrites(support.Case):
         would be done first, and the write would land over it."""
         disk = self.make_file("disk.img", b"old!" * BLOCK)
         server = self.start_unix("--threads", "1", "--control", self.path("control"),
-                                 "--export", f"={disk},delay=write:2s")
+                                 "--export", f"={disk},delay=write:6s")
         with nbdmini.open_export(server.uri) as stays:
             with nbdmini.open_export(server.uri) as leaves:
                 leaves.send_request(nbdmini.CMD_WRITE, 1, BLOCK, BLOCK, b"late" * (BLOCK // 4))

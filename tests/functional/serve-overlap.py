@@ -15,10 +15,9 @@ KIB = 1024
 SIZE = 1024 * KIB
 LATE = 512 * KIB  # the part here is held up, or fails
 PART = 64 * KIB
-# Long for a disk, and nothing waits for it but what must: it shows the order, not the time.
-HOLD_UP = "delay=read:1s:range=512K+64K"
-# Long enough to cut the file meanwhile: then the disk fails in the middle of a reply.
-HOLD_UP_LONG = "delay=read:3s:range=512K+64K"
+# Long for a disk, and nothing waits for it but what must: it shows the order, not the time. Long enough to cut
+# the file meanwhile, too: then the disk fails in the middle of a reply.
+HOLD_UP = "delay=read:4s:range=512K+64K"
 FAILURE = "fault=read:EIO:range=512K+64K"
 
 
@@ -93,7 +92,7 @@ class Synchro(support.Case):
         self.check_whole(client.chunks(1))
 
     def test_a_late_error_ends_the_reply(self):
-        client = self.open("parts=64K", HOLD_UP_LONG)
+        client = self.open("parts=64K", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 3, 0, SIZE)
         chunks = [client.chunk()]
         os.truncate(self.image, LATE)
@@ -122,7 +121,7 @@ class Synchro(support.Case):
         self.check_whole(chunks)
 
     def test_one_piece_is_padded_when_the_disk_fails_late(self):
-        client = self.open("parts=64K", HOLD_UP_LONG)
+        client = self.open("parts=64K", HOLD_UP)
         client.send_request(nbdmini.CMD_READ, 1, 0, SIZE, flags=nbdmini.CMD_FLAG_DF)
         head = client.sock.recv(64, socket.MSG_PEEK)
         self.assertTrue(head)

@@ -15,7 +15,7 @@ OPT_LIST_META = 9
 BLOCK_STATUS = 5
 ALIVE = 0xFFFFFFFF
 ESHUTDOWN = 108
-SECONDS = "1.5"
+LONG = "1000"
 NEVER = "1K:burst=10ms"  # a read of MIB is waited for a quarter of an hour
 
 
@@ -41,14 +41,18 @@ class Rate(support.Case):
             return [sum(entry[what] for entry in operations) for what in ("count", "bytes")]
         return [late - early for early, late in zip(count(before), count(after))]
 
-    def check_work(self, uri, **limits):
-        """Works as fast as it may, and compares with the server's own clock."""
+    def work(self, count, *arguments):
+        """So many requests as fast as they may be, and what the server says before and after them."""
         before = self.stats()
         code, _, errors = self.run_gmblock(
-            "bench", "--rw", "randrw", "--force", "--connections", "4", "--threads", "2", "--depth", "16",
-            "--seconds", SECONDS, uri)
+            "bench", "--connections", "4", "--threads", "2", "--depth", "16", "--requests", str(count),
+            "--seconds", LONG, *arguments)
         self.assertEqual(code, 0, errors)
-        after = self.stats()
+        return before, self.stats()
+
+    def check_work(self, uri, count, **limits):
+        """Compares with the server's own clock."""
+        before, after = self.work(count, "--rw", "randrw", "--force", uri)
         requests, moved = self.moved(before, after)
         seconds = after["clock_seconds"] - before["clock_seconds"]
         rate = after["exports"][0]["rate"]
@@ -65,20 +69,20 @@ class Rate(support.Case):
         self.assertGreater(rate["delay_ns"], 0)
 
     def test_what_two_threads_serve(self):
-        server = self.serve("--threads", "2", "--export", "=memory:64M,rate=requests=2000")
-        self.check_work(server.uri, requests=2000)
-        self.assertRegex(self.change("4M:burst=50ms"), r'^export "": rate=4M:burst=50ms \(was .*\)\n$')
-        self.check_work(server.uri, moved=4 * MIB)
+        server = self.serve("--threads", "2", "--export", "=memory:64M,rate=requests=200")
+        self.check_work(server.uri, 300, requests=200)
+        self.assertRegex(self.change("800K:burst=50ms"), r'^export "": rate=800K:burst=50ms \(was .*\)\n$')
+        self.check_work(server.uri, 300, moved=800 * KIB)
         _, output, _ = self.run_gmblock("stats", self.control)
-        self.assertRegex(output, r"Limit on the data rate: 4\.194 MB/s\n  Requests delayed by the rate limit: [0-9]+\n"
+        self.assertRegex(output, r"Limit on the data rate: 819\.200 kB/s\n  Requests delayed by the rate limit: [0-9]+\n"
                                  r"  Total delay of requests by the rate limit: ")
         self.assertEqual(server.stop()[0], 0)
 
     def test_gmb(self):
         uri = "gmb+unix:///?socket=" + self.path("g")
         self.serve("--listen", uri, "--threads", "2", "--export",
-                   "=memory:64M,rate=8M:requests=1000", uri_count=2)
-        self.check_work(uri, requests=1000, moved=8 * MIB)
+                   "=memory:64M,rate=800K:requests=100", uri_count=2)
+        self.check_work(uri, 150, requests=100, moved=800 * KIB)
 
     def test_a_file_configures_it(self):
         config = self.make_file("config", "exports:\n  - name: disk\n    path: memory:1M\n"
@@ -121,18 +125,14 @@ class Rate(support.Case):
         other = os.getuid() + 1
         server = self.serve_rules(
             [f"{{uid: {other}, rate: 1K}}",
-             f"{{uid: {os.getuid()}, rate: requests=1000, connections: 4}}",
+             f"{{uid: {os.getuid()}, rate: requests=200, connections: 4}}",
              f"{{address: 127.0.0.0/8, rate: '{NEVER}'}}"],
             "--threads", "2", "--listen", "nbd://127.0.0.1:0", uri_count=2)
-        before = self.stats()
         uri = [uri for uri in server.uris if "unix" in uri][0]
-        code, _, errors = self.run_gmblock("bench", "--connections", "4", "--threads", "2",
-                                           "--depth", "16", "--seconds", SECONDS, uri)
-        self.assertEqual(code, 0, errors)
-        after = self.stats()
+        before, after = self.work(300, uri)
         requests, _ = self.moved(before, after)
         seconds = after["clock_seconds"] - before["clock_seconds"]
-        self.assertLessEqual(requests, 1000 * (seconds + 0.1) + 2)
+        self.assertLessEqual(requests, 200 * (seconds + 0.1) + 2)
         self.assertGreater(requests, 0)
         self.assertEqual([rule["identities"] for rule in after["rates"]], [0, 0, 0])
         slow = nbdmini.open_export([uri for uri in server.uris if "unix" not in uri][0], b"disk")
@@ -145,13 +145,13 @@ class Rate(support.Case):
             told = self.stats()["rates"]
             self.assertEqual([rule["identities"] for rule in told], [0, 1, 1])
             self.assertEqual((told[1]["requests_per_second"], told[1]["connections_max"]),
-                             (1000, 4))
+                             (200, 4))
             self.assertRegex(told[1]["origin"], r"/config:4$")
             code, _, errors = self.run_gmblock("bench", "--seconds", "0.1", uri)
             self.assertEqual(code, 1)
             self.assertIn("reached your connection limit", errors)
             _, output, _ = self.run_gmblock("stats", self.control)
-            self.assertIn("rule 2, for each of 1 identity: at most 1000 requests/s", output)
+            self.assertIn("rule 2, for each of 1 identity: at most 200 requests/s", output)
         code, output, errors = self.run_gmblock("rate", "--rule=3", "off", self.control)
         self.assertEqual((code, output, errors), (0, "off\n", ""))
         self.assertEqual(slow.reply(), (7, 0))

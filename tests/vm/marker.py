@@ -20,14 +20,15 @@ refused() # WORDS PATH
 {
 	! gmblock serve --export "=$2,mode=direct,marker" --listen "$uri" >/tmp/out 2>/tmp/err
 	grep -q "$1" /tmp/err || { cat /tmp/err; exit 1; }
-	grep -q "marker does not work with '$2'" /tmp/err
-	test ! -s /tmp/out
+	grep -q "marker does not work with '$2'" /tmp/err || { cat /tmp/err; exit 1; }
+	test ! -s /tmp/out || { cat /tmp/out; exit 1; }
 	echo "$2: refused" >>/results/refused
 }
 served() # PATH NAME
 {
 	gmblock serve --log-level info --export "=$1,readonly,mode=direct,marker" --listen "$uri" \
-		--run 'gmblock copy --no-progress --requests 2 --connections 1 "$uri" /tmp/copy' 2>/results/$2
+		--run 'gmblock copy --no-progress --requests 2 --connections 1 "$uri" /tmp/copy' 2>/results/$2 ||
+		{ cat /results/$2; exit 1; }
 	cmp /tmp/copy $1
 	rm /tmp/copy
 }
