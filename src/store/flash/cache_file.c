@@ -181,7 +181,7 @@ static void set_epoch(struct flash *flash)
 	flash->base.info.epoch = be64_get(first) ^ flash->anchor.cache_losses;
 }
 
-static void count_loss(struct flash *flash)
+void flash_cache_count_loss(struct flash *flash)
 {
 	flash->anchor.cache_losses = make_random();
 	set_epoch(flash);
@@ -194,7 +194,7 @@ static int cache_file_lose(struct flash *flash, const char *reason, const char *
 	log_warning("flash store '%s': writes that were not flushed before its server ended are "
 		    "lost: %s '%s'",
 		flash->path, reason, path);
-	count_loss(flash);
+	flash_cache_count_loss(flash);
 	return -ENOENT;
 }
 
@@ -639,11 +639,11 @@ int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error)
 			cache->file.path);
 	}
 	/* Without pages the store can be opened, but changes in the missing records are lost. */
-	if (head->followed > end) {
+	if (head->followed > end && !flash_has_loss(flash)) {
 		log_warning("flash store '%s': its log lacks the last %llu records that its "
 			    "server wrote: their data is lost",
 			flash->path, (unsigned long long)(head->followed - end));
-		count_loss(flash);
+		flash_cache_count_loss(flash);
 	}
 	/* cache-file=take: the file belongs to this disk from now on. */
 	if (!is_of_disk(head, flash->identity)) {
@@ -698,7 +698,7 @@ int flash_cache_load(struct flash *flash)
 		log_warning("flash store '%s': %u blocks in its cache file are damaged; their data "
 			    "is lost",
 			flash->path, bad);
-		count_loss(flash);
+		flash_cache_count_loss(flash);
 	}
 	return 0;
 }
