@@ -469,7 +469,7 @@ int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
 	if (error == 0) {
 		error = sim_zones_check(disk, offset, count, false);
 	}
-	if (error == 0 && file->direct) {
+	if (error == 0 && file->direct && !disk->options.direct_uses_cache) {
 		GMB_ASSERT(is_aligned(
 			offset | count | (uintptr_t)bytes, disk->options.direct_offset_align));
 		sim_cache_direct_begin(disk, offset, count, false);
@@ -651,6 +651,7 @@ int disk_info(int fd, struct disk_info *info)
 		.punches_holes = !options->no_discard,
 		.direct_offset_align = options->direct_offset_align,
 		.direct_memory_align = options->direct_memory_align,
+		.direct_bypasses_cache = !options->direct_uses_cache,
 		.block_preferred = 4096,
 		.io_max = options->io_max,
 		.discard_granularity = options->discard_granularity,

@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -203,6 +204,18 @@ class Flash(support.Case):
         server.process.wait()
         path, = self.caches(folder)
         return path
+
+    def test_a_store_in_the_page_cache_has_direct_reads_at_its_start_only(self):
+        server = self.serve("mode=cached")
+        folder = f"/proc/{server.process.pid}/fd"
+        flags = []
+        for number in os.listdir(folder):
+            if os.readlink(f"{folder}/{number}") == self.file:
+                with open(f"{folder}info/{number}", encoding="ascii") as file:
+                    flags.append(int(re.search(r"flags:\s+(\d+)", file.read())[1], 8))
+        self.assertNotEqual(flags, [])
+        self.assertEqual([flag for flag in flags if flag & os.O_DIRECT], [])
+        self.assertEqual(server.stop(), (0, ""))
 
     def test_changes_that_cannot_be_had_are_told(self):
         cache = self.leave_changes()

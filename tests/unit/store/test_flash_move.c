@@ -393,6 +393,7 @@ static void test_a_restart_keeps_what_only_the_page_cache_has(void **state)
 		bool direct = seed / 4 % 2 == 1;
 
 		world_lacks_direct = seed % 3 == 2;
+		world_direct_uses_cache = seed % 3 == 1;
 		kill_in_redo(seed);
 		if (seed % 2 == 0) {
 			start_killed(direct);
@@ -402,6 +403,7 @@ static void test_a_restart_keeps_what_only_the_page_cache_has(void **state)
 		sim_stop();
 	}
 	world_lacks_direct = false;
+	world_direct_uses_cache = false;
 	is_direct = true;
 	print_message("%u of %u starts with errors succeeded\n", started, RESTARTS / 2);
 	assert_in_range(started, 1, RESTARTS / 2 - 1);
