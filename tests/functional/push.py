@@ -110,6 +110,26 @@ class Push(push_tool.Case):
         self.push(server.push("image"), server.push("disk"))
         self.assertLess(self.faults_of_holes(server, self.path("target")), 7 * MIB // 4096 // 2)
 
+    def test_what_a_stranger_says_is_shown_escaped(self):
+        """In names, and in sentences of its own."""
+        path = self.path("stranger")
+        server = subprocess.Popen([DRIVER, "says", path, "said " + support.EVIL], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(server.communicate)
+        self.addCleanup(server.kill)
+        self.assertEqual(server.stdout.readline(), "listens\n")
+        uri = f"push+unix:///a?socket={path}"
+        for arguments, status in (["--list", uri], 0), (["--list", "--json", uri], 0), (["--cancel", "1", uri], 1), (
+                [uri, self.serve("disk=memory:1M").push("disk")], 1):
+            with self.subTest(arguments):
+                code, output, errors = self.run_gmblock("push", *arguments)
+                self.assertEqual(code, status, output + errors)
+                self.assertIsNone(support.FORBIDDEN.search(output + errors), repr(output + errors))
+                if "--json" in arguments:
+                    job, = json.loads(output)
+                    self.assertEqual({job[key] for key in ("export", "peer", "error")}, {"said " + support.EVIL})
+                else:
+                    self.assertIn(r"said \x1b", output + errors)
+
     @unittest.skipUnless(support.has_libfabric(), "no libfabric")
     def test_libfabric(self):
         self.check_whole("ofi-tcp", "")

@@ -12,6 +12,9 @@
  *     push_driver URI PATH holes
  *                             the same as a destination that listens at PATH: empties the memory
  *                             that it has lent before the pieces are put there
+ *     push_driver says PATH TEXT
+ *                             a server that listens at PATH, until it is killed: all that it tells
+ *                             coordinators, also names, is TEXT
  *     push_driver URI         of a network, and of an export of zeroes: a piece that is not what it
  *                             is said to be, and all that may be under way, whose answers are taken
  *                             late
@@ -416,22 +419,95 @@ static bool tell_job(const char *name, struct push_ask *asks, int timeout_ms)
 	return result == 1;
 }
 
-/* A destination that listens at PATH, and takes the connection of our server, which is to push so
- * many bytes to it. */
-static void begin_target(const char *path, uint32_t access, uint64_t length)
+static void listen_at(const char *path, uint32_t access)
 {
 	const struct clan_conn_options options = { .size = sizeof(options), .access = access };
-	struct push_wire_welcome welcome = { .magic = PUSH_MAGIC, .version = PUSH_VERSION };
-	struct clan_event event;
 	char address[256];
-	char text[256];
 
 	snprintf(address, sizeof(address), "shm:%s", path);
-	snprintf(text, sizeof(text), "push+unix:///x?socket=%s", path);
 	if (clan_queue_create(NULL, &target.queue, NULL) != 0 ||
 		clan_listen(target.queue, address, &options, &listener, NULL) != 0) {
 		stop("cannot listen");
 	}
+}
+
+static void accept_one(struct clan_conn *conn)
+{
+	static const struct push_wire_welcome welcome = { .magic = PUSH_MAGIC,
+		.version = PUSH_VERSION };
+
+	if (clan_accept(conn, &welcome, sizeof(welcome)) != 0) {
+		stop("cannot accept");
+	}
+}
+
+/* The answer to a message of a coordinator: a list of one job, or a refusal. */
+static void say(struct clan_conn *conn, uint32_t type, uint64_t cursor, char *text)
+{
+	uint16_t bytes = (uint16_t)strlen(text);
+	struct push_wire_job job = {
+		.job = 1,
+		.cursor = 1,
+		.status = EPERM,
+		.role = PUSH_SOURCE,
+		.state = PUSH_JOB_FAILED,
+		.name_bytes = bytes,
+		.peer_bytes = bytes,
+		.text_bytes = bytes,
+	};
+	struct push_wire_answer answer = {
+		.status = type == PUSH_JOBS ? ENOENT : EPERM,
+		.text_bytes = bytes,
+	};
+	bool lists = type == PUSH_JOBS && cursor == 0;
+	const struct iovec parts[] = {
+		{ lists ? (void *)&job : &answer, lists ? sizeof(job) : sizeof(answer) },
+		{ text, bytes },
+		{ text, bytes },
+		{ text, bytes },
+	};
+
+	if (clan_sendv(conn, CLAN_BULK, lists ? PUSH_JOB : PUSH_ANSWER, parts, lists ? 4 : 2) !=
+		0) {
+		stop("cannot answer");
+	}
+}
+
+static void say_for_ever(const char *path, char *text)
+{
+	_Alignas(8) uint8_t message[PUSH_MESSAGE_BYTES_MAX];
+	struct push_wire_job_number number;
+	struct clan_message head;
+	struct clan_event event;
+
+	listen_at(path, CLAN_ACCESS_OWNER);
+	printf("listens\n");
+	fflush(stdout);
+	for (;;) {
+		(void)clan_queue_wait(target.queue, &event, 1, -1);
+		if (event.type == CLAN_EVENT_CONNECT) {
+			accept_one(event.conn);
+		} else if (event.type == CLAN_EVENT_LOST) {
+			clan_close(event.conn);
+		} else if (event.type == CLAN_EVENT_READY) {
+			while (clan_recv(event.conn, CLAN_ANY, &head, message, sizeof(message)) ==
+				0) {
+				memcpy(&number, message, sizeof(number));
+				say(event.conn, head.type, number.job, text);
+			}
+		}
+	}
+}
+
+/* A destination that listens at PATH, and takes the connection of our server, which is to push so
+ * many bytes to it. */
+static void begin_target(const char *path, uint32_t access, uint64_t length)
+{
+	struct clan_event event;
+	char text[256];
+
+	snprintf(text, sizeof(text), "push+unix:///x?socket=%s", path);
+	listen_at(path, access);
 	coordinator = start(text, geteuid(), length);
 	while (target.conn == NULL) {
 		if (clan_queue_wait(target.queue, &event, 1, 10000) == 0) {
@@ -439,9 +515,7 @@ static void begin_target(const char *path, uint32_t access, uint64_t length)
 		}
 		if (event.type == CLAN_EVENT_CONNECT) {
 			target.conn = event.conn;
-			if (clan_accept(target.conn, &welcome, sizeof(welcome)) != 0) {
-				stop("cannot accept");
-			}
+			accept_one(target.conn);
 		}
 	}
 }
@@ -537,6 +611,9 @@ int main(int argc, char **argv)
 	struct push_wire_use use;
 	struct error error;
 
+	if (argc == 4 && strcmp(argv[1], "says") == 0) {
+		say_for_ever(argv[2], argv[3]);
+	}
 	if (argc < 2 || export_uri_parse(argv[1], &uri, &error) != 0 ||
 		push_ask_open(&uri, TIMEOUT_NS, &ask, &error) != 0) {
 		stop(argc >= 2 ? error.text : "push_driver URI [PATH]");
