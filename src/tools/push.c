@@ -560,7 +560,7 @@ static void print_job(const struct push_job_message *job)
 static int list(struct push_ask *ask, uint64_t id, bool json, struct error *error)
 {
 	struct push_job_message job = { 0 };
-	json_t *all = json_array();
+	json_t *all = json ? json_array() : NULL;
 	uint32_t count = 0;
 	int result;
 
