@@ -143,6 +143,11 @@ static bool is_rejected_for_now(int result)
 	return result == -ETOOMANYREFS || result == -EPERM;
 }
 
+static bool is_peer_gone(int result)
+{
+	return result == -EPIPE || result == -ECONNRESET || result == -ENOTCONN;
+}
+
 /* Sends the queued messages in order, until one cannot be sent. Gives up at unsent_until_ns. */
 void shm_send_again(struct clan_deadline *deadline)
 {
@@ -164,8 +169,16 @@ void shm_send_again(struct clan_deadline *deadline)
 			}
 			return;
 		}
-		if (result != 0) {
+		if (is_peer_gone(result)) {
 			shm_conn_end(conn, -ECONNRESET, NULL);
+			return;
+		}
+		if (result != 0) {
+			char reason[CLAN_REASON_BYTES];
+
+			snprintf(reason, sizeof(reason), "cannot send descriptors: %s",
+				strerror(-result));
+			shm_conn_end(conn, result, reason);
 			return;
 		}
 		list_remove(node);

@@ -46,6 +46,9 @@ struct disk_info {
 	bool punches_holes;	      /* fallocate PUNCH_HOLE (files) or unmap (devices) may work */
 	uint32_t direct_offset_align; /* O_DIRECT offset and length alignment; 0 = no O_DIRECT */
 	uint32_t direct_memory_align; /* O_DIRECT alignment of memory addresses */
+	/* O_DIRECT is known not to fall back to the page cache: it is a device, or its filesystem
+	 * reports an alignment */
+	bool direct_bypasses_cache;
 	/* st_blksize or the physical block size: >= 512, a power of two */
 	uint32_t block_preferred;
 	uint64_t io_max;	      /* largest transfer in one command, 0 = unknown */

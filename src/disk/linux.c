@@ -602,6 +602,7 @@ static void fill_direct(int fd, struct disk_info *info)
 		info->direct_memory_align = 0;
 		return;
 	}
+	info->direct_bypasses_cache = told;
 	if (flags >= 0 && (flags & O_DIRECT) != 0) {
 		uint32_t found = direct_probe(fd, info->direct_offset_align, told, info->size);
 

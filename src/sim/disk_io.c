@@ -268,6 +268,16 @@ static void transfer_plan(const struct sim_file *file, struct sim_op *sop)
 
 /* --- flush, allocate, advise ---------------------------------------------------------------- */
 
+/* As on Linux, each descriptor reports an error once, even if another descriptor has caused it. */
+static int disk_io_report(struct sim_file *file, int result)
+{
+	if (result == -EINTR || file->flush_errors_seen == file->disk->flush_errors) {
+		return result;
+	}
+	file->flush_errors_seen = file->disk->flush_errors;
+	return -EIO;
+}
+
 static void fsync_step(struct sim_op *sop)
 {
 	struct sim_file *file = sim_disk_file(sop->fd);
@@ -286,13 +296,7 @@ static void fsync_step(struct sim_op *sop)
 	} else if (sop->planned_error == 0) {
 		sim_disk_harden(disk, 0, align_up(disk->size, SIM_PAGE_BYTES), sop->ticket);
 	}
-	/* As on Linux, each descriptor reports an error once, even if another descriptor has caused
-	 * it. */
-	if (sop->planned_error != -EINTR && file->flush_errors_seen != disk->flush_errors) {
-		file->flush_errors_seen = disk->flush_errors;
-		sop->planned_error = -EIO;
-	}
-	sim_op_complete(sop, sop->planned_error, sim_delay_short());
+	sim_op_complete(sop, disk_io_report(file, sop->planned_error), sim_delay_short());
 }
 
 static int range_zero(struct sim_disk *disk, uint64_t offset, uint64_t length, bool hole)
@@ -465,7 +469,7 @@ int disk_read(int fd, void *bytes, size_t count, uint64_t offset)
 	if (error == 0) {
 		error = sim_zones_check(disk, offset, count, false);
 	}
-	if (error == 0 && file->direct) {
+	if (error == 0 && file->direct && !disk->options.direct_uses_cache) {
 		GMB_ASSERT(is_aligned(
 			offset | count | (uintptr_t)bytes, disk->options.direct_offset_align));
 		sim_cache_direct_begin(disk, offset, count, false);
@@ -498,7 +502,8 @@ int disk_write(int fd, const void *bytes, size_t count, uint64_t offset)
 
 int disk_sync(int fd)
 {
-	struct sim_disk *disk = sim_disk_file(fd)->disk;
+	struct sim_file *file = sim_disk_file(fd);
+	struct sim_disk *disk = file->disk;
 	int error = sim_disk_fault(
 		disk, SIM_FAULT_FLUSH, 0, 0, sim_world.options.faults.flush_error_ppm, 0);
 
@@ -506,10 +511,10 @@ int disk_sync(int fd)
 	if (error != 0) {
 		sim_disk_lose(disk);
 		disk->flush_errors++;
-		return error;
+	} else {
+		sim_disk_harden(disk, 0, align_up(disk->size, SIM_PAGE_BYTES), sim_world.ticket);
 	}
-	sim_disk_harden(disk, 0, align_up(disk->size, SIM_PAGE_BYTES), sim_world.ticket);
-	return 0;
+	return disk_io_report(file, error);
 }
 
 void disk_drop_cache(int fd, uint64_t offset, uint64_t length)
@@ -646,6 +651,7 @@ int disk_info(int fd, struct disk_info *info)
 		.punches_holes = !options->no_discard,
 		.direct_offset_align = options->direct_offset_align,
 		.direct_memory_align = options->direct_memory_align,
+		.direct_bypasses_cache = !options->direct_uses_cache,
 		.block_preferred = 4096,
 		.io_max = options->io_max,
 		.discard_granularity = options->discard_granularity,

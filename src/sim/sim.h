@@ -208,6 +208,7 @@ struct sim_disk_options {
 	uint32_t sector_bytes; /* unit that survives a crash as a whole: 512 or 4096; 0 = 512 */
 	uint32_t direct_offset_align; /* 0: no O_DIRECT */
 	uint32_t direct_memory_align; /* 0: direct_offset_align */
+	bool direct_uses_cache;	      /* disk_read() with O_DIRECT reads the page cache */
 	bool is_block;
 	bool read_only;
 	bool zoned;

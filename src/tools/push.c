@@ -373,27 +373,30 @@ static const char *state_text(uint8_t state)
 	return texts[state]; /* push_parse() has checked that state is valid */
 }
 
+static json_t *text_json(const struct message_text *text)
+{
+	char copy[PUSH_NAME_BYTES_MAX + 1];
+
+	snprintf(copy, sizeof(copy), "%.*s", (int)text->length, (const char *)text->bytes);
+	return print_json_text(copy);
+}
+
 static json_t *job_json(const struct push_job_message *job)
 {
 	const struct push_wire_job *head = &job->head;
 	char id[20];
 	char digest[20];
-	char name[SHOWN_BYTES];
-	char peer[SHOWN_BYTES];
-	char text[ERROR_TEXT_BYTES];
 
 	snprintf(id, sizeof(id), "%016" PRIx64, head->job);
 	snprintf(digest, sizeof(digest), "%016" PRIx64, head->digest);
-	log_escape(name, sizeof(name), job->name.bytes, job->name.length);
-	log_escape(peer, sizeof(peer), job->peer.bytes, job->peer.length);
-	push_ask_show(text, &job->text);
-	return json_pack("{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:s}",
+	return json_pack("{s:s, s:s, s:s, s:o, s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:f, s:o}",
 		"job", id, "role", head->role == PUSH_SOURCE ? "source" : "destination", "state",
-		state_text(head->state), "export", name, "peer", peer, "offset",
-		(json_int_t)head->offset, "bytes", (json_int_t)head->length, "bytes_done",
-		(json_int_t)head->done, "bytes_zeroed", (json_int_t)head->zeroes, "bytes_skipped",
-		(json_int_t)head->skipped, "bytes_durable", (json_int_t)head->durable, "digest",
-		digest, "seconds", (double)head->age_ms / 1e3, "error", text);
+		state_text(head->state), "export", text_json(&job->name), "peer",
+		text_json(&job->peer), "offset", (json_int_t)head->offset, "bytes",
+		(json_int_t)head->length, "bytes_done", (json_int_t)head->done, "bytes_zeroed",
+		(json_int_t)head->zeroes, "bytes_skipped", (json_int_t)head->skipped,
+		"bytes_durable", (json_int_t)head->durable, "digest", digest, "seconds",
+		(double)head->age_ms / 1e3, "error", text_json(&job->text));
 }
 
 static int report(
@@ -557,7 +560,7 @@ static void print_job(const struct push_job_message *job)
 static int list(struct push_ask *ask, uint64_t id, bool json, struct error *error)
 {
 	struct push_job_message job = { 0 };
-	json_t *all = json_array();
+	json_t *all = json ? json_array() : NULL;
 	uint32_t count = 0;
 	int result;
 

@@ -27,11 +27,8 @@ import fake_server as fake
 import lingering_socket
 import nbdmini
 import support
+from support import EVIL, FORBIDDEN
 
-# ESC, CSI of C1, DEL, bidi, zero width, a line separator, an invisible tag.
-EVIL = "\x1b[31m\u009b31m\x7f\u202e\u2066\u200b\u200d\u00ad\ufeff\u2028\U000e0041"
-FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
-                       "\U000e0000-\U000e0fff]")
 NO_PASSRIGHTS = os.path.realpath(sys.argv.pop(2)) if sys.argv[2:] and sys.argv[2].endswith(".so") else None
 # What decides how an answer is read.
 KEPT = {"service", "version", "kind"}

@@ -73,28 +73,62 @@ class Push(push_tool.Case):
             for server in first, second:
                 self.assertEqual(server.stop()[0], 0)
 
+    def faults_of_holes(self, server, *arguments):
+        """The page faults of the threads that serve clients, while pieces are put into holes of another user."""
+        try:
+            stranger = subprocess.Popen([DRIVER, server.push("disk"), *arguments, "holes"], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, user=65534, group=65534, extra_groups=[])
+        except PermissionError:
+            self.skipTest("others may not run the program")
+        self.addCleanup(stranger.communicate)
+        self.addCleanup(stranger.kill)
+        counts = []
+        for place in "lent", "written":
+            self.assertEqual(stranger.stdout.readline(), place + "\n")
+            counts.append(server.faults_of_reactors())
+            stranger.stdin.write("\n")
+            stranger.stdin.flush()
+        self.assertEqual(stranger.wait(), 0)
+        self.assertEqual(server.stop()[0], 0)
+        return counts[1] - counts[0]
+
     @unittest.skipIf(os.geteuid() != 0, "another user is needed")
     def test_holes_that_a_stranger_makes(self):
         """Who touches a page shows in page faults: not the threads that serve clients."""
         os.chmod(self.folder, 0o755)
         server = self.serve("disk=" + self.image("target", 8 * MIB, (0, 8 * MIB)), arguments=("--access", "rights=rw"))
         os.chmod(self.path("s1"), 0o777)
-        try:
-            source = subprocess.Popen([DRIVER, server.push("disk"), "holes"], stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE, text=True, user=65534, group=65534, extra_groups=[])
-        except PermissionError:
-            self.skipTest("others may not run the program")
-        self.addCleanup(source.communicate)
-        self.addCleanup(source.kill)
-        counts = []
-        for place in "lent", "written":
-            self.assertEqual(source.stdout.readline(), place + "\n")
-            counts.append(server.faults_of_reactors())
-            source.stdin.write("\n")
-            source.stdin.flush()
-        self.assertEqual(source.wait(), 0)
-        self.assertLess(counts[1] - counts[0], 8 * MIB // 4096 // 2)
-        self.assertEqual(server.stop()[0], 0)
+        self.assertLess(self.faults_of_holes(server), 8 * MIB // 4096 // 2)
+
+    @unittest.skipIf(os.geteuid() != 0, "another user is needed")
+    def test_holes_of_a_destination(self):
+        """The same at the source, whose export is in memory that it has touched before."""
+        os.chmod(self.folder, 0o777)
+        server = self.serve("disk=memory:8M", "image=" + self.image("image", 8 * MIB, (0, 8 * MIB)),
+                            arguments=("--access", "rights=rw", "--push-to", self.path("target")))
+        os.chmod(self.path("s1"), 0o777)
+        self.push(server.push("image"), server.push("disk"))
+        self.assertLess(self.faults_of_holes(server, self.path("target")), 7 * MIB // 4096 // 2)
+
+    def test_what_a_stranger_says_is_shown_escaped(self):
+        """In names, and in sentences of its own."""
+        path = self.path("stranger")
+        server = subprocess.Popen([DRIVER, "says", path, "said " + support.EVIL], stdout=subprocess.PIPE, text=True)
+        self.addCleanup(server.communicate)
+        self.addCleanup(server.kill)
+        self.assertEqual(server.stdout.readline(), "listens\n")
+        uri = f"push+unix:///a?socket={path}"
+        for arguments, status in (["--list", uri], 0), (["--list", "--json", uri], 0), (["--cancel", "1", uri], 1), (
+                [uri, self.serve("disk=memory:1M").push("disk")], 1):
+            with self.subTest(arguments):
+                code, output, errors = self.run_gmblock("push", *arguments)
+                self.assertEqual(code, status, output + errors)
+                self.assertIsNone(support.FORBIDDEN.search(output + errors), repr(output + errors))
+                if "--json" in arguments:
+                    job, = json.loads(output)
+                    self.assertEqual({job[key] for key in ("export", "peer", "error")}, {"said " + support.EVIL})
+                else:
+                    self.assertIn(r"said \x1b", output + errors)
 
     @unittest.skipUnless(support.has_libfabric(), "no libfabric")
     def test_libfabric(self):

@@ -9,6 +9,12 @@
  *     push_driver URI holes   of an export of at least 8 MiB, over a Unix socket: empties the
  *                             memory that it was lent before it puts its pieces there, and waits
  *                             for a line of standard input before and after that
+ *     push_driver URI PATH holes
+ *                             the same as a destination that listens at PATH: empties the memory
+ *                             that it has lent before the pieces are put there
+ *     push_driver says PATH TEXT
+ *                             a server that listens at PATH, until it is killed: all that it tells
+ *                             coordinators, also names, is TEXT
  *     push_driver URI         of a network, and of an export of zeroes: a piece that is not what it
  *                             is said to be, and all that may be under way, whose answers are taken
  *                             late
@@ -57,9 +63,16 @@ struct source {
 	struct clan_queue *queue;
 	struct clan_conn *conn;
 	bool connected, lost, closed;
-	struct clan_event region; /* of type 0: none was lent */
+	struct clan_event region; /* that was lent, or has been accepted; of type 0: none */
 	uint8_t message[PUSH_MESSAGE_BYTES_MAX];
 };
+
+/* Where we are the destination: they end with the process, and are kept where a search for leaks
+ * sees them. */
+static struct source target; /* the connection from our server */
+static struct clan_listener *listener;
+static struct clan_region *lent;
+static struct push_ask *coordinator;
 
 static void stop(const char *what)
 {
@@ -104,7 +117,9 @@ static void turn(struct source *source)
 	for (int i = 0; i < count; i++) {
 		source->connected |= events[i].type == CLAN_EVENT_CONNECTED;
 		source->lost |= events[i].type == CLAN_EVENT_LOST;
-		source->region = events[i].type == CLAN_EVENT_REGION ? events[i] : source->region;
+		if (events[i].type == CLAN_EVENT_REGION || events[i].type == CLAN_EVENT_SHARED) {
+			source->region = events[i];
+		}
 		source->closed |= events[i].type == CLAN_EVENT_CLOSED;
 	}
 }
@@ -356,91 +371,228 @@ static void show(const char *name, const struct push_wire_use *use, enum deed de
 	}
 }
 
-/* A coordinator, which asks our server to push to that address, where it has seen a process of that
- * user. Nobody looks at the ticket. */
-static struct push_ask *start(const char *text, uint32_t uid)
+/* A coordinator, which asks our server to push so many bytes to that address, where it has seen a
+ * process of that user. Nobody looks at the ticket. */
+static struct push_ask *start(const char *text, uint32_t uid, uint64_t length)
 {
 	struct push_wire_start head = {
-		.length = RANGE_BYTES,
+		.length = length,
 		.name_bytes = (uint16_t)strlen(uri.export_name),
 		.uri_bytes = (uint16_t)strlen(text),
 		.uid = uid,
 	};
-	struct push_wire_ticket ticket = { .length = RANGE_BYTES };
+	struct push_wire_ticket ticket = { .length = length };
 	const struct iovec parts[] = {
 		{ &head, sizeof(head) },
 		{ uri.export_name, head.name_bytes },
 		{ (void *)(uintptr_t)text, head.uri_bytes },
 		{ &ticket, sizeof(ticket) },
 	};
-	struct push_ask *coordinator;
+	struct push_ask *asks;
 	struct push_answer answer;
 	struct error error;
 
-	if (push_ask_open(&uri, TIMEOUT_NS, &coordinator, &error) != 0 ||
-		push_ask(coordinator, PUSH_START, parts, 4, &answer, &error) != 0) {
+	if (push_ask_open(&uri, TIMEOUT_NS, &asks, &error) != 0 ||
+		push_ask(asks, PUSH_START, parts, 4, &answer, &error) != 0) {
 		stop(error.text);
 	}
-	return coordinator;
+	return asks;
 }
 
 /* Waits so long for the end of a job; true: it came, and is told. */
-static bool tell_job(const char *name, struct push_ask *coordinator, int timeout_ms)
+static bool tell_job(const char *name, struct push_ask *asks, int timeout_ms)
 {
 	struct push_job_message job = { 0 };
 	struct error error;
 	int result;
 
 	do {
-		result = push_ask_hear(coordinator, timeout_ms, &job, &error);
+		result = push_ask_hear(asks, timeout_ms, &job, &error);
 	} while (result == 1 && job.head.state < PUSH_JOB_DONE);
 	if (result < 0) {
 		stop(error.text);
 	}
 	if (result == 1) {
 		printf("%s: %.*s\n", name, (int)job.text.length, (const char *)job.text.bytes);
-		push_ask_close(coordinator);
+		push_ask_close(asks);
 	}
 	return result == 1;
 }
 
-/* A destination that takes the source's connection, and says nothing to it. */
-static void begin_mute(const char *path)
+static void listen_at(const char *path, uint32_t access)
 {
-	const struct clan_conn_options options = { .size = sizeof(options) };
-	struct push_wire_welcome welcome = { .magic = PUSH_MAGIC, .version = PUSH_VERSION };
-	/* The process ends with what it has: kept where a search for leaks sees it. */
-	static struct source mute;
-	static struct clan_listener *listener;
-	struct clan_event events[EVENTS_MAX];
-	struct push_ask *coordinator;
+	const struct clan_conn_options options = { .size = sizeof(options), .access = access };
 	char address[256];
-	char text[256];
 
 	snprintf(address, sizeof(address), "shm:%s", path);
-	snprintf(text, sizeof(text), "push+unix:///x?socket=%s", path);
-	if (clan_queue_create(NULL, &mute.queue, NULL) != 0 ||
-		clan_listen(mute.queue, address, &options, &listener, NULL) != 0) {
+	if (clan_queue_create(NULL, &target.queue, NULL) != 0 ||
+		clan_listen(target.queue, address, &options, &listener, NULL) != 0) {
 		stop("cannot listen");
 	}
-	coordinator = start(text, geteuid());
-	while (mute.conn == NULL) {
-		if (clan_queue_wait(mute.queue, events, 1, 10000) == 0) {
-			stop("the source does not connect");
-		}
-		if (events[0].type == CLAN_EVENT_CONNECT) {
-			mute.conn = events[0].conn;
-			if (clan_accept(mute.conn, &welcome, sizeof(welcome)) != 0) {
-				stop("cannot accept");
+}
+
+static void accept_one(struct clan_conn *conn)
+{
+	static const struct push_wire_welcome welcome = { .magic = PUSH_MAGIC,
+		.version = PUSH_VERSION };
+
+	if (clan_accept(conn, &welcome, sizeof(welcome)) != 0) {
+		stop("cannot accept");
+	}
+}
+
+/* The answer to a message of a coordinator: a list of one job, or a refusal. */
+static void say(struct clan_conn *conn, uint32_t type, uint64_t cursor, char *text)
+{
+	uint16_t bytes = (uint16_t)strlen(text);
+	struct push_wire_job job = {
+		.job = 1,
+		.cursor = 1,
+		.status = EPERM,
+		.role = PUSH_SOURCE,
+		.state = PUSH_JOB_FAILED,
+		.name_bytes = bytes,
+		.peer_bytes = bytes,
+		.text_bytes = bytes,
+	};
+	struct push_wire_answer answer = {
+		.status = type == PUSH_JOBS ? ENOENT : EPERM,
+		.text_bytes = bytes,
+	};
+	bool lists = type == PUSH_JOBS && cursor == 0;
+	const struct iovec parts[] = {
+		{ lists ? (void *)&job : &answer, lists ? sizeof(job) : sizeof(answer) },
+		{ text, bytes },
+		{ text, bytes },
+		{ text, bytes },
+	};
+
+	if (clan_sendv(conn, CLAN_BULK, lists ? PUSH_JOB : PUSH_ANSWER, parts, lists ? 4 : 2) !=
+		0) {
+		stop("cannot answer");
+	}
+}
+
+static void say_for_ever(const char *path, char *text)
+{
+	_Alignas(8) uint8_t message[PUSH_MESSAGE_BYTES_MAX];
+	struct push_wire_job_number number;
+	struct clan_message head;
+	struct clan_event event;
+
+	listen_at(path, CLAN_ACCESS_OWNER);
+	printf("listens\n");
+	fflush(stdout);
+	for (;;) {
+		(void)clan_queue_wait(target.queue, &event, 1, -1);
+		if (event.type == CLAN_EVENT_CONNECT) {
+			accept_one(event.conn);
+		} else if (event.type == CLAN_EVENT_LOST) {
+			clan_close(event.conn);
+		} else if (event.type == CLAN_EVENT_READY) {
+			while (clan_recv(event.conn, CLAN_ANY, &head, message, sizeof(message)) ==
+				0) {
+				memcpy(&number, message, sizeof(number));
+				say(event.conn, head.type, number.job, text);
 			}
 		}
 	}
+}
+
+/* A destination that listens at PATH, and takes the connection of our server, which is to push so
+ * many bytes to it. */
+static void begin_target(const char *path, uint32_t access, uint64_t length)
+{
+	struct clan_event event;
+	char text[256];
+
+	snprintf(text, sizeof(text), "push+unix:///x?socket=%s", path);
+	listen_at(path, access);
+	coordinator = start(text, geteuid(), length);
+	while (target.conn == NULL) {
+		if (clan_queue_wait(target.queue, &event, 1, 10000) == 0) {
+			stop("the source does not connect");
+		}
+		if (event.type == CLAN_EVENT_CONNECT) {
+			target.conn = event.conn;
+			accept_one(target.conn);
+		}
+	}
+}
+
+/* A destination that says nothing to the source. */
+static void begin_mute(const char *path)
+{
+	struct clan_event events[EVENTS_MAX];
+
+	begin_target(path, CLAN_ACCESS_OWNER, RANGE_BYTES);
 	for (int i = 0; !tell_job("no answer", coordinator, 100); i++) {
 		if (i == 100) {
 			stop("the source waits for ever");
 		}
-		(void)clan_queue_wait(mute.queue, events, EVENTS_MAX, 0);
+		(void)clan_queue_wait(target.queue, events, EVENTS_MAX, 0);
 	}
+}
+
+/* Lends the slots from first to end - 1, and waits until each has a piece. */
+static void lend(uint32_t first, uint32_t end)
+{
+	uint32_t len;
+
+	for (uint32_t i = first; i < end; i++) {
+		struct clan_cookie cookie;
+
+		if (clan_cookie_grant(target.conn, lent, (uint64_t)i * PUSH_SLOT_BYTES,
+			    PUSH_SLOT_BYTES, CLAN_WRITE, 0, &cookie) != 0 ||
+			clan_cookie_queue_push(target.conn, 0, &cookie) != 0) {
+			stop("cannot lend a slot");
+		}
+	}
+	clan_flush(target.conn);
+	for (uint32_t i = first; i < end; i++) {
+		uint32_t type;
+
+		do {
+			type = hear(&target, &len);
+		} while (type == PUSH_FLUSH); /* of what it has sent so far; not answered */
+		if (type != CLAN_TYPE_NOTIFY) {
+			stop("there is no piece");
+		}
+	}
+}
+
+/* The first piece shows that the source has all that it needs. The pages that the others are for
+ * are taken away before. */
+static void lend_holes(const char *path)
+{
+	const uint64_t bytes = (uint64_t)PUSH_SLOTS * PUSH_SLOT_BYTES;
+	struct push_wire_used used = {
+		.length = (uint64_t)PUSH_SLOTS * PUSH_PIECE_BYTES,
+		.slots = PUSH_SLOTS,
+		.silence_ms = PUSH_SILENCE_MS_MAX,
+	};
+	uint32_t len;
+	void *memory;
+
+	begin_target(path, CLAN_ACCESS_ANY, used.length);
+	if (hear(&target, &len) != PUSH_USE ||
+		clan_region_create(target.queue, bytes, 0, &lent, &memory) != 0 ||
+		clan_region_share(target.conn, lent, CLAN_READ | CLAN_WRITE) != 0) {
+		stop("cannot lend memory");
+	}
+	while (target.region.type != CLAN_EVENT_SHARED) {
+		turn(&target);
+	}
+	used.region = (uint16_t)target.region.number;
+	used.generation = target.region.generation;
+	send(&target, PUSH_USED, &used, sizeof(used));
+	lend(0, 1);
+	wait_for_line("lent");
+	if (madvise(memory, bytes, MADV_REMOVE) != 0) {
+		stop("cannot empty the memory");
+	}
+	lend(1, PUSH_SLOTS);
+	wait_for_line("written");
 }
 
 int main(int argc, char **argv)
@@ -459,6 +611,9 @@ int main(int argc, char **argv)
 	struct push_wire_use use;
 	struct error error;
 
+	if (argc == 4 && strcmp(argv[1], "says") == 0) {
+		say_for_ever(argv[2], argv[3]);
+	}
 	if (argc < 2 || export_uri_parse(argv[1], &uri, &error) != 0 ||
 		push_ask_open(&uri, TIMEOUT_NS, &ask, &error) != 0) {
 		stop(argc >= 2 ? error.text : "push_driver URI [PATH]");
@@ -477,6 +632,10 @@ int main(int argc, char **argv)
 		show("holes", &good, HOLES);
 		push_ask_close(ask);
 		export_uri_fini(&uri);
+		return 0;
+	}
+	if (argc == 4) {
+		lend_holes(argv[2]);
 		return 0;
 	}
 	if (argc == 3) {
@@ -508,7 +667,7 @@ int main(int argc, char **argv)
 		show(deeds[i].name, &good, deeds[i].deed);
 	}
 	push_ask_close(ask);
-	if (!tell_job("another listens", start(argv[1], geteuid() + 1), 10000)) {
+	if (!tell_job("another listens", start(argv[1], geteuid() + 1, RANGE_BYTES), 10000)) {
 		stop("the source tells nothing");
 	}
 	export_uri_fini(&uri);

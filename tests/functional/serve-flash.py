@@ -6,6 +6,7 @@ import glob
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import struct
@@ -204,9 +205,21 @@ class Flash(support.Case):
         path, = self.caches(folder)
         return path
 
+    def test_a_store_in_the_page_cache_has_direct_reads_at_its_start_only(self):
+        server = self.serve("mode=cached")
+        folder = f"/proc/{server.process.pid}/fd"
+        flags = []
+        for number in os.listdir(folder):
+            if os.readlink(f"{folder}/{number}") == self.file:
+                with open(f"{folder}info/{number}", encoding="ascii") as file:
+                    flags.append(int(re.search(r"flags:\s+(\d+)", file.read())[1], 8))
+        self.assertNotEqual(flags, [])
+        self.assertEqual([flag for flag in flags if flag & os.O_DIRECT], [])
+        self.assertEqual(server.stop(), (0, ""))
+
     def test_changes_that_cannot_be_had_are_told(self):
         cache = self.leave_changes()
-        self.refused("has 1 changed blocks in", keys=["readonly"])
+        self.refused("has 1 changed block in", keys=["readonly"])
         away = self.path("away")
         with open(cache, "rb") as file:
             contents = file.read()
@@ -288,8 +301,8 @@ class Flash(support.Case):
             self.assertEqual(self.check()["cached"], BLOCK)
             for keys in (["cache-dir=" + folder], ["cache=0", "cache-dir=" + folder],
                          ["readonly", "cache-dir=" + folder]):
-                self.refused("has 1 changed blocks in its cache file", cache, "serve it with cache-dir=" + other, keys=keys)
-            self.refused("has 1 changed blocks in", cache, keys=["readonly"])
+                self.refused("has 1 changed block in its cache file", cache, "serve it with cache-dir=" + other, keys=keys)
+            self.refused("has 1 changed block in", cache, keys=["readonly"])
             server = self.serve("cache-dir=" + other)
             with nbdmini.open_export(server.uri, b"") as client:
                 self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
@@ -418,7 +431,7 @@ class Flash(support.Case):
                 blocks[offset] = data
         status, errors = server.stop()
         self.assertEqual(status, 1, errors)
-        self.assertRegex(errors, rf"\d+ changed blocks are only in its cache file '{cache}', in memory")
+        self.assertRegex(errors, rf"\d+ changed blocks? (is|are) only in its cache file '{cache}', in memory")
         self.refused("free space in the filesystem", "changed blocks in its cache file", cache)
         subprocess.run(["mount", "-o", "remount,size=80M", small], check=True)
         server = self.serve()
@@ -447,7 +460,7 @@ class Flash(support.Case):
         self.assertEqual(full.exception.errno, errno.ENOSPC)
         status, errors = server.stop()
         self.assertEqual(status, 1, errors)
-        self.assertRegex(errors, rf"\d+ changed blocks are only in its cache file '{cache}', in memory")
+        self.assertRegex(errors, rf"\d+ changed blocks? (is|are) only in its cache file '{cache}', in memory")
         os.remove(filler)
         server = self.serve()
         with nbdmini.open_export(server.uri, b"") as client:

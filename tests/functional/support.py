@@ -21,6 +21,10 @@ GMBLOCK = ""
 WAIT_SECONDS = 60
 WRITER_OFFSET = 2**63 - 4
 F_OFD_GETLK, F_OFD_SETLK = 36, 37
+# What no command may show as it is: ESC, CSI of C1, DEL, bidi, zero width, a line separator, an invisible tag.
+EVIL = "\x1b[31m\u009b31m\x7f\u202e\u2066\u200b\u200d\u00ad\ufeff\u2028\U000e0041"
+FORBIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff"
+                       "\U000e0000-\U000e0fff]")
 
 
 def ask_writer_mark(fd, order, kind):

@@ -519,6 +519,19 @@ static void files_are_not_replaced(void **state)
 
 enum { FLOOD_LIMIT = 256, FLOOD_MESSAGES = 2 };
 
+/* Error of messages with descriptors; 0: none. */
+static int send_error;
+
+/* In place of that of the C library. */
+ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
+{
+	if (send_error != 0 && message->msg_controllen > 0) {
+		errno = send_error;
+		return -1;
+	}
+	return syscall(SYS_sendmsg, fd, message, flags);
+}
+
 struct flood {
 	int sockets[2]; /* with descriptors that nobody receives */
 	struct rlimit limit;
@@ -695,6 +708,30 @@ static void descriptors_stay_in_flight(void **state)
 	victim_close(&victim);
 }
 
+/* The error is ours, and is not taken for the end of the peer. */
+static void descriptors_cannot_be_sent(void **state)
+{
+	struct clan_conn *dialer;
+	struct clan_event event;
+	struct victim victim;
+	struct flood flood;
+
+	victim_open(&victim, *state, NULL);
+	dialer = dial(&victim, NULL);
+	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_CONNECT);
+	flood_begin(&flood);
+	assert_int_equal(clan_accept(event.conn, NULL, 0), 0);
+	send_error = ENOMEM;
+	event = world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_LOST);
+	send_error = 0;
+	assert_int_equal(event.status, -ENOMEM);
+	assert_non_null(strstr(clan_conn_reason(event.conn), strerror(ENOMEM)));
+	assert_ptr_equal(world_event(&victim.world, WORLD_DIALER, CLAN_EVENT_LOST).conn, dialer);
+	flood_end(&flood);
+	close_both(&victim, dialer, event.conn);
+	victim_close(&victim);
+}
+
 /* The peer accepts nothing, so a kernel that can refuse descriptors does not take HELLO. */
 static void hello_is_not_accepted_in_time(void **state)
 {
@@ -830,6 +867,7 @@ int main(void)
 		CASE(hello_waits_for_descriptors_in_flight),
 		CASE(regions_wait_for_descriptors_in_flight),
 		CASE(descriptors_stay_in_flight),
+		CASE(descriptors_cannot_be_sent),
 		CASE(hello_is_not_accepted_in_time),
 		CASE(reason_of_a_peer_that_does_not_read),
 		CASE(either_side_closes_while_welcome_waits),

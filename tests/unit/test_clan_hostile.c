@@ -452,13 +452,21 @@ static void descriptors_that_do_not_close_delay_nobody(void **state)
 /* Work that ends when it may. */
 struct blocked {
 	struct work work;
-	sem_t may_end;
+	sem_t may_end, has_ended;
 };
+
+static void wait_for(sem_t *semaphore)
+{
+	while (sem_wait(semaphore) != 0) {
+	}
+}
 
 static void run_blocked(struct work *work)
 {
-	while (sem_wait(&container_of(work, struct blocked, work)->may_end) != 0) {
-	}
+	struct blocked *blocked = container_of(work, struct blocked, work);
+
+	wait_for(&blocked->may_end);
+	sem_post(&blocked->has_ended);
 }
 
 static void block(struct blocked *blocked, bool in_doubt)
@@ -467,7 +475,19 @@ static void block(struct blocked *blocked, bool in_doubt)
 		(struct work){ .run = run_blocked, .in_doubt = in_doubt, .owner = geteuid() };
 	list_init(&blocked->work.node);
 	sem_init(&blocked->may_end, 0, 0);
+	sem_init(&blocked->has_ended, 0, 0);
 	work_start(&blocked->work, NULL);
+}
+
+/* Waits for the end of all, as each is used again. */
+static void unblock(struct blocked *blocked, int count)
+{
+	for (int i = 0; i < count; i++) {
+		sem_post(&blocked[i].may_end);
+	}
+	for (int i = 0; i < count; i++) {
+		wait_for(&blocked[i].has_ended);
+	}
 }
 
 /* Of the user nothing more is closed, and there is no room for more. */
@@ -504,9 +524,7 @@ static void messages_without_descriptors_go_on(void **state)
 	answer_without_a_question(&hostiles[1]);
 	assert_ptr_equal(world_event(&victim.world, WORLD_SERVER, CLAN_EVENT_LOST).conn, conns[1]);
 	assert_int_equal(hostile_receive(&hostiles[0], &answer, sizeof(answer)), -1);
-	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
-		sem_post(&blocked[i].may_end);
-	}
+	unblock(blocked, WORKERS_OF_OWNER_MAX);
 	while (hostile_receive(&hostiles[0], &answer, sizeof(answer)) < 0) {
 		world_settle(&victim.world);
 	}
@@ -545,9 +563,7 @@ static void regions_that_wait_take_room(void **state)
 	region_message(&hostile, &region, sealed_memfd(4096));
 	world_settle(&victim.world);
 	assert_false(dispose_has_room(geteuid()));
-	for (int i = 0; i < WORKERS_MAX; i++) {
-		sem_post(&blocked[i].may_end);
-	}
+	unblock(blocked, WORKERS_MAX);
 	while (hostile_receive(&hostile, &answer, sizeof(answer)) < 0) {
 		world_settle(&victim.world);
 	}

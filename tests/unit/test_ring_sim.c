@@ -428,6 +428,7 @@ static void test_failed_flush_forgets(void **state)
 		sim_disk_create("disk", &(struct sim_disk_options){ .size = DISK_BYTES });
 	int fd = disk_fd("disk", false);
 	int other = disk_fd("disk", false);
+	int third = disk_fd("disk", false);
 	uint8_t *bytes = malloc(64 * 512);
 
 	memset(bytes, 0x55, 64 * 512);
@@ -438,11 +439,14 @@ static void test_failed_flush_forgets(void **state)
 	assert_int_equal(flush(ring, fd), 0);	    /* told once */
 	assert_int_equal(flush(ring, other), -EIO); /* to each descriptor */
 	assert_int_equal(flush(ring, other), 0);
+	assert_int_equal(disk_sync(third), -EIO); /* also to a call that blocks */
+	assert_int_equal(disk_sync(third), 0);
 	assert_int_equal(sectors_kept(disk, bytes, 64 * 512), 64); /* still in the page cache */
 	sim_disk_crash(disk);
 	assert_in_range(sectors_kept(disk, bytes, 64 * 512), 10, 54);
 	disk_close(fd);
 	disk_close(other);
+	disk_close(third);
 	free(bytes);
 	stop(ring);
 }

@@ -148,6 +148,8 @@ GMB_MUST_CHECK int flash_cache_load(struct flash *flash);
 /* Checks the file's position against end, the end of the log that the replay has found. Returns
  * -ESTALE if the file has pages and the log lacks records that were written before them. */
 GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error);
+/* Records in the anchor that answered changes are lost: the epoch changes. */
+void flash_cache_count_loss(struct flash *flash);
 /* True if the killed server had written exactly the records before `end`. Valid only if the log
  * continues after the checkpoint, because the position in the file can be older than the anchor. */
 bool flash_cache_knows_end(const struct flash *flash, uint64_t end);

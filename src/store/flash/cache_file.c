@@ -182,7 +182,7 @@ static void set_epoch(struct flash *flash)
 	flash->base.info.epoch = be64_get(first) ^ flash->anchor.cache_losses;
 }
 
-static void count_loss(struct flash *flash)
+void flash_cache_count_loss(struct flash *flash)
 {
 	flash->anchor.cache_losses = make_random();
 	set_epoch(flash);
@@ -195,7 +195,7 @@ static int cache_file_lose(struct flash *flash, const char *reason, const char *
 	log_warning("flash store '%s': writes that were not flushed before its server ended are "
 		    "lost: %s '%s'",
 		flash->path, reason, path);
-	count_loss(flash);
+	flash_cache_count_loss(flash);
 	return -ENOENT;
 }
 
@@ -253,12 +253,12 @@ static int judge_others(struct flash *flash, const struct flash_cache_options *o
 		return cache_file_lose(flash, "cache-file=leave leaves them in", search->path);
 	}
 	return error_set(error, -EEXIST,
-		"'%s' was copied or moved: its cache file '%s' has %u changed blocks of '%s'; "
+		"'%s' was copied or moved: its cache file '%s' has %u changed block%s of '%s'; "
 		"if that store still exists, serve it first; if it was moved here, serve it "
 		"here once with cache-file=take%s; cache-file=leave opens the copy without the "
 		"changes",
-		flash->path, search->path, search->dirty, search->shown,
-		flash->is_read_only ? " and without 'readonly'" : "");
+		flash->path, search->path, search->dirty, search->dirty == 1 ? "" : "s",
+		search->shown, flash->is_read_only ? " and without 'readonly'" : "");
 }
 
 /* Reports that the file is in the anchor's folder, but another folder is configured or the file
@@ -277,9 +277,10 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 	}
 	if (result == 0) {
 		return error_set(error, -EEXIST,
-			"'%s' has %u changed blocks in its cache file '%s'; serve it with "
+			"'%s' has %u changed block%s in its cache file '%s'; serve it with "
 			"cache-dir=%s, or remove the file to open the store without them",
-			flash->path, search->dirty, search->path, folder);
+			flash->path, search->dirty, search->dirty == 1 ? "" : "s", search->path,
+			folder);
 	}
 	return error_set(error, -EEXIST,
 		"'%s' may have changes in its cache file in '%s', which cannot be used: %s; "
@@ -384,9 +385,10 @@ static int open_to_read(struct flash *flash, const struct flash_cache_options *o
 	disk_shared_close(&search->file, false);
 	return search->dirty == 0 ? 0
 				  : error_set(error, -EBUSY,
-					    "'%s' has %u changed blocks in '%s', left by a server "
+					    "'%s' has %u changed block%s in '%s', left by a server "
 					    "that was killed; serve it once without 'readonly'",
-					    flash->path, search->dirty, search->path);
+					    flash->path, search->dirty,
+					    search->dirty == 1 ? "" : "s", search->path);
 }
 
 static void fill_head(
@@ -632,19 +634,19 @@ int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error)
 	}
 	if (head->followed > end && cache->found_count > 0) {
 		return error_set(error, -ESTALE,
-			"the log of '%s' lacks the last %llu records that its server wrote, "
-			"and %u changed blocks are still in the cache file '%s': the store was "
+			"the log of '%s' lacks the last records that its server wrote (%llu), "
+			"and the cache file '%s' still has changed blocks (%u): the store was "
 			"replaced by an earlier copy, or the disk has lost writes; restore the "
 			"newer copy, or remove the cache file to open the store as it is",
-			flash->path, (unsigned long long)(head->followed - end), cache->found_count,
-			cache->file.path);
+			flash->path, (unsigned long long)(head->followed - end), cache->file.path,
+			cache->found_count);
 	}
 	/* Without pages the store can be opened, but changes in the missing records are lost. */
-	if (head->followed > end) {
-		log_warning("flash store '%s': its log lacks the last %llu records that its "
-			    "server wrote: their data is lost",
+	if (head->followed > end && !flash_has_loss(flash)) {
+		log_warning("flash store '%s': its log lacks the last records that its server "
+			    "wrote (%llu): their data is lost",
 			flash->path, (unsigned long long)(head->followed - end));
-		count_loss(flash);
+		flash_cache_count_loss(flash);
 	}
 	/* cache-file=take: the file belongs to this disk from now on. */
 	if (!is_of_disk(head, flash->identity)) {
@@ -699,7 +701,7 @@ int flash_cache_load(struct flash *flash)
 		log_warning("flash store '%s': %u blocks in its cache file are damaged; their data "
 			    "is lost",
 			flash->path, bad);
-		count_loss(flash);
+		flash_cache_count_loss(flash);
 	}
 	return 0;
 }

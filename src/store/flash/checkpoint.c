@@ -466,9 +466,9 @@ static void tell_way_out(const struct flash *flash, struct error *error)
 		error_add(error, ", or serve it with 'readonly'");
 	} else {
 		error_add(error,
-			": %u changed blocks in its cache file '%s' must be written first, also "
+			": %u changed block%s in its cache file '%s' must be written first, also "
 			"before it can be served with 'readonly'",
-			left, flash->cache.file.path);
+			left, left == 1 ? "" : "s", flash->cache.file.path);
 	}
 }
 
@@ -702,10 +702,11 @@ static void tell_left(const struct flash *flash, uint32_t left)
 			    "remain in the cache file until the store is served again",
 			flash->path);
 	} else {
-		log_error("flash store '%s': %u changed blocks are only in its cache file '%s', in "
+		log_error("flash store '%s': %u changed block%s only in its cache file '%s', in "
 			  "memory, because its log has failed: %s; correct that and serve the "
 			  "store again before the machine stops",
-			flash->path, left, flash->cache.file.path, strerror(-flash->failed));
+			flash->path, left, left == 1 ? " is" : "s are", flash->cache.file.path,
+			strerror(-flash->failed));
 	}
 }
 

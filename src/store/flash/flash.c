@@ -339,6 +339,15 @@ static int look_again(struct flash *flash, struct error *error)
 	return result;
 }
 
+/* Closes the descriptor of open_disk(), which only a start needs. */
+static void close_disk(struct flash *flash)
+{
+	if (flash->disk_fd != flash->fd) {
+		disk_close(flash->disk_fd);
+		flash->disk_fd = flash->fd;
+	}
+}
+
 /* Runs on a worker thread. Returns -EAGAIN while the barrier is closed. */
 static int recover_call(struct ring_op *op)
 {
@@ -352,6 +361,9 @@ static int recover_call(struct ring_op *op)
 	result = flash->start->is_quiet ? look_again(flash, &flash->start->error) : 0;
 	if (result == 0) {
 		result = flash_recover(flash, &flash->start->error);
+	}
+	if (result == 0) {
+		close_disk(flash);
 	}
 	if (result == 0 && flash_has_zones(flash) && !flash->is_read_only) {
 		result = flash->start->is_quiet ? flash_zones_take(flash, &flash->start->error)
@@ -506,7 +518,8 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	return 0;
 }
 
-/* Opens the disk for direct reads. Returns false if these are impossible. */
+/* Opens the disk for direct reads. Returns false if these are impossible, or might be reads of the
+ * page cache. */
 static bool open_disk(struct flash *flash)
 {
 	struct disk_info info;
@@ -516,7 +529,7 @@ static bool open_disk(struct flash *flash)
 	if (disk_open(flash->path, true, true, &fd, &error) < 0) {
 		return false;
 	}
-	if (disk_info(fd, &info) < 0 || info.direct_offset_align == 0 ||
+	if (disk_info(fd, &info) < 0 || !info.direct_bypasses_cache ||
 		MAX(info.direct_offset_align, info.direct_memory_align) > FLASH_BLOCK_BYTES ||
 		memcmp(info.identity, flash->identity, sizeof(info.identity)) != 0) {
 		disk_close(fd);
@@ -529,9 +542,7 @@ static bool open_disk(struct flash *flash)
 /* Frees what flash_open() has acquired. */
 static void flash_release(struct flash *flash)
 {
-	if (flash->disk_fd != flash->fd) {
-		disk_close(flash->disk_fd);
-	}
+	close_disk(flash);
 	store_close(flash->below);
 	free(flash->path);
 }

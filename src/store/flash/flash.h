@@ -77,7 +77,9 @@ struct flash {
 	struct store *below;
 	struct ring_file file;
 	int fd;
-	int disk_fd; /* reads past the page cache; fd if that is impossible or not needed */
+	/* reads past the page cache, until the store has started; fd if that is impossible or not
+	 * needed */
+	int disk_fd;
 	char *path;
 	uint64_t identity[2]; /* identity of the disk, see struct disk_info */
 	uint32_t memory_align;

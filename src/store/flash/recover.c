@@ -138,7 +138,7 @@ int flash_anchors_read(struct flash *flash, int fd, struct error *error)
 struct replay {
 	struct flash *flash;
 	uint8_t *bytes;	 /* room for AHEAD_BLOCKS blocks */
-	bool reads_disk; /* uses flash->disk_fd, not the page cache */
+	bool reads_disk; /* uses flash->disk_fd, past the page cache if that is possible */
 	struct flash_seen *seen;
 	struct flash_position at;
 	struct flash_position next;
@@ -572,15 +572,21 @@ static int replay_log(struct replay *replay)
 	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
 
+static bool accepts_loss(const struct flash *flash)
+{
+	return (flash->damage.repairs & STORE_REPAIR_LOSS) != 0;
+}
+
 /* Determines the loss at the end of the log. An unreadable block might have been written and
  * answered, unless the cache file of the killed server shows that it was not. */
 static void judge_end(struct replay *replay)
 {
 	struct flash *flash = replay->flash;
+	uint64_t end = MAX(replay->durable, flash->damage.dropped_end);
 
 	flash->damage.lost_at = flash_block_offset(flash, replay_block(replay));
-	if (replay->durable > replay->at.seq) {
-		flash->damage.lost_records = replay->durable - replay->at.seq;
+	if (end > replay->at.seq) {
+		flash->damage.lost_records = end - replay->at.seq;
 	} else if (replay->at.seq > flash->anchor.next.seq &&
 		   flash_cache_knows_end(flash, replay->at.seq)) {
 		flash->damage.lost_error = 0;
@@ -679,6 +685,19 @@ static int make_durable(struct flash *flash)
 	return result;
 }
 
+/* Drops what could not be made durable, and notes where the log ended with it. From now on the
+ * store is what the device has. */
+static void drop_undurable(struct flash *flash)
+{
+	struct replay replay = { .flash = flash, .bytes = flash->record_bytes };
+	uint64_t bytes = flash_device_blocks(&flash->anchor.geometry) << FLASH_BLOCK_SHIFT;
+
+	go_to(&replay, &flash->anchor.next);
+	(void)find_durable(&replay); /* an unreadable record ends the log as well */
+	flash->damage.dropped_end = replay.at.seq;
+	disk_drop_cache(flash->fd, 0, bytes);
+}
+
 /* --- segments -------------------------------------------------------------------------------- */
 
 /* Derives the state of each segment. Returns -EUCLEAN if a count is impossible. */
@@ -755,9 +774,11 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 	}
 	/* The position in the cache file is compared only if no record is lost, or the loss is
 	 * accepted. Otherwise the store is refused for the loss. */
-	if (result == 0 &&
-		(!flash_has_loss(flash) || (flash->damage.repairs & STORE_REPAIR_LOSS) != 0)) {
+	if (result == 0 && (!flash_has_loss(flash) || accepts_loss(flash))) {
 		result = flash_cache_compare(flash, replay->at.seq, error);
+	}
+	if (result == 0 && flash_has_loss(flash) && accepts_loss(flash)) {
+		flash_cache_count_loss(flash);
 	}
 	if (result == 0) {
 		flash->log.head = (struct flash_position){
@@ -803,10 +824,16 @@ int flash_recover(struct flash *flash, struct error *error)
 	};
 	int result = flash->is_read_only ? 0 : make_durable(flash);
 
+	if (flash_is_of_medium(result) && accepts_loss(flash)) {
+		drop_undurable(flash);
+		replay.reads_disk = true; /* the page cache may have kept pages */
+		result = 0;
+	}
 	if (result < 0 && result != -ECANCELED) {
 		return error_advise(error, result, "readonly",
 			"cannot make the contents of '%s' durable: %s; data that its last server "
-			"wrote may be only in memory: before a reboot, copy the store or try again",
+			"wrote may be only in memory: before a reboot, copy the store or try again; "
+			"'gmblock check --accept-loss' discards what the device lacks",
 			flash->path, strerror(-result));
 	}
 	replay.seen = calloc(flash->anchor.geometry.segment_count, sizeof(*replay.seen));
@@ -842,8 +869,7 @@ int flash_recover(struct flash *flash, struct error *error)
 		return error_set(
 			error, result, "cannot read '%s': %s", flash->path, strerror(-result));
 	}
-	return flash_has_loss(flash) && !flash->is_read_only &&
-			       (flash->damage.repairs & STORE_REPAIR_LOSS) == 0
+	return flash_has_loss(flash) && !flash->is_read_only && !accepts_loss(flash)
 		       ? refuse_loss(flash, error)
 		       : 0;
 }

@@ -33,8 +33,12 @@ struct flash_holes {
 struct flash_damage {
 	/* Byte of the device at which the log ends. */
 	uint64_t lost_at;
-	/* Number of durable records that are lost from lost_at on. */
+	/* Number of durable records, or of those before dropped_end, that are lost from lost_at
+	 * on. */
 	uint64_t lost_records;
+	/* Number of the record at which the log ended before the page cache was dropped; 0: it was
+	 * not dropped. */
+	uint64_t dropped_end;
 	/* Error of a read of the log at lost_at; 0: none. */
 	int lost_error;
 	uint32_t repairs;      /* enum store_repair, as requested */
@@ -61,10 +65,11 @@ struct flash_seen {
 /* Reads the anchors of the device whose fd and path are set, through this fd. Returns -EINVAL with
  * a sentence if neither is valid. Blocks. */
 GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, int fd, struct error *error);
-/* Makes the log durable, unless is_read_only; then restores the map and all tables. A snapshot
- * whose tree is damaged is marked. Returns -EUCLEAN if the map of the disk is damaged. Also returns
- * -EUCLEAN if flash_has_loss() is true and neither is_read_only nor a repair accepts the loss; the
- * map is then that before the loss. Blocks; on a worker thread. */
+/* Makes the log durable, unless is_read_only; then restores the map and all tables. If the log
+ * cannot be made durable and a repair accepts the loss, what the device lacks is dropped. A
+ * snapshot whose tree is damaged is marked. Returns -EUCLEAN if the map of the disk is damaged.
+ * Also returns -EUCLEAN if flash_has_loss() is true and neither is_read_only nor a repair accepts
+ * the loss; the map is then that before the loss. Blocks; on a worker thread. */
 GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
 /* --- trees, and messages about damage (tree.c) ----------------------------------------------- */
@@ -93,7 +98,7 @@ void flash_hole_add(struct flash_holes *holes, uint32_t page);
  * there is no such range. */
 bool flash_hole_text(const struct flash *flash, const struct flash_holes *holes, uint32_t number,
 	char *text, size_t bytes);
-/* True if durable records are lost, or might be because the log cannot be read. */
+/* True if durable or dropped records are lost, or might be because the log cannot be read. */
 bool flash_has_loss(const struct flash *flash);
 /* Writes the loss as the predicate of a sentence about the log, which ends with the lost
  * records. */

@@ -399,8 +399,10 @@ void flash_loss_text(const struct flash *flash, char *text, size_t bytes)
 		flash->damage.lost_error < 0 ? strerror(-flash->damage.lost_error) : "",
 		flash->damage.lost_error < 0 ? ")" : "");
 	if (flash->damage.lost_records > 0) {
-		snprintf(text, bytes, "%s: %llu flushed records from there on are lost", where,
-			(unsigned long long)flash->damage.lost_records);
+		snprintf(text, bytes, "%s: %llu %s from there on are lost", where,
+			(unsigned long long)flash->damage.lost_records,
+			flash->damage.dropped_end > 0 ? "records that could not be written"
+						      : "flushed records");
 	} else {
 		snprintf(text, bytes,
 			"%s: the records from there on are lost, unless its server ended "

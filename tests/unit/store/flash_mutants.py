@@ -197,9 +197,18 @@ MUTANTS = {
         "recover.c", "result == 0 ? disk_sync(flash->fd) : result", "disk_sync(flash->fd) > 0 ? 1 : result"),
     "anchor-in-page-cache-believed": (
         "flash.c", "flash_anchors_read(flash, flash->disk_fd, error)", "flash_anchors_read(flash, flash->fd, error)"),
+    "direct-reads-of-the-page-cache-believed": (
+        "flash.c", "!info.direct_bypasses_cache", "info.direct_offset_align == 0"),
     "anchor-stays-in-page-cache": (
         "flash.c", "disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);",
         "if (!MUTANT) { disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES); }"),
+    "given-up-is-read-in-page-cache": ("recover.c", "replay.reads_disk = true;", "replay.reads_disk = !MUTANT;"),
+    "given-up-stays-in-page-cache": (
+        "recover.c", "disk_drop_cache(flash->fd, 0, bytes);", "if (!MUTANT) { disk_drop_cache(flash->fd, 0, bytes); }"),
+    "given-up-is-not-counted": (
+        "recover.c", "MAX(replay->durable, flash->damage.dropped_end)", "replay->durable"),
+    "accepted-loss-keeps-the-epoch": (
+        "recover.c", "flash_cache_count_loss(flash);", "if (!MUTANT) { flash_cache_count_loss(flash); }"),
     "redo-from-what-is-written": (
         "redo.c", "redo->at = flash->log.durable_at;",
         "redo->at = MUTANT ? flash->log.written_at : flash->log.durable_at;"),
@@ -235,7 +244,9 @@ FOUND_BY = {
     "move": [
         "page-cache-believed", "page-cache-believed-in-direct-mode", "written-again-from-too-late-a-record",
         "written-again-what-the-disk-has", "failed-sync-of-a-start-believed", "anchor-in-page-cache-believed",
-        "anchor-stays-in-page-cache", "bad-anchor-tried-for-ever", "redo-from-what-is-written", "redo-leaves-out-what-is-in-flight"],
+        "direct-reads-of-the-page-cache-believed", "anchor-stays-in-page-cache", "bad-anchor-tried-for-ever", "redo-from-what-is-written",
+        "redo-leaves-out-what-is-in-flight", "given-up-is-read-in-page-cache", "given-up-stays-in-page-cache",
+        "given-up-is-not-counted", "accepted-loss-keeps-the-epoch"],
 }
 BEGIN = """#include <stdlib.h>
 #include <string.h>

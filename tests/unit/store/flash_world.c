@@ -37,6 +37,7 @@ uint64_t sector_tag(const uint8_t *bytes)
 
 enum world_disk world_disk;
 bool world_lacks_direct;
+bool world_direct_uses_cache;
 bool world_keeps_cache;
 
 struct sim_disk_options world_disk_options(void)
@@ -56,6 +57,7 @@ struct sim_disk_options world_disk_options(void)
 							  WORLD_SEGMENTS * WORLD_SEGMENT_BLOCKS) *
 						  (uint64_t)FLASH_BLOCK_BYTES,
 		.direct_offset_align = world_lacks_direct ? 0 : 512,
+		.direct_uses_cache = world_direct_uses_cache,
 		.is_block = world_disk == WORLD_DEVICE,
 		.keeps_cache = world_keeps_cache };
 }

@@ -80,8 +80,10 @@ uint64_t sector_tag(const uint8_t *bytes);
 enum world_disk { WORLD_FILE, WORLD_DEVICE, WORLD_ZONED };
 extern enum world_disk world_disk;
 
-/* Disks that are made from now on have no direct I/O, or keep all pages in the page cache. */
+/* Disks that are made from now on have no direct I/O, have direct reads that use the page cache, or
+ * keep all pages there. */
 extern bool world_lacks_direct;
+extern bool world_direct_uses_cache;
 extern bool world_keeps_cache;
 
 /* What a world's disk is made with. */

@@ -31,6 +31,7 @@ enum {
 
 static uint64_t expected[BLOCKS_MAX];
 static uint64_t flushed[BLOCKS_MAX];
+static uint64_t read_tags[BLOCKS_MAX]; /* by read_all() */
 static uint64_t now;
 static uint32_t blocks;
 static const char *watched = "disk";
@@ -136,6 +137,7 @@ static void read_all(struct world *world, const uint64_t *least, const uint64_t 
 			world_submit(world, &part);
 		}
 		tag = sector_tag(bytes + (size_t)(i % AT_ONCE) * FLASH_BLOCK_BYTES);
+		read_tags[i] = tag;
 		if (tag < least[i] || tag > most[i]) {
 			fail_msg("%s: block %u has %llu, not %llu", world->name, i,
 				(unsigned long long)tag, (unsigned long long)most[i]);
@@ -391,6 +393,7 @@ static void test_a_restart_keeps_what_only_the_page_cache_has(void **state)
 		bool direct = seed / 4 % 2 == 1;
 
 		world_lacks_direct = seed % 3 == 2;
+		world_direct_uses_cache = seed % 3 == 1;
 		kill_in_redo(seed);
 		if (seed % 2 == 0) {
 			start_killed(direct);
@@ -400,6 +403,7 @@ static void test_a_restart_keeps_what_only_the_page_cache_has(void **state)
 		sim_stop();
 	}
 	world_lacks_direct = false;
+	world_direct_uses_cache = false;
 	is_direct = true;
 	print_message("%u of %u starts with errors succeeded\n", started, RESTARTS / 2);
 	assert_in_range(started, 1, RESTARTS / 2 - 1);
@@ -462,6 +466,86 @@ static void test_a_start_overwrites_nothing_that_the_disk_has(void **state)
 		sim_stop();
 	}
 	is_direct = true;
+}
+
+/* Starts the killed server's store, and expects to be refused for this reason. Returns false if it
+ * is not. */
+static bool is_refused(int result, const char *reason)
+{
+	static struct world world;
+	bool refused;
+
+	world_begin(&world, "killed", false, false);
+	while (!world.started) {
+		assert_true(sim_step());
+	}
+	refused = world.start.result < 0;
+	if (refused) {
+		assert_int_equal(world.start.result, result);
+		assert_non_null(strstr(world.start.error.text, reason));
+	}
+	world_discard(&world);
+	return refused;
+}
+
+/* What the device lacks is given up, and stays so. */
+static void give_up(void)
+{
+	static uint64_t before[BLOCKS_MAX];
+	static struct world world;
+	static struct world lost;
+	uint64_t epoch;
+
+	world_repairs = STORE_REPAIR_LOSS;
+	if (is_refused(-ESTALE, "remove the cache file")) {
+		sim_shared_remove("/killed/");
+	}
+	world_open(&world, "killed", false, NULL);
+	world_repairs = 0;
+	epoch = store_info(world.store)->epoch;
+	assert_int_not_equal(epoch, 0);
+	read_all(&world, flushed, expected);
+	memcpy(before, read_tags, sizeof(before));
+	(void)sim_disk_crash_copy(sim_disk_find("killed"), "lost");
+	world_freeze(&world, true);
+	world_open(&lost, "lost", false, NULL);
+	assert_int_equal(store_info(lost.store)->epoch, epoch);
+	read_all(&lost, before, before);
+	world_close(&lost);
+	world_freeze(&world, false);
+	world_close(&world);
+	world_open(&world, "killed", false, NULL);
+	assert_int_equal(store_info(world.store)->epoch, epoch);
+	read_all(&world, before, before);
+	world_discard(&world);
+}
+
+/* No place of the log can be written again. The page cache need not be dropped if it can be read
+ * past. */
+static void test_a_start_gives_up_what_cannot_be_written_if_told_to(void **state)
+{
+	uint32_t given_up = 0;
+
+	GMB_UNUSED(state);
+	is_direct = false;
+	for (uint64_t seed = 0; seed < RESTARTS; seed++) {
+		world_lacks_direct = seed % 3 == 2;
+		world_keeps_cache = !world_lacks_direct;
+		kill_in_redo(seed);
+		sim_disk_set_bad(sim_disk_find("killed"),
+			(uint64_t)FLASH_ANCHORS * FLASH_BLOCK_BYTES,
+			(find_end("killed") - FLASH_ANCHORS) * FLASH_BLOCK_BYTES, false, true);
+		if (is_refused(-EIO, "--accept-loss")) {
+			give_up();
+			given_up++;
+		}
+		sim_stop();
+	}
+	world_lacks_direct = false;
+	world_keeps_cache = false;
+	is_direct = true;
+	print_message("%u of %u starts gave up what the device lacked\n", given_up, RESTARTS);
+	assert_true(given_up > RESTARTS / 3);
 }
 
 /* Overwrites the anchors in the page cache. Returns whether the disk has lost that. */
@@ -573,6 +657,7 @@ int main(int argc, char **argv)
 		cmocka_unit_test(test_a_device_that_fails_too_often_is_given_up),
 		cmocka_unit_test(test_a_flush_that_fails_is_repeated),
 		cmocka_unit_test(test_a_restart_keeps_what_only_the_page_cache_has),
+		cmocka_unit_test(test_a_start_gives_up_what_cannot_be_written_if_told_to),
 		cmocka_unit_test(test_a_start_overwrites_nothing_that_the_disk_has),
 		cmocka_unit_test(test_a_start_reads_the_anchors_of_the_disk),
 		cmocka_unit_test(test_a_bad_anchor_fails_the_log),
