@@ -275,7 +275,7 @@ static ssize_t push(
 	} else {
 		result = clan_send(conn, CLAN_BULK, MESSAGE_DATA, buffer, load.bytes - 8);
 	}
-	return result != 0 && result != -EINPROGRESS ? result : (ssize_t)load.bytes;
+	return result != 0 ? result : (ssize_t)load.bytes;
 }
 
 static uint64_t run_one_way(

@@ -55,8 +55,8 @@ static void answer(struct clan_conn *conn, const struct clan_message *message, c
 	} else {
 		result = -EINVAL;
 	}
-	if (result != 0 && result != -EINPROGRESS) { /* a server that must answer every message
-							would wait for CLAN_EVENT_READY */
+	if (result != 0) { /* a server that must answer every message would wait for
+			      CLAN_EVENT_READY */
 		fprintf(stderr, "clan-echo: a message was not answered: %s\n", strerror(-result));
 	}
 }

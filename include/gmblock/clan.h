@@ -29,12 +29,11 @@
  *
  * Calls: the library never calls back into the program, and only clan_queue_wait() blocks
  * (exceptions: queues with CLAN_QUEUE_PASSIVE, see there, and clan_listen(), which might look up a
- * name, and the calls of clan_rpc.h that say so). clan_put(), clan_get(), clan_cookie_revoke() and
- * clan_region_fetch() return 0 if the operation has already ended, -EINPROGRESS if an event will
- * report its end, and another negative errno if it was not started. Other calls that start an
- * operation return 0, and the event named in their comment follows. -EAGAIN always means "not now":
- * an event reports when to try again. -ENOBUFS means that there is no room in the kernel, and no
- * event follows.
+ * name, and the calls of clan_rpc.h that say so). A call that starts an operation returns 0, and
+ * the event named in its comment reports the end; after an error no event follows. clan_put(),
+ * clan_get() and clan_region_fetch() end within the call, without an event, on connections with
+ * CLAN_CAN_MAP. -EAGAIN always means "not now": an event reports when to try again. -ENOBUFS means
+ * that there is no room in the kernel, and no event reports when there is.
  *
  * Ownership: structs, vectors and buffers passed to a call are borrowed until it returns, unless
  * its comment says otherwise. In structs that begin with a member "size", set it to the sizeof of
@@ -154,14 +153,14 @@ enum clan_event_type {
 	 * the library returns the region after the last clan_peer_region_put(). Also given when the
 	 * connection is lost. */
 	CLAN_EVENT_REGION_ENDING,
-	/* A clan_cookie_revoke() that returned -EINPROGRESS has ended; .op is its argument and
-	 * .number the cookie's slot. .status 0: no more data can arrive through the cookie. Without
-	 * CLAN_REVOKE_STRICT, .status is -ENOTCONN if the connection was lost before. */
+	/* clan_cookie_revoke() has ended; .op is its argument and .number the cookie's slot.
+	 * .status 0: no more data can arrive through the cookie. Without CLAN_REVOKE_STRICT,
+	 * .status is -ENOTCONN if the connection was lost before. */
 	CLAN_EVENT_REVOKED,
 	/* A put touched tripwire .number. It is off until clan_rearm(). */
 	CLAN_EVENT_TRIPPED,
-	/* A put, get or fetch that returned -EINPROGRESS has ended with .status; .op is its
-	 * argument. */
+	/* A put, get or fetch has ended with .status; .op is its argument. Not given on
+	 * connections with CLAN_CAN_MAP, where these end within the call. */
 	CLAN_EVENT_DONE,
 	/* Only with CLAN_HANDSHAKES_OWN: a peer has connected and has not introduced itself yet.
 	 * clan_conn_peer() returns its address. CLAN_EVENT_CONNECT or CLAN_EVENT_LOST follows.
@@ -360,10 +359,11 @@ const void *clan_conn_hello(const struct clan_conn *conn, size_t *bytes_out);
 const char *clan_conn_reason(const struct clan_conn *conn);
 
 enum clan_conn_caps {
-	/* Each side maps the regions that the other shares: clan_peer_region_get() works, and
-	 * operations of a lost peer on our regions can continue until clan_region_replace().
-	 * Without it regions are accessible by put and get only, and no data of the connection
-	 * arrives after CLAN_EVENT_CLOSED. */
+	/* Each side maps the regions that the other shares: clan_peer_region_get() works, puts,
+	 * gets and fetches end within the call, and operations of a lost peer on our regions can
+	 * continue until clan_region_replace(). Without it regions are accessible by put and get
+	 * only, CLAN_EVENT_DONE reports the end of each, and no data of the connection arrives
+	 * after CLAN_EVENT_CLOSED. */
 	CLAN_CAN_MAP = 1 << 0,
 };
 

@@ -164,9 +164,9 @@ enum clan_revoke_flags {
 };
 
 /*
- * Revokes a cookie. Returns 0 if no more data can arrive through it, or -EINPROGRESS if the peer
- * might be in the middle of a put or get; CLAN_EVENT_REVOKED follows, without STRICT when the peer
- * has finished or the connection is lost. Errors: -ESTALE not granted (any more), -EALREADY,
+ * Revokes a cookie. CLAN_EVENT_REVOKED follows when no more data can arrive through it: at once
+ * unless the peer might be in the middle of a put or get, and otherwise, without STRICT, when the
+ * peer has finished or the connection is lost. Errors: -ESTALE not granted (any more), -EALREADY,
  * -ENOMEM, -ENOTCONN lost: only clan_region_replace() can stop the peer.
  */
 int clan_cookie_revoke(
@@ -183,16 +183,15 @@ enum clan_put_flags {
  * cookie. Vectors have at most 64 entries. Bytes of different puts can arrive in any order;
  * messages sent after a put arrive after its bytes.
  *
- * Returns 0 if the operation has ended, or -EINPROGRESS if CLAN_EVENT_DONE with op will report its
- * end; the memory of from and to must stay valid until then. value is at most CLAN_VALUE_MAX, and 0
- * without CLAN_NOTIFY. Errors: -ESTALE revoked, or used with ONCE, -EACCES, -ERANGE, -ENOENT the
- * region is gone, -EAGAIN (with CLAN_NOTIFY: no room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM.
- * After an error no byte has arrived.
+ * On connections with CLAN_CAN_MAP the operation ends within the call. On the others
+ * CLAN_EVENT_DONE with op reports its end; the memory of from and to must stay valid until then. If
+ * the connection is lost, each such operation ends with an error, and it is unknown whether the
+ * bytes have arrived. After clan_close() no CLAN_EVENT_DONE is given; CLAN_EVENT_CLOSED ends all
+ * operations.
  *
- * On shm each operation ends within the call, except with CLAN_ACCESS_WARY; on networks it ends
- * later. If the connection is lost, each operation ends with an error, and it is unknown whether
- * the bytes have arrived. After clan_close() no CLAN_EVENT_DONE is given; CLAN_EVENT_CLOSED ends
- * all operations.
+ * value is at most CLAN_VALUE_MAX, and 0 without CLAN_NOTIFY. Returns 0. Errors: -ESTALE revoked,
+ * or used with ONCE, -EACCES, -ERANGE, -ENOENT the region is gone, -EAGAIN (with CLAN_NOTIFY: no
+ * room, as clan_send()), -ENOTCONN, -EINVAL, -ENOMEM. After an error no byte has arrived.
  */
 int clan_put(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, uint32_t flags, uint32_t value,
@@ -201,10 +200,10 @@ int clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 	const struct clan_cookie *cookie, uint64_t offset, void *op);
 
 /*
- * Copies from a region of ours that the peer can write, for connections with CLAN_ACCESS_WARY.
- * Returns 0 if the copy has ended, or -EINPROGRESS if CLAN_EVENT_DONE with op will report its end.
- * Until then, or until CLAN_EVENT_CLOSED, the memory of to must stay valid and the region must not
- * be destroyed. Errors: -EINVAL another queue, -ERANGE, -ENOTCONN, -ENOMEM.
+ * Copies from a region of ours that the peer can write, for connections with CLAN_ACCESS_WARY. It
+ * ends as clan_put() does. Until CLAN_EVENT_DONE or CLAN_EVENT_CLOSED the memory of to must stay
+ * valid and the region must not be destroyed. Errors: -EINVAL another queue, -ERANGE, -ENOTCONN,
+ * -ENOMEM.
  */
 int clan_region_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset,
 	void *to, size_t bytes, void *op);

@@ -145,8 +145,9 @@ struct clan_rpc_event {
 
 /*
  * Returns the next event, with the message in buffer, which must have room for bytes_max of the
- * options. Returns 1, or 0 after timeout_ms (0 = does not wait, -1 = no limit) or
- * clan_queue_wake(). Pending calls and replies are published before it waits. Errors: -EINVAL.
+ * options. Returns the number of events: 1, or 0 after timeout_ms (0 = does not wait, -1 = no
+ * limit) or clan_queue_wake(). Pending calls and replies are published before it waits. Errors:
+ * -EINVAL.
  */
 int clan_rpc_next(struct clan_rpc *rpc, struct clan_rpc_event *event, void *buffer, uint32_t bytes,
 	int timeout_ms);

@@ -231,14 +231,6 @@ static enum wait_way next_way(const struct wait_policy *policy)
 	return way;
 }
 
-static bool window_is_over(const struct wait_policy *policy, uint64_t elapsed_ns)
-{
-	if (elapsed_ns >= window_ns_min) {
-		return policy->window_requests >= WAIT_WINDOW_REQUESTS_MIN;
-	}
-	return elapsed_ns >= WAIT_WINDOW_NS && policy->window_requests >= WAIT_WINDOW_REQUESTS;
-}
-
 static void start_window(struct wait_policy *policy, uint64_t now_ns)
 {
 	policy->way_now = next_way(policy);
@@ -252,6 +244,8 @@ static void start_window(struct wait_policy *policy, uint64_t now_ns)
 enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_turn *turn)
 {
 	uint64_t elapsed_ns = turn->now_ns - policy->window_start_ns;
+	uint32_t requests_min = elapsed_ns < window_ns_min ? (uint32_t)WAIT_WINDOW_REQUESTS
+							   : WAIT_WINDOW_REQUESTS_MIN;
 
 	policy->window_requests += turn->requests;
 	policy->window_turns += turn->requests > 0;
@@ -262,7 +256,7 @@ enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_tur
 		return elapsed_ns > window_ns_max ? WAIT_BLOCK : policy->way_now;
 	} else if (elapsed_ns > window_ns_max) {
 		paused_window_done(policy);
-	} else if (!window_is_over(policy, elapsed_ns)) {
+	} else if (elapsed_ns < WAIT_WINDOW_NS || policy->window_requests < requests_min) {
 		return policy->way_now;
 	} else if (policy->is_trying) {
 		trial_window_done(policy, elapsed_ns);

@@ -206,12 +206,13 @@ struct clan_provider {
 	void (*peer_put)(struct clan_conn *conn, uint32_t number); /* called in any state */
 
 	int (*grant)(struct clan_conn *conn, struct clan_share *share, struct clan_cookie *cookie);
-	/* revoke, put, get and fetch return 0 if the operation has ended, -EINPROGRESS if an event
-	 * will report its end, or another negative errno. */
+	/* CLAN_EVENT_REVOKED follows. */
 	int (*revoke)(
 		struct clan_conn *conn, const struct clan_cookie *cookie, bool strict, void *op);
 	/* Before unshare, in any state: revokes all cookies of a share. net: with its region. */
 	void (*void_cookies)(struct clan_conn *conn, const struct clan_share *share);
+	/* put, get and fetch end within the call if the connection has CLAN_CAN_MAP; otherwise
+	 * CLAN_EVENT_DONE follows. */
 	int (*put)(struct clan_conn *conn, const struct iovec *from, uint32_t from_count,
 		const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value,
 		void *op);

@@ -904,10 +904,8 @@ static void clan_net_get_stats(const struct clan_conn *base, struct clan_conn_st
 static int fetch(struct clan_conn *base, const struct clan_region *region, uint64_t offset,
 	void *to, size_t bytes, void *op)
 {
-	GMB_UNUSED(base);
-	GMB_UNUSED(op);
 	memcpy(to, region->base + offset, bytes);
-	return 0;
+	return net_rma_ended(net_conn(base), op);
 }
 
 static int clan_net_peer_get(struct clan_conn *base, uint32_t number, uint32_t generation,

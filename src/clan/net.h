@@ -605,6 +605,8 @@ void net_rma_end(struct net_conn *conn);
 /* Called when the program closes the connection: no more events. */
 void net_rma_close(struct net_conn *conn);
 void net_rma_free_all(struct net_queue *net);
+/* Queues CLAN_EVENT_DONE for an operation that has already ended. Returns 0 or -ENOMEM. */
+int net_rma_ended(struct net_conn *conn, void *op);
 int net_put(struct clan_conn *base, const struct iovec *from, uint32_t from_count,
 	const struct clan_cookie *cookie, uint64_t offset, bool notify, uint32_t value, void *op);
 int net_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,

@@ -543,7 +543,7 @@ int net_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 		clan_deadline_set(base->queue, &revocation->deadline, STRICT_MS * NS_PER_MS);
 	}
 	net_owe(conn, &grant->owed, write_revoke);
-	return -EINPROGRESS;
+	return 0;
 }
 
 static int revoked_arrived(struct net_conn *conn, const struct net_revoke *record)

@@ -215,6 +215,20 @@ static void write_put(struct net_conn *conn, struct net_owed *owed)
 	rma_put_back(rma);
 }
 
+int net_rma_ended(struct net_conn *conn, void *op)
+{
+	struct net_rma *rma = rma_get(conn);
+
+	if (rma == NULL) {
+		return -ENOMEM;
+	}
+	rma->context = op;
+	rma->released = true;
+	list_push_back(&conn->running, &rma->node);
+	clan_fire(conn->conn.queue, &rma->source);
+	return 0;
+}
+
 struct transfer {
 	const struct iovec *iov;
 	uint32_t iov_count;
@@ -226,7 +240,7 @@ struct transfer {
 
 /* Starts a put or get by a cookie. The vector is copied, without its empty parts; the memory it
  * describes must stay valid until DONE. A cookie with CLAN_COOKIE_ONCE is used up here, before the
- * transfer, so a second call fails. */
+ * transfer, so a second call fails. An empty transfer only checks the right. */
 static int net_rma_begin(
 	struct net_conn *conn, const struct clan_cookie *cookie, const struct transfer *transfer)
 {
@@ -238,6 +252,9 @@ static int net_rma_begin(
 	if (result != 0) {
 		conn->conn.stats.refused++;
 		return result;
+	}
+	if (transfer->bytes == 0) {
+		return net_rma_ended(conn, transfer->op);
 	}
 	rma = rma_get(conn);
 	if (rma == NULL) {
@@ -280,7 +297,7 @@ static int net_rma_begin(
 	}
 	net_changed(conn);
 	net_rma_pump(conn);
-	return -EINPROGRESS;
+	return 0;
 }
 
 static bool net_rma_sum_bytes(const struct iovec *iov, uint32_t iov_count, uint64_t *bytes_out)
@@ -304,7 +321,6 @@ int net_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 		.iov = from, .iov_count = from_count, .offset = offset, .op = op, .put = true
 	};
 	struct net_conn *conn = net_conn(base);
-	struct net_ticket *ticket;
 	int result;
 
 	if (!net_rma_sum_bytes(from, from_count, &transfer.bytes)) {
@@ -313,12 +329,8 @@ int net_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	if (notify && !net_room(conn, NET_BULK, sizeof(value))) {
 		return net_no_room(conn, NET_BULK, sizeof(value));
 	}
-	if (transfer.bytes == 0) { /* an empty put only checks the right */
-		result = net_ticket_find(conn, cookie, CLAN_WRITE, offset, 0, &ticket);
-	} else {
-		result = net_rma_begin(conn, cookie, &transfer);
-	}
-	if (result != 0 && result != -EINPROGRESS) {
+	result = net_rma_begin(conn, cookie, &transfer);
+	if (result != 0) {
 		return result;
 	}
 	base->stats.puts++;
@@ -333,18 +345,13 @@ int net_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
 	const struct clan_cookie *cookie, uint64_t offset, void *op)
 {
 	struct transfer transfer = { .iov = to, .iov_count = to_count, .offset = offset, .op = op };
-	struct net_ticket *ticket;
 	int result;
 
 	if (!net_rma_sum_bytes(to, to_count, &transfer.bytes)) {
 		return -ERANGE;
 	}
-	if (transfer.bytes == 0) {
-		result = net_ticket_find(net_conn(base), cookie, CLAN_READ, offset, 0, &ticket);
-	} else {
-		result = net_rma_begin(net_conn(base), cookie, &transfer);
-	}
-	if (result == 0 || result == -EINPROGRESS) {
+	result = net_rma_begin(net_conn(base), cookie, &transfer);
+	if (result == 0) {
 		base->stats.gets++;
 		base->stats.bytes_got += transfer.bytes;
 	}

@@ -79,10 +79,9 @@ static int rpc_put(struct rpc_link *link, uint32_t value)
 	struct iovec from = { .iov_base = outgoing(link, is_reply, rpc_slot_of(value)),
 		.iov_len = rpc_bytes_of(value) };
 	uint64_t slot = rpc_slot_of(value) + (is_reply ? link->peer.calls : 0);
-	int result = clan_put(link->conn, &from, 1, &link->peer.cookie,
-		slot * rpc_stride(link->peer.bytes_max), CLAN_NOTIFY, value, NULL);
 
-	return result == -EINPROGRESS ? 0 : result;
+	return clan_put(link->conn, &from, 1, &link->peer.cookie,
+		slot * rpc_stride(link->peer.bytes_max), CLAN_NOTIFY, value, NULL);
 }
 
 /* Puts a message, or queues it if there is no room. Messages stay in order, because the queue must

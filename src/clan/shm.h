@@ -513,8 +513,7 @@ struct shm_copy_order {
 	void *op; /* argument of CLAN_EVENT_DONE */
 };
 
-/* Starts a copy on a worker. Returns -EINPROGRESS, because CLAN_EVENT_DONE will report its
- * end, or -ENOMEM. */
+/* Starts a copy on a worker; CLAN_EVENT_DONE will report its end. Returns 0 or -ENOMEM. */
 GMB_MUST_CHECK int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_order *order,
 	const struct iovec *iov, uint32_t iov_count);
 /* Called when the bulk ring might have room: sends pending notifications of puts. */

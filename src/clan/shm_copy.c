@@ -160,7 +160,7 @@ int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_order *order,
 	copy->work.in_doubt = true;
 	copy->work.owner = conn->conn.peer.uid;
 	work_start(&copy->work, &conn->conn.queue->results);
-	return -EINPROGRESS;
+	return 0;
 }
 
 void shm_copies_look(struct shm_conn *conn)

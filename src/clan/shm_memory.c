@@ -203,12 +203,11 @@ static struct shm_revocation *revocation_create(
 }
 
 /* Clears the generation, then checks whether the peer is in the middle of a copy. If it is not, the
- * cookie is revoked immediately, because every later copy sees generation 0. */
+ * revocation has ended, because every later copy sees generation 0. */
 int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool strict, void *op)
 {
 	struct shm_conn *conn = shm_conn(base);
 	struct shm_revocation *revocation;
-	uint64_t busy;
 
 	if (!shm_is_granted(conn, cookie)) {
 		bool leaving = cookie->slot < base->options.cookies && conn->grants != NULL &&
@@ -217,29 +216,26 @@ int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool st
 
 		return leaving ? -EALREADY : -ESTALE;
 	}
+	revocation = revocation_create(conn, cookie, strict, op);
+	if (revocation == NULL) {
+		return -ENOMEM;
+	}
+	conn->grants[cookie->slot].state = SHM_GRANT_LEAVING;
+	list_push_back(&conn->revocations, &revocation->node);
 	atomic_store_explicit(&conn->own_cookies[cookie->slot].generation, 0, memory_order_release);
 	/* Partner: the fence in busy_begins(). Either we see the peer busy, or the peer sees
 	 * generation 0. */
 	atomic_thread_fence(memory_order_seq_cst);
-	busy = peer_busy(conn);
-	if ((busy & 1) == 0) {
-		conn->grants[cookie->slot].state = SHM_GRANT_FREE;
+	revocation->busy = peer_busy(conn);
+	if ((revocation->busy & 1) == 0) {
+		shm_memory_revocation_end(revocation, 0);
 		return 0;
 	}
-	revocation = revocation_create(conn, cookie, strict, op);
-	if (revocation == NULL) { /* undo: the cookie stays granted */
-		atomic_store_explicit(&conn->own_cookies[cookie->slot].generation,
-			cookie->generation, memory_order_release);
-		return -ENOMEM;
-	}
-	revocation->busy = busy;
-	conn->grants[cookie->slot].state = SHM_GRANT_LEAVING;
-	list_push_back(&conn->revocations, &revocation->node);
 	if (strict) {
 		clan_deadline_set(base->queue, &revocation->deadline, CLAN_STRICT_MS * NS_PER_MS);
 	}
 	shm_want(conn);
-	return -EINPROGRESS;
+	return 0;
 }
 
 void shm_void_cookies(struct clan_conn *base, const struct clan_share *share)
@@ -342,14 +338,13 @@ static int copy_by_helper(
 {
 	int result = shm_copy_begin(conn, order, copy->iov, copy->iov_count);
 
-	if (result == -EINPROGRESS) {
+	if (result == 0) {
 		conn->regions[order->region]->holds++;
 	}
 	return result;
 }
 
-/* Returns 0 if the copy has ended, -EINPROGRESS if an event will report its end, or another
- * negative errno. */
+/* Copies, or starts the copy if the connection is wary; CLAN_EVENT_DONE then reports its end. */
 static int copy_by_cookie(struct shm_conn *conn, const struct clan_cookie *cookie,
 	const struct copy *copy, struct shm_copy_order *order)
 {
@@ -375,10 +370,10 @@ static int copy_by_cookie(struct shm_conn *conn, const struct clan_cookie *cooki
 	} else {
 		copy_now(order->shared, copy);
 	}
-	if (result != -EINPROGRESS) {
+	if (result != 0 || !conn->conn.is_wary) {
 		shm_busy_ends(conn);
 	}
-	if ((result == 0 || result == -EINPROGRESS) && once && conn->used_once != NULL) {
+	if (result == 0 && once && conn->used_once != NULL) {
 		conn->used_once[cookie->slot] = cookie->generation;
 	}
 	return result;
@@ -435,13 +430,13 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	}
 	order.bytes = copy.bytes;
 	result = copy_by_cookie(conn, cookie, &copy, &order);
-	if (result != 0 && result != -EINPROGRESS) {
+	if (result != 0) {
 		return result;
 	}
 	base->stats.puts++;
 	base->stats.bytes_put += copy.bytes;
-	if (result == -EINPROGRESS) {
-		return result;
+	if (base->is_wary) {
+		return 0;
 	}
 	if (notify) {
 		struct iovec iov = { .iov_base = &value, .iov_len = sizeof(value) };
@@ -465,7 +460,7 @@ int shm_get(struct clan_conn *base, const struct iovec *to, uint32_t to_count,
 		return -ERANGE;
 	}
 	result = copy_by_cookie(shm_conn(base), cookie, &copy, &order);
-	if (result == 0 || result == -EINPROGRESS) {
+	if (result == 0) {
 		base->stats.gets++;
 		base->stats.bytes_got += copy.bytes;
 	}

@@ -47,7 +47,6 @@ struct gmb_queue {
 	uint32_t entries;
 	bool may_spin;
 	struct ring_waiter waiter;
-	uint64_t waited; /* value of completed at the end of the previous wait */
 	struct list_node clients;
 	struct queue_part *part; /* carrier.h */
 	struct list_node ended;	 /* requests whose result is set but not reported yet */

@@ -323,9 +323,7 @@ void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 		(void)ring_turn_limited(queue->ring, limit_ns);
 	}
 	if (queue->owns_ring) {
-		ring_waiter_turn(
-			&queue->waiter, (uint32_t)(queue->completed - queue->waited), false);
-		queue->waited = queue->completed;
+		ring_waiter_turn(&queue->waiter, queue->completed, false);
 	}
 }
 

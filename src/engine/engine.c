@@ -284,14 +284,6 @@ static bool join_ending(struct engine *engine)
 	return joined;
 }
 
-static void choose_wait(struct engine *engine)
-{
-	uint64_t taken = engine->counters.requests - engine->turn_requests;
-
-	engine->turn_requests = engine->counters.requests;
-	ring_waiter_turn(&engine->waiter, (uint32_t)taken, path_is_slow(engine->path));
-}
-
 static void engine_again_done(struct ring_op *op, int result)
 {
 	GMB_UNUSED(op); /* the work is done at the end of the batch */
@@ -333,7 +325,7 @@ static void engine_batch_end(struct ring_batch_end *end)
 	if (path_is_short(engine->path)) {
 		engine_timer_arm(engine);
 	}
-	choose_wait(engine);
+	ring_waiter_turn(&engine->waiter, engine->counters.requests, path_is_slow(engine->path));
 	if (engine->drained != NULL && engine->counters.sessions == 0) {
 		finish_drain(engine);
 	}

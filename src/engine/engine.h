@@ -580,7 +580,6 @@ struct engine {
 	bool limits_released; /* a request has ended since `blocked` was examined */
 	struct ring_batch_end batch_end;
 	struct ring_waiter waiter;
-	uint64_t turn_requests; /* counters.requests at the end of the previous turn */
 	/* value of counters.requests at which this part of the turn is full */
 	uint64_t turn_requests_max;
 	uint64_t turn_bytes;  /* bytes of replies that sessions have sent in this turn */

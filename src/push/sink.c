@@ -509,23 +509,24 @@ static const char *take_piece(struct push_sink *sink, uint32_t value)
 {
 	uint32_t slot = value & ((1U << PUSH_NOTIFY_SHIFT) - 1);
 	uint64_t at = (uint64_t)slot * PUSH_SLOT_BYTES;
-	int result = 0;
+	int result;
 
 	if (value >> PUSH_NOTIFY_SHIFT != PUSH_NOTIFY_PIECE || slot >= sink->slot_count ||
 		!sink->lent[slot] || sink->works[slot].state != WORK_IDLE) {
 		return "H10: a slot that was not lent to the source";
 	}
 	sink->lent[slot] = false;
-	if (sink->fetched != NULL) {
-		result = clan_region_fetch(sink->session->in.conn, sink->region, at,
-			sink->fetched + at, PUSH_SLOT_BYTES, &sink->works[slot]);
+	if (sink->fetched == NULL) {
+		return piece_came(sink, slot);
 	}
-	if (result == -EINPROGRESS) {
+	result = clan_region_fetch(sink->session->in.conn, sink->region, at, sink->fetched + at,
+		PUSH_SLOT_BYTES, &sink->works[slot]);
+	if (result == 0) {
 		sink_set_state(&sink->works[slot], WORK_COMES);
-	} else if (result != 0) {
+	} else {
 		sink_fail(sink, result, "cannot fetch a piece");
 	}
-	return result == 0 ? piece_came(sink, slot) : NULL;
+	return NULL;
 }
 
 static void fetched(struct push_sink *sink, struct work *work)

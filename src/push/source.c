@@ -144,10 +144,10 @@ static bool source_put(struct push_slot *slot)
 	}
 	result = clan_put(session->out.conn, &from, 1, &slot->cookie,
 		PUSH_SLOT_HEAD_BYTES - sizeof(head), CLAN_NOTIFY, value, slot);
-	if (result == 0 || result == -EINPROGRESS) {
+	if (result == 0) {
 		source_set_state(slot, SLOT_PUTTING);
-		if (result == 0) {
-			put_ended(slot);
+		if (source->maps) {
+			put_ended(slot); /* otherwise CLAN_EVENT_DONE reports the end */
 		}
 		return true;
 	}

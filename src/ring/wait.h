@@ -12,18 +12,21 @@
 
 struct ring_waiter {
 	struct ring *ring;
+	const struct ring_counters *counters;
 	struct wait_policy policy;
 	enum wait_way way; /* how the ring currently waits */
-	uint64_t events;   /* counters of the ring at the last turn */
+	/* numbers at the last turn */
+	uint64_t requests;
+	uint64_t events;
 	uint64_t crowded;
 };
 
 /* may_batch, may_spin: the methods that may be tried. */
 void ring_waiter_init(struct ring_waiter *waiter, struct ring *ring, bool may_batch, bool may_spin);
 
-/* Called after every turn. requests: number of requests that arrived, or of those that were
- * answered. is_slow: what the thread waits for takes longer than it would poll. */
-void ring_waiter_turn(struct ring_waiter *waiter, uint32_t requests, bool is_slow);
+/* Called after every turn. requests: number of requests that have arrived so far, or of those that
+ * were answered. is_slow: what the thread waits for takes longer than it would poll. */
+void ring_waiter_turn(struct ring_waiter *waiter, uint64_t requests, bool is_slow);
 
 /* Lets the ring sleep for each completion again, until the next ring_waiter_turn(). */
 void ring_waiter_stop(struct ring_waiter *waiter);

@@ -163,8 +163,6 @@ static int allow_folders(
  * need drivers for that. */
 static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, struct error *error)
 {
-	int rc;
-
 	sandbox->binds_low_port |= uri->port > 0 && uri->port < LOW_PORTS;
 	if (uri->provider == NULL || strcmp(uri->provider, "tcp") == 0) {
 		if (strcmp(uri->protocol, "push") == 0) {
@@ -174,15 +172,10 @@ static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, 
 		return 0;
 	}
 	sandbox->loads_code = true;
-	rc = sandbox_allow(
-		sandbox, "/dev/infiniband", SANDBOX_READ | SANDBOX_WRITE | SANDBOX_DEVICES, error);
-	if (rc == 0) {
-		rc = sandbox_allow(sandbox, "/dev/shm", SANDBOX_SHARED_MEMORY, error);
-	}
-	if (rc == 0) {
-		rc = sandbox_allow(sandbox, "/etc/libibverbs.d", SANDBOX_READ, error);
-	}
-	return rc;
+	return sandbox_allow(sandbox, "/dev/infiniband",
+		       SANDBOX_READ | SANDBOX_WRITE | SANDBOX_DEVICES, error)
+		?: sandbox_allow(sandbox, "/dev/shm", SANDBOX_SHARED_MEMORY, error)
+		?: sandbox_allow(sandbox, "/etc/libibverbs.d", SANDBOX_READ, error);
 }
 
 static int allow_folder(
@@ -215,6 +208,29 @@ static int allow_listener(
 	return rc;
 }
 
+/* Permits what the configuration needs while the server runs. */
+static int allow_configured(
+	struct sandbox *sandbox, const struct server_config *config, struct error *error)
+{
+	int rc = allow_system(sandbox, error) ?: allow_exports(sandbox, config, error)
+			 ?: allow_folders(sandbox, config, error);
+
+	for (uint32_t i = 0; i < config->push_place_count; i++) {
+		const struct place *place = &config->push_places[i];
+
+		/* An NBD destination needs its port; push destinations get all ports if this server
+		 * also listens for push on the network (allow_network()). */
+		if (place->path == NULL && strcmp(place->protocol, "nbd") == 0) {
+			sandbox_allow_port(sandbox, place->port);
+		}
+	}
+	if (rc == 0 && config->file_path != NULL) { /* the file is re-read */
+		rc = sandbox_allow_beside(
+			sandbox, config->file_path, SANDBOX_READ, "--config", error);
+	}
+	return rc;
+}
+
 int server_sandbox_enter(const struct server_config *config, const struct credentials *credentials,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
 	const struct listener *metrics, const char *record, struct error *error)
@@ -227,37 +243,12 @@ int server_sandbox_enter(const struct server_config *config, const struct creden
 		return 0;
 	}
 	manager_open();
-	rc = allow_system(&sandbox, error);
-	if (rc == 0) {
-		rc = allow_exports(&sandbox, config, error);
-	}
-	if (rc == 0) {
-		rc = allow_folders(&sandbox, config, error);
-	}
-	if (rc == 0) {
-		rc = credentials_allow(credentials, &sandbox, error);
-	}
-	if (rc == 0 && config->file_path != NULL) { /* the file is re-read */
-		rc = sandbox_allow_beside(
-			&sandbox, config->file_path, SANDBOX_READ, "--config", error);
-	}
+	rc = allow_configured(&sandbox, config, error)
+		     ?: credentials_allow(credentials, &sandbox, error)
+		     ?: allow_listener(&sandbox, control, error)
+		     ?: allow_listener(&sandbox, metrics, error);
 	for (uint32_t i = 0; rc == 0 && i < listener_count; i++) {
 		rc = allow_listener(&sandbox, &listeners[i], error);
-	}
-	for (uint32_t i = 0; i < config->push_place_count; i++) {
-		const struct place *place = &config->push_places[i];
-
-		/* An NBD destination needs its port; push destinations get all ports if this server
-		 * also listens for push on the network (allow_network()). */
-		if (place->path == NULL && strcmp(place->protocol, "nbd") == 0) {
-			sandbox_allow_port(&sandbox, place->port);
-		}
-	}
-	if (rc == 0) {
-		rc = allow_listener(&sandbox, control, error);
-	}
-	if (rc == 0) {
-		rc = allow_listener(&sandbox, metrics, error);
 	}
 	if (rc == 0 && record[0] != '\0') {
 		rc = allow_folder(&sandbox, record, SANDBOX_SOCKETS, error);
@@ -266,9 +257,7 @@ int server_sandbox_enter(const struct server_config *config, const struct creden
 		/* probes the kernel now, because the sandbox would prevent it */
 		(void)tls_kernel_features();
 	}
-	if (rc == 0) {
-		rc = sandbox_enter(&sandbox, config->sandbox, error);
-	}
+	rc = rc ?: sandbox_enter(&sandbox, config->sandbox, error);
 	sandbox_fini(&sandbox);
 	return rc;
 }

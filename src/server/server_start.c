@@ -134,11 +134,10 @@ static int start_accepting(struct server *server, struct error *error)
 		.stopped = acceptor_has_stopped,
 		.context = server,
 	};
-	int rc = acceptor_create(&options, &server->acceptor, error);
+	/* After acceptor_create() the server listens, but has not accepted a connection. */
+	int rc = acceptor_create(&options, &server->acceptor, error)
+			 ?: server_sandbox_seal(server->config, error);
 
-	if (rc == 0) { /* the server listens now, but has not accepted a connection */
-		rc = server_sandbox_seal(server->config, error);
-	}
 	if (rc == 0 && server->take != NULL) {
 		const struct upgrade_taker taker = {
 			.exports = &server->exports,
@@ -242,10 +241,8 @@ static int server_start_control(struct server *server, struct error *error)
 
 	server->start_ns = clock_now_ns();
 	view = view_of(server);
-	rc = server_control_open(&server->control_listener, &view, &server->control, error);
-	if (rc == 0) {
-		rc = scrape_open(&server->metrics_listener, &view, &server->scrape, error);
-	}
+	rc = server_control_open(&server->control_listener, &view, &server->control, error)
+		     ?: scrape_open(&server->metrics_listener, &view, &server->scrape, error);
 	if (rc == 0 && server->take == NULL) {
 		begin_control(server);
 	}
@@ -341,9 +338,7 @@ static int start_stores(struct server *server, bool deferred, struct error *erro
 	int rc = store_startup_begin(&server->startup, deferred, error);
 
 	wait_for_stores(server);
-	if (rc == 0) {
-		rc = store_startup_end(&server->startup, deferred, error);
-	}
+	rc = rc ?: store_startup_end(&server->startup, deferred, error);
 	if (rc == 0 && server->phase == SERVER_STARTING) {
 		serve_snapshots(server);
 	}
@@ -379,17 +374,16 @@ static int start_first_stores(struct server *server, struct error *error)
 static int disks_are_quiesced(void *context, struct error *error)
 {
 	struct server *server = context;
-	int rc = 0;
+	int rc;
 
-	for (uint32_t i = 0; rc == 0 && i < server->exports.count; i++) {
+	for (uint32_t i = 0; i < server->exports.count; i++) {
 		rc = store_take(server->exports.exports[i]->store, error);
-		if (rc < 0) {
+		if (rc != 0) {
 			served_export_blame(&server->exports.list[i]->about, error);
+			return rc;
 		}
 	}
-	if (rc == 0) {
-		rc = start_stores(server, true, error);
-	}
+	rc = start_stores(server, true, error);
 	if (rc == 0 && server->phase != SERVER_STARTING) {
 		rc = error_set(error, -ECANCELED, "the new process received a signal to stop");
 	}
@@ -451,13 +445,23 @@ static int start_taking(struct server *server, struct server_config *config, str
 	if (config->control_path == NULL) {
 		rc = server_control_listen(NULL, NULL, &server->control_listener, error);
 	}
-	if (rc == 0) {
-		rc = become_user(server, error);
-	}
-	if (rc == 0) {
-		rc = upgrade_take_begin(server->take, config, error);
-	}
-	return rc == 0 ? server_start_open_places(server, error) : rc;
+	return rc ?: become_user(server, error)
+		?: upgrade_take_begin(server->take, config, error)
+		?: server_start_open_places(server, error);
+}
+
+static int open_credentials(
+	struct server *server, struct server_config *config, struct error *error)
+{
+	return credentials_open(
+		config, server->listeners, server->listener_count, &server->credentials, error);
+}
+
+static int enter_sandbox(struct server *server, struct error *error)
+{
+	return server_sandbox_enter(server->config, server->credentials, server->listeners,
+		server->listener_count, &server->control_listener, &server->metrics_listener,
+		server->record, error);
 }
 
 static bool has_control(const struct server_config *config)
@@ -470,64 +474,40 @@ int server_start(struct server *server, struct server_config *config, struct err
 	int rc;
 
 	runner_raise_file_limit(server->file_limit);
-	rc = server_start_take_signals(server, error);
-	if (rc == 0) {
-		rc = upgrade_take_find(config, &server->take, error);
+	rc = server_start_take_signals(server, error)
+		     ?: upgrade_take_find(config, &server->take, error);
+	if (rc != 0) {
+		return rc;
 	}
-	if (rc == 0 && has_control(config)) {
+	if (has_control(config)) {
 		server_record_write(server->record);
 	}
-	if (rc == 0) {
-		rc = server->take == NULL ? start_alone(server, error)
-					  : start_taking(server, config, error);
+	rc = (server->take == NULL ? start_alone(server, error)
+				   : start_taking(server, config, error))
+		     ?: exports_open(server->config, server->take, &server->exports, error);
+	if (rc != 0) {
+		return rc;
 	}
-	if (rc == 0) {
-		rc = exports_open(server->config, server->take, &server->exports, error);
+	device_probe(server->device, server->exports.exports, server->exports.count);
+	/* start_reactors() starts the first threads, which inherit the sandbox. */
+	rc = server_rates_build(&server->config->rates, &server->rate_rules, error)
+		     ?: open_credentials(server, config, error) ?: enter_sandbox(server, error)
+		     ?: exports_open_added(server->config, server->take, &server->exports, error)
+		     ?: start_reactors(server, error) ?: start_reload(server, error)
+		     ?: start_upgrade(server, error) ?: server_start_control(server, error)
+		     ?: start_first_stores(server, error);
+	if (rc != 0 || server->phase != SERVER_STARTING) {
+		return rc;
 	}
-	if (rc == 0) {
-		device_probe(server->device, server->exports.exports, server->exports.count);
+	rc = start_accepting(server, error);
+	server->phase = SERVER_SERVING;
+	reload_begin(server->reload);
+	if (rc != 0) {
+		return rc;
 	}
-	if (rc == 0) {
-		rc = server_rates_build(&server->config->rates, &server->rate_rules, error);
+	if (server->take != NULL) {
+		finish_take(server);
 	}
-	if (rc == 0) {
-		rc = credentials_open(config, server->listeners, server->listener_count,
-			&server->credentials, error);
-	}
-	if (rc == 0) {
-		rc = server_sandbox_enter(server->config, server->credentials, server->listeners,
-			server->listener_count, &server->control_listener,
-			&server->metrics_listener, server->record, error);
-	}
-	if (rc == 0) {
-		rc = exports_open_added(server->config, server->take, &server->exports, error);
-	}
-	if (rc == 0) {
-		/* starts the first threads, which inherit the sandbox */
-		rc = start_reactors(server, error);
-	}
-	if (rc == 0) {
-		rc = start_reload(server, error);
-	}
-	if (rc == 0) {
-		rc = start_upgrade(server, error);
-	}
-	if (rc == 0) {
-		rc = server_start_control(server, error);
-	}
-	if (rc == 0) {
-		rc = start_first_stores(server, error);
-	}
-	if (rc == 0 && server->phase == SERVER_STARTING) {
-		rc = start_accepting(server, error);
-		server->phase = SERVER_SERVING;
-		reload_begin(server->reload);
-	}
-	if (rc == 0 && server->phase == SERVER_SERVING) {
-		if (server->take != NULL) {
-			finish_take(server);
-		}
-		upgrade_enable(server->upgrade, server->acceptor, server->control, server->scrape);
-	}
-	return rc;
+	upgrade_enable(server->upgrade, server->acceptor, server->control, server->scrape);
+	return 0;
 }

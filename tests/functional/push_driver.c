@@ -192,7 +192,7 @@ static void put_at(struct source *source, uint32_t slot, const struct clan_cooki
 	};
 	result = clan_put(source->conn, &from, 1, cookie, PUSH_SLOT_HEAD_BYTES - sizeof(head),
 		CLAN_NOTIFY, PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | slot, NULL);
-	if (result != 0 && result != -EINPROGRESS) {
+	if (result != 0) {
 		stop("cannot put");
 	}
 }

@@ -4,6 +4,8 @@ if the system call did not exist."""
 import ctypes
 import errno
 import os
+import subprocess
+import sys
 
 import support
 
@@ -61,6 +63,15 @@ class WithoutIoUring(support.Case):
     def test_no_memory(self):
         self.assertIn("LimitMEMLOCK", self.message(errno.ENOMEM))
 
+    def test_a_unit_test_is_skipped(self):
+        for number, reason in ((errno.EPERM, "kernel.io_uring_disabled"), (errno.ENOSYS, "Linux 6.1")):
+            done = subprocess.run([UNIT_TEST], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60,
+                                  check=False, preexec_fn=lambda number=number: forbid(number))
+            self.assertEqual((done.returncode, done.stdout), (77, ""), done.stderr)
+            self.assertIn("skip: ", done.stderr)
+            self.assertIn(reason, done.stderr)
+
 
 if __name__ == "__main__":
+    UNIT_TEST = os.path.realpath(sys.argv.pop(2))
     support.main()

@@ -202,10 +202,13 @@ void world_close(struct world *world)
 	}
 }
 
-/* What a call that may end later came to. */
-static int ended(struct world *world, int side, int result, uint32_t type)
+/* What a put or get came to: without CLAN_CAN_MAP an event reports its end. */
+static int copied(struct world *world, int side, int result)
 {
-	return result == -EINPROGRESS ? world_event(world, side, type).status : result;
+	bool ends_later = (clan_conn_caps(world->conns[side]) & CLAN_CAN_MAP) == 0;
+
+	return result == 0 && ends_later ? world_event(world, side, CLAN_EVENT_DONE).status
+					 : result;
 }
 
 int world_put(struct world *world, int side, const struct iovec *from, uint32_t from_count,
@@ -214,7 +217,7 @@ int world_put(struct world *world, int side, const struct iovec *from, uint32_t 
 	int result =
 		clan_put(world->conns[side], from, from_count, cookie, offset, flags, value, world);
 
-	return ended(world, side, result, CLAN_EVENT_DONE);
+	return copied(world, side, result);
 }
 
 int world_get(struct world *world, int side, const struct iovec *to, uint32_t to_count,
@@ -222,14 +225,14 @@ int world_get(struct world *world, int side, const struct iovec *to, uint32_t to
 {
 	int result = clan_get(world->conns[side], to, to_count, cookie, offset, world);
 
-	return ended(world, side, result, CLAN_EVENT_DONE);
+	return copied(world, side, result);
 }
 
 int world_revoke(struct world *world, int side, const struct clan_cookie *cookie, uint32_t flags)
 {
 	int result = clan_cookie_revoke(world->conns[side], cookie, flags, world);
 
-	return ended(world, side, result, CLAN_EVENT_REVOKED);
+	return result == 0 ? world_event(world, side, CLAN_EVENT_REVOKED).status : result;
 }
 
 void world_send(struct world *world, int side, struct clan_conn *conn, uint32_t cls, uint32_t type,

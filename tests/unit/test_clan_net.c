@@ -261,7 +261,7 @@ static void strict_revocation(void **state)
 	world_grant(&world, WORLD_SERVER, region, 0, 4096, CLAN_WRITE, 0, &cookie);
 	assert_int_equal(
 		clan_cookie_revoke(world.conns[WORLD_SERVER], &cookie, CLAN_REVOKE_STRICT, &world),
-		-EINPROGRESS);
+		0);
 	assert_int_equal(
 		clan_cookie_revoke(world.conns[WORLD_SERVER], &cookie, 0, &world), -EALREADY);
 	assert_int_equal(clan_region_unshare(world.conns[WORLD_SERVER], region), -EBUSY);
@@ -280,6 +280,46 @@ static void strict_revocation(void **state)
 	world.conns[WORLD_SERVER] = NULL;
 	assert_int_equal(clan_region_destroy(region), 0);
 	world_event(&world, WORLD_DIALER, CLAN_EVENT_LOST);
+	world_close(&world);
+}
+
+/* An operation that has nothing to transfer ends like any other. */
+static void operations_without_transfers_are_reported(void **state)
+{
+	uint8_t byte = 0;
+	struct iovec nothing = { .iov_base = &byte };
+	struct clan_region *region;
+	struct clan_cookie cookie;
+	struct clan_event event;
+	struct world world;
+	uint8_t *base;
+
+	(void)state;
+	world_open(&world, &network, NULL);
+	region = world_region(&world, WORLD_SERVER, 4096, CLAN_WRITE, &base, &event);
+	world_grant(&world, WORLD_SERVER, region, 0, 4096, CLAN_WRITE, 0, &cookie);
+	assert_int_equal(
+		clan_put(world.conns[WORLD_DIALER], &nothing, 1, &cookie, 0, 0, 0, &cookie), 0);
+	event = world_event(&world, WORLD_DIALER, CLAN_EVENT_DONE);
+	assert_int_equal(event.status, 0);
+	assert_ptr_equal(event.op, &cookie);
+	assert_int_equal(
+		clan_get(world.conns[WORLD_DIALER], &nothing, 1, &cookie, 0, NULL), -EACCES);
+	base[7] = 7;
+	assert_int_equal(
+		clan_region_fetch(world.conns[WORLD_SERVER], region, 7, &byte, 1, &byte), 0);
+	event = world_event(&world, WORLD_SERVER, CLAN_EVENT_DONE);
+	assert_int_equal(event.status, 0);
+	assert_ptr_equal(event.op, &byte);
+	assert_int_equal(byte, 7);
+	world_no_event(&world, WORLD_DIALER, CLAN_EVENT_DONE);
+	/* Of one that ended just before the connection is closed nothing is left. */
+	assert_int_equal(
+		clan_region_fetch(world.conns[WORLD_SERVER], region, 0, &byte, 1, NULL), 0);
+	world_close_conn(&world, WORLD_SERVER, world.conns[WORLD_SERVER]);
+	world.conns[WORLD_SERVER] = NULL;
+	world_no_event(&world, WORLD_SERVER, CLAN_EVENT_DONE);
+	assert_int_equal(clan_region_destroy(region), 0);
 	world_close(&world);
 }
 
@@ -303,8 +343,7 @@ static void close_sends_what_is_left(void **state)
 	region = world_region(&world, WORLD_SERVER, BYTES, CLAN_WRITE, &base, &event);
 	world_grant(&world, WORLD_SERVER, region, 0, BYTES, CLAN_WRITE, 0, &cookie);
 	assert_int_equal(
-		clan_put(world.conns[WORLD_DIALER], &iov, 1, &cookie, 0, CLAN_NOTIFY, 5, NULL),
-		-EINPROGRESS);
+		clan_put(world.conns[WORLD_DIALER], &iov, 1, &cookie, 0, CLAN_NOTIFY, 5, NULL), 0);
 	world_close_conn(&world, WORLD_DIALER, world.conns[WORLD_DIALER]);
 	world.conns[WORLD_DIALER] = NULL;
 	assert_int_equal(world_event(&world, WORLD_SERVER, CLAN_EVENT_LOST).status, -ECONNRESET);
@@ -346,7 +385,7 @@ static void be_busy(const char *address)
 			clan_send(conn, CLAN_CONTROL, 1, NULL, 0); /* now it is in full swing */
 		}
 		while (cookie.bytes != 0 && running < 8 &&
-			clan_put(conn, &iov, 1, &cookie, 0, CLAN_NOTIFY, 1, NULL) == -EINPROGRESS) {
+			clan_put(conn, &iov, 1, &cookie, 0, CLAN_NOTIFY, 1, NULL) == 0) {
 			running++;
 		}
 	}
@@ -925,6 +964,7 @@ int main(void)
 		cmocka_unit_test(many_regions_are_found_alike),
 		cmocka_unit_test(not_on_shm),
 		cmocka_unit_test(strict_revocation),
+		cmocka_unit_test(operations_without_transfers_are_reported),
 		cmocka_unit_test(close_sends_what_is_left),
 		cmocka_unit_test(killed_peers),
 		cmocka_unit_test(broken_rules_end_one_connection),

@@ -8,7 +8,7 @@
  *   write:  path_write_open()    ─▶ clan_get() ... DONE ─▶ path_write_submit()
  *
  * A move (struct native_move) transfers one run of bytes. It uses one put or get for each segment
- * of the request that the run covers. Puts and gets can complete inside the call.
+ * of the request that the run covers.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -103,8 +103,7 @@ static uint32_t find_segment(
 	return i;
 }
 
-/* Starts the put or get of a piece. Returns 0 if it has ended already, -EINPROGRESS if an event
- * will report its end, or an error if it was not started. */
+/* Starts the put or get of a piece; CLAN_EVENT_DONE reports its end. */
 static int carry_piece(struct native_move *move, const struct native_wire_segment *segment,
 	uint64_t within, struct iovec piece)
 {
@@ -132,13 +131,12 @@ static int gmb_move_carry(struct native_move *move, struct mem_ref memory, uint6
 		int result = carry_piece(move, to, within,
 			(struct iovec){ .iov_base = data + begun, .iov_len = length });
 
-		if (result != 0 && result != -EINPROGRESS) {
+		move->pending++;
+		if (result != 0) {
 			/* This count is never released, so the pieces in progress cannot complete a
 			 * partial move. */
-			move->pending++;
 			return result;
 		}
-		move->pending += result == -EINPROGRESS;
 		begun += (uint32_t)length;
 	}
 	return 0;
@@ -222,9 +220,6 @@ void native_request_move(struct native_request *request)
 			/* the move ends when the connection is closed */
 			gmb_move_fail(session, result);
 			return;
-		}
-		if (move->pending == 0) {
-			move_end(mover, move, false);
 		}
 	}
 }

@@ -832,7 +832,8 @@ int flash_recover(struct flash *flash, struct error *error)
 	if (result < 0 && result != -ECANCELED) {
 		return error_advise(error, result, "readonly",
 			"cannot make the contents of '%s' durable: %s; data that its last server "
-			"wrote may be only in memory: before a reboot, copy the store or try again; "
+			"wrote may be only in memory: before a reboot, copy the store or try "
+			"again; "
 			"'gmblock check --accept-loss' discards what the device lacks",
 			flash->path, strerror(-result));
 	}
