@@ -8,8 +8,8 @@
  *   parts ──▶ sequential? ──▶ streams  ──▶ run of one stream ──▶ turn of the others ──▶ run of the
  *                        └──▶ others                                                   next stream
  *
- * A stream is a sequence of reads, or of writes, of one requester. It exists from its third part
- * on. Its run ends after RUN_NS if another stream waits, or when it has sent nothing for a while
+ * A stream is a sequence of reads, or of writes, of one requester that is longer than a request.
+ * Its run ends after RUN_NS if another stream waits, or when it has sent nothing for a while
  * (idle_ns()), because a client with one request in flight needs some time until it sends the next.
  * Then the stream that has waited longest is next. Parts of no stream get a turn between two runs,
  * and within a run as soon as one of them has waited OTHERS_WAIT_NS. The owner of the disk changes
@@ -32,16 +32,19 @@
 
 enum {
 	STREAMS_MAX = 64,
-	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream */
+	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
 	GAP_SHIFT = 2,	      /* a new value has a weight of one quarter */
 	/* Maximum number of other parts in a turn that streams wait for. */
 	OTHERS_TURN_MAX = 16,
 };
 /* Distance at which a part still continues a stream: requests of a client with several requests in
  * flight can arrive in another order. */
-#define NEAR_BYTES     (UINT64_C(1) << 20)
-#define RUN_NS	       UINT64_C(100000000)
-#define OTHERS_WAIT_NS UINT64_C(35000000)
+#define NEAR_BYTES (UINT64_C(1) << 20)
+/* Minimum number of consecutive bytes that make a stream: a single request can have several parts.
+ */
+#define STREAM_BYTES_MIN (UINT64_C(1) << 20)
+#define RUN_NS		 UINT64_C(100000000)
+#define OTHERS_WAIT_NS	 UINT64_C(35000000)
 /* A run has no more bytes at the disk, so that the others can have their turn soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
 #define IDLE_NS_MAX   UINT64_C(2000000)
@@ -56,7 +59,8 @@ struct stream {
 	uint64_t requester;
 	enum store_op op;
 	uint64_t next_offset;
-	uint32_t part_count;
+	uint32_t part_count;	  /* 0: the entry is free */
+	uint64_t row_bytes;	  /* length of the sequence */
 	struct list_node waiting; /* parts */
 	uint64_t inflight_bytes;  /* of parts at the disk */
 	uint64_t arrived_ns;	  /* arrival of the last part */
@@ -166,6 +170,7 @@ static struct stream *stream_new(struct sched_store *store)
 		list_remove(&oldest->node);
 		list_push_back(&store->order, &oldest->node);
 		oldest->part_count = 0;
+		oldest->row_bytes = 0;
 		oldest->idle_since_ns = 0;
 		oldest->gap_ns = GAP_NS_FIRST;
 	}
@@ -188,8 +193,11 @@ static struct stream *classify(
 	stream->op = part->op;
 	stream->next_offset = part->offset + part->length;
 	stream->part_count += stream->part_count < STREAM_PARTS_MIN;
+	stream->row_bytes += part->length;
 	stream->arrived_ns = now_ns;
-	return stream->part_count == STREAM_PARTS_MIN ? stream : NULL;
+	return stream->part_count == STREAM_PARTS_MIN && stream->row_bytes >= STREAM_BYTES_MIN
+		       ? stream
+		       : NULL;
 }
 
 /* Measures the client's time between two requests. */
