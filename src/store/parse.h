@@ -87,7 +87,7 @@ struct store_pace {
 	uint64_t latency_ns; /* delay of a member before each part */
 	/* average delay before a part that does not begin where the member's last one ended */
 	uint64_t seek_ns;
-	uint32_t members;    /* 1 to STORE_PACE_MEMBERS_MAX */
+	uint32_t members; /* 1 to STORE_PACE_MEMBERS_MAX */
 	/* Stripe chunk: consecutive bytes on one member. Unused with one member. */
 	uint32_t chunk;
 };

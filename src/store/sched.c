@@ -116,7 +116,7 @@ struct sched_work {
 	uint64_t watch_ns;
 };
 
-static struct sched_store *store_of(struct store *store)
+static struct sched_store *sched_of(struct store *store)
 {
 	return container_of(store, struct sched_store, base);
 }
@@ -350,7 +350,7 @@ static void watch_choose(struct sched_store *store, uint64_t now_ns, struct sche
 }
 
 /* Passes on the parts that may go now. */
-static void decide(struct sched_store *store, uint64_t now_ns, struct sched_work *work)
+static void sched_decide(struct sched_store *store, uint64_t now_ns, struct sched_work *work)
 {
 	enum sched_owner owner;
 
@@ -387,21 +387,21 @@ static void decide(struct sched_store *store, uint64_t now_ns, struct sched_work
 
 /* --- parts ----------------------------------------------------------------------------------- */
 
-static void work_begin(struct sched_work *work, struct store_queue *queue)
+static void sched_lock(struct sched_work *work, struct store_queue *queue)
 {
 	*work = (struct sched_work){ .queue = container_of(queue, struct sched_queue, base) };
 	list_init(&work->forward);
-	pthread_mutex_lock(&store_of(queue->store)->lock);
+	pthread_mutex_lock(&sched_of(queue->store)->lock);
 }
 
 static void watch_done(struct ring_op *op, int result);
 
-static void work_end(struct sched_work *work)
+static void sched_unlock(struct sched_work *work)
 {
 	struct store_queue *queue = &work->queue->base;
 	struct list_node *node;
 
-	pthread_mutex_unlock(&store_of(queue->store)->lock);
+	pthread_mutex_unlock(&sched_of(queue->store)->lock);
 	while ((node = list_pop_front(&work->forward)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);
 		struct sched_scratch *scratch = store_scratch(part);
@@ -421,7 +421,7 @@ static void work_end(struct sched_work *work)
 static void watch_done(struct ring_op *op, int result)
 {
 	struct store_part *part = container_of(op, struct store_part, io);
-	struct sched_store *store = store_of(part->queue->store);
+	struct sched_store *store = sched_of(part->queue->store);
 	const struct sched_scratch *scratch = store_scratch(part);
 	struct sched_work work;
 
@@ -430,22 +430,22 @@ static void watch_done(struct ring_op *op, int result)
 		store_forward(part);
 		return;
 	}
-	work_begin(&work, part->queue);
+	sched_lock(&work, part->queue);
 	if (scratch->state == PART_WAITING) { /* otherwise the queue's message forwards it */
 		store->watch = NULL;
-		decide(store, ring_now_ns(part->queue->ring), &work);
+		sched_decide(store, ring_now_ns(part->queue->ring), &work);
 	}
-	work_end(&work);
+	sched_unlock(&work);
 }
 
 static void sched_deliver(struct ring *ring, struct ring_message *message)
 {
 	struct sched_queue *queue = container_of(message, struct sched_queue, message);
-	struct sched_store *store = store_of(queue->base.store);
+	struct sched_store *store = sched_of(queue->base.store);
 	struct sched_work work;
 	struct list_node *node;
 
-	work_begin(&work, &queue->base);
+	sched_lock(&work, &queue->base);
 	queue->is_posted = false;
 	while ((node = list_pop_front(&queue->granted)) != NULL) {
 		list_push_back(&work.forward, node);
@@ -453,9 +453,9 @@ static void sched_deliver(struct ring *ring, struct ring_message *message)
 	if (store->watch != NULL && queue_of(store->watch) == queue &&
 		!store->watch->io.in_flight) {
 		store->watch = NULL;
-		decide(store, ring_now_ns(ring), &work);
+		sched_decide(store, ring_now_ns(ring), &work);
 	}
-	work_end(&work);
+	sched_unlock(&work);
 }
 
 /* Returns whether the part moves the heads of the disk and may wait. */
@@ -468,7 +468,7 @@ static bool is_scheduled(const struct sched_store *store, const struct store_par
 
 static void sched_submit(struct store_queue *queue, struct store_part *part)
 {
-	struct sched_store *store = store_of(queue->store);
+	struct sched_store *store = sched_of(queue->store);
 	struct sched_scratch *scratch = store_scratch(part);
 	uint64_t now_ns;
 	struct sched_work work;
@@ -483,7 +483,7 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 		return;
 	}
 	now_ns = ring_now_ns(queue->ring);
-	work_begin(&work, queue);
+	sched_lock(&work, queue);
 	scratch->state = PART_WAITING;
 	scratch->arrived_ns = now_ns;
 	scratch->stream = classify(store, part, now_ns);
@@ -494,14 +494,14 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 	} else {
 		list_push_back(&store->others, &part->node);
 	}
-	decide(store, now_ns, &work);
+	sched_decide(store, now_ns, &work);
 	work.queue->waits += scratch->state == PART_WAITING;
-	work_end(&work);
+	sched_unlock(&work);
 }
 
 static void sched_done(struct store_part *part, int result)
 {
-	struct sched_store *store = store_of(part->queue->store);
+	struct sched_store *store = sched_of(part->queue->store);
 	struct sched_scratch *scratch = store_scratch(part);
 	uint64_t now_ns;
 	struct sched_work work;
@@ -514,14 +514,14 @@ static void sched_done(struct store_part *part, int result)
 		return;
 	}
 	now_ns = ring_now_ns(part->queue->ring);
-	work_begin(&work, part->queue);
+	sched_lock(&work, part->queue);
 	store->inflight--;
 	if (scratch->stream != NULL) {
 		scratch->stream->inflight_bytes -= part->length;
 		scratch->stream->idle_since_ns = now_ns;
 	}
-	decide(store, now_ns, &work);
-	work_end(&work);
+	sched_decide(store, now_ns, &work);
+	sched_unlock(&work);
 	store_finish(part, result);
 }
 
@@ -575,7 +575,7 @@ static void sched_queue_fini(struct store_queue *base)
 static int sched_open(struct store *base, const struct store_options *store_options,
 	const void *config, struct error *error)
 {
-	struct sched_store *store = store_of(base);
+	struct sched_store *store = sched_of(base);
 
 	GMB_UNUSED(store_options);
 	GMB_UNUSED(config);
@@ -594,7 +594,7 @@ static int sched_open(struct store *base, const struct store_options *store_opti
 
 static void sched_close(struct store *base)
 {
-	pthread_mutex_destroy(&store_of(base)->lock);
+	pthread_mutex_destroy(&sched_of(base)->lock);
 }
 
 static const struct counter counter_list[] = {
