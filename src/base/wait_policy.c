@@ -24,8 +24,7 @@ enum {
 
 /* Minimum duration of a window with WAIT_WINDOW_REQUESTS_MIN requests. */
 static const uint64_t window_ns_min = 5000000;
-/* Maximum duration of a window. A longer one contains a pause in the traffic, so its rate is
- * meaningless. */
+/* Maximum duration of a window. A longer one contains a pause in the traffic. */
 static const uint64_t window_ns_max = 200000000;
 
 static void hold(struct wait_policy *policy, enum wait_way way, uint32_t windows)
@@ -166,6 +165,7 @@ static void trial_window_done(struct wait_policy *policy, uint64_t elapsed_ns)
 	policy->trial_ns[policy->way_now] += elapsed_ns;
 	policy->trial_cpu_ns[policy->way_now] += policy->cpu_ns() - policy->window_cpu_ns;
 	policy->trial_requests[policy->way_now] += policy->window_requests;
+	policy->changed_windows = 0;
 	if (is_first) {
 		choose_ways(policy);
 		return;
@@ -203,6 +203,17 @@ static void make_way(struct wait_policy *policy)
 		block_for_a_while(policy);
 	} else if (policy->in_trial[WAIT_SPIN]) {
 		leave_out(policy, WAIT_SPIN);
+	}
+}
+
+/* The window contains a pause, so its rate shows nothing. With several in a row there are so few
+ * requests that no method but sleeping is worth anything, and no trial would ever end. */
+static void paused_window_done(struct wait_policy *policy)
+{
+	policy->changed_windows++;
+	if (policy->changed_windows == WAIT_CHANGED_WINDOWS) {
+		policy->kept_ns = 0;
+		hold(policy, WAIT_BLOCK, 1);
 	}
 }
 
@@ -249,15 +260,14 @@ enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_tur
 		make_way(policy);
 	} else if (turn->requests == 0) {
 		return elapsed_ns > window_ns_max ? WAIT_BLOCK : policy->way_now;
-	} else if (elapsed_ns <= window_ns_max) { /* a window with a pause shows nothing */
-		if (!window_is_over(policy, elapsed_ns)) {
-			return policy->way_now;
-		}
-		if (policy->is_trying) {
-			trial_window_done(policy, elapsed_ns);
-		} else {
-			held_window_done(policy, elapsed_ns);
-		}
+	} else if (elapsed_ns > window_ns_max) {
+		paused_window_done(policy);
+	} else if (!window_is_over(policy, elapsed_ns)) {
+		return policy->way_now;
+	} else if (policy->is_trying) {
+		trial_window_done(policy, elapsed_ns);
+	} else {
+		held_window_done(policy, elapsed_ns);
 	}
 	start_window(policy, turn->now_ns);
 	return policy->way_now;

@@ -34,15 +34,16 @@
 enum wait_way { WAIT_BLOCK, WAIT_BATCH, WAIT_SPIN, WAIT_WAY_COUNT };
 
 enum {
-	WAIT_BATCH_NS = 60000,	       /* maximum time for which a request waits for others */
-	WAIT_BATCH_MAX = 64,	       /* number of completions that end the wait immediately */
-	WAIT_SPIN_NS = 50000,	       /* maximum time of polling before sleeping */
-	WAIT_WINDOW_NS = 1000000,      /* minimum duration of a measurement */
-	WAIT_WINDOW_REQUESTS = 64,     /* minimum number of requests in a measurement */
-	WAIT_WINDOW_REQUESTS_MIN = 8,  /* sufficient number if they took at least 5 ms */
-	WAIT_TRIAL_WINDOWS = 16,       /* windows of a trial for each method */
-	WAIT_HOLD_WINDOWS = 2048,      /* windows until a method that is kept is tried again */
-	WAIT_CHANGED_WINDOWS = 3,      /* windows with other traffic that make the result void */
+	WAIT_BATCH_NS = 60000,	      /* maximum time for which a request waits for others */
+	WAIT_BATCH_MAX = 64,	      /* number of completions that end the wait immediately */
+	WAIT_SPIN_NS = 50000,	      /* maximum time of polling before sleeping */
+	WAIT_WINDOW_NS = 1000000,     /* minimum duration of a measurement */
+	WAIT_WINDOW_REQUESTS = 64,    /* minimum number of requests in a measurement */
+	WAIT_WINDOW_REQUESTS_MIN = 8, /* sufficient number if they took at least 5 ms */
+	WAIT_TRIAL_WINDOWS = 16,      /* windows of a trial for each method */
+	WAIT_HOLD_WINDOWS = 2048,     /* windows until a method that is kept is tried again */
+	WAIT_CHANGED_WINDOWS =
+		3, /* windows in a row with other traffic that make the result void */
 	WAIT_BACKOFF_WINDOWS_MIN = 32, /* windows of blocking after the first lost trial */
 	WAIT_BACKOFF_WINDOWS_MAX = 4096,
 };
@@ -71,7 +72,7 @@ struct wait_policy {
 	uint32_t window_turns;	  /* number of turns with requests in this window */
 	uint32_t source_turns;	  /* number of turns whose requests came through memory */
 	uint32_t windows_left;	  /* number of windows until the next decision */
-	uint32_t changed_windows; /* number of windows in a row with other traffic */
+	uint32_t changed_windows; /* number of windows in a row with other traffic, or a pause */
 	uint32_t backoff_windows;
 	/* Totals of the trial's windows for each method. */
 	uint64_t trial_ns[WAIT_WAY_COUNT];

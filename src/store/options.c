@@ -125,12 +125,10 @@ static const struct field common_options[] = {
 		.set = set_write_mode, AT(write_mode, write_mode) },
 	{ "readonly", NULL, "refuse writes", "yes", .type = FIELD_FLAG, .flags = FIELD_BARE,
 		AT(read_only, read_only) },
-	{ "page-cache-send", "send large cached reads directly from the page cache",
-		"send large cached reads from the page cache itself", "off",
-		.set = set_page_cache_send, AT(page_cache_send_off, page_cache_send_off) },
-	{ "stripe", "layout of a striped disk, such as 64K:4",
-		"the disk is striped like this, such as 64K:4", "64K:4", .set = set_stripe,
-		AT(stripe_chunk, stripe_members) },
+	{ "page-cache-send", "auto|off", "send large cached reads directly from the page cache",
+		"off", .set = set_page_cache_send, AT(page_cache_send_off, page_cache_send_off) },
+	{ "stripe", "CHUNK:MEMBERS", "layout of a striped disk, such as 64K:4", "64K:4",
+		.set = set_stripe, AT(stripe_chunk, stripe_members) },
 };
 
 /* --- the registry ---------------------------------------------------------------------------- */

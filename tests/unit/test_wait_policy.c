@@ -378,6 +378,32 @@ static void a_pause_in_the_traffic_is_slept_through(void **state)
 	}
 }
 
+/* With 30 requests a second no window is ever whole: a trial or a result from busier times ends. */
+static void few_requests_a_second_are_slept_for(void **state)
+{
+	static const uint32_t depths[] = { 1, 64 };
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(depths); i++) {
+		for (int is_trying = 0; is_trying <= 1; is_trying++) {
+			struct model model;
+
+			model_start(&model, depths[i], 30000);
+			while (model.wait_policy.is_trying != is_trying ||
+				model.way == WAIT_BLOCK) {
+				turn(&model);
+				assert_true(model.done < 1000000);
+			}
+			for (int request = 0; request < 30; request++) {
+				model.now_ns += 33000000;
+				report(&model, 1);
+			}
+			assert_false(model.wait_policy.is_trying);
+			assert_int_equal(model.way, WAIT_BLOCK);
+		}
+	}
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -397,6 +423,7 @@ int main(void)
 		cmocka_unit_test(few_requests_in_flight_hardly_gather),
 		cmocka_unit_test(many_requests_in_flight_mostly_gather),
 		cmocka_unit_test(a_pause_in_the_traffic_is_slept_through),
+		cmocka_unit_test(few_requests_a_second_are_slept_for),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

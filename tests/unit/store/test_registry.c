@@ -249,6 +249,7 @@ static void test_every_option_is_listed_once_and_documented(void **state)
 	for (; (option = store_option_at(count)) != NULL; count++) {
 		assert_true(option->key[0] != '\0' && option->help[0] != '\0');
 		assert_true(option->example[0] != '\0');
+		assert_true(option->form == NULL || strchr(option->form, ' ') == NULL);
 		assert_true(option->type != FIELD_OWN || option->set != NULL);
 		found += strcmp(option->key, "value") == 0 || strcmp(option->key, "flip") == 0;
 		for (uint32_t i = 0; i < count; i++) {
