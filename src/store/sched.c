@@ -541,10 +541,10 @@ struct sched_config {
 };
 
 static const struct field options[] = {
-	{ "sched",
-		"whether one of several sequential streams at a time has the disk: auto, on "
-		"rotational disks without the page cache, or off",
-		.type = FIELD_WORD, .words = words, FIELD_IN(struct sched_config, sched) },
+	{ "sched", NULL,
+		"whether one of several sequential streams at a time has the disk: auto (default), "
+		"on rotational disks without the page cache; or off",
+		"off", .type = FIELD_WORD, .words = words, FIELD_IN(struct sched_config, sched) },
 };
 
 static bool sched_wraps(const struct store_info *info, const void *config)
