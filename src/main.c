@@ -54,6 +54,7 @@ static const struct store_kind *const store_kinds[] = {
 	&marker_store_kind,
 #endif
 	&pace_store_kind,
+	&sched_store_kind,
 	&delay_store_kind,
 	&fault_store_kind,
 #ifdef GMBLOCK_LAB

@@ -636,6 +636,8 @@ static void store_file_fill_info(struct file_store *store, const struct store_op
 	info->caps |= disk->rotational ? STORE_CAP_ROTATIONAL : 0;
 	info->read_direct = store_mode_is_direct(options->read_mode);
 	info->write_direct = store_mode_is_direct(options->write_mode) && !options->read_only;
+	info->read_seeks = disk->rotational && info->read_direct;
+	info->write_seeks = disk->rotational && info->write_direct;
 	info->block_min = info->write_direct ? store->offset_align : 1;
 	info->memory_align = store->memory_align;
 	info->offset_align = store->offset_align;

@@ -59,7 +59,7 @@ struct store_ops {
 	 * in a queue without private state (queue_bytes is 0). The memory of parts from other rings
 	 * does not have MEM_FIXED. */
 	bool has_owner;
-	/* Kinds, optional: see store_copy_ways(). Both stores are of this kind. Any thread. */
+	/* Optional: see store_copy_ways(). Both stores are of this kind. Any thread. */
 	uint32_t (*copy_ways)(struct store *target, struct store *source, uint64_t *clone_align);
 	/* Optional: see store_barrier(). Called for the outermost layer that has this function. Any
 	 * thread. */
@@ -108,6 +108,10 @@ struct store_kind {
 	bool can_repair; /* kinds: supports store_options.repairs */
 	/* filters: the store below is never written while the filter wraps it */
 	bool freezes_inner;
+	/* Filters, optional: returns whether the filter wraps a store with this info. config is
+	 * NULL if none of its options was given. Without this function, a filter wraps the store if
+	 * one of its options was given. */
+	bool (*wraps)(const struct store_info *info, const void *config);
 	/* Filters, optional: returns the path of an additional file that config opens, or NULL. */
 	const char *(*file)(const void *config);
 	/* Kinds, optional: see store_options_memory_folder(). config can be NULL. */
@@ -138,6 +142,7 @@ extern const struct store_kind null_store_kind;
 extern const struct store_kind flash_store_kind;
 extern const struct store_kind overlay_store_kind;
 extern const struct store_kind pace_store_kind;
+extern const struct store_kind sched_store_kind;
 extern const struct store_kind delay_store_kind;
 extern const struct store_kind fault_store_kind;
 

@@ -518,6 +518,7 @@ static int open_upper(struct overlay_store *store, const struct store_options *o
 	struct store_options upper = {
 		.path = path,
 		.inherited = inherited,
+		.is_below = true,
 		.read_only = options->read_only,
 		.frozen = options->read_only,
 		.sole = !options->read_only,

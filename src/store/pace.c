@@ -49,6 +49,8 @@ struct pace_store {
 	uint64_t step_bytes;
 	/* by member: time at which it becomes free */
 	_Atomic uint64_t free_ns[STORE_PACE_MEMBERS_MAX];
+	/* by member: its byte after the last part */
+	_Atomic uint64_t head[STORE_PACE_MEMBERS_MAX];
 };
 
 struct slot {
@@ -125,6 +127,18 @@ static int parse_latency(struct parse_field value, struct store_pace *pace, stru
 	return 0;
 }
 
+static int parse_seek(struct parse_field value, struct store_pace *pace, struct error *error)
+{
+	if (!parse_time(value.text, value.len, &pace->seek_ns) ||
+		pace->seek_ns > PARSE_TIME_NS_MAX) {
+		return error_set(error, -EINVAL,
+			"'%.*s' is not a seek time: expected a whole number with a unit of at most "
+			"one hour, for example 8ms",
+			(int)value.len, value.text);
+	}
+	return 0;
+}
+
 static int parse_option(
 	struct parse_field field, uint32_t *given, struct store_pace *pace, struct error *error)
 {
@@ -134,6 +148,7 @@ static int parse_option(
 			struct parse_field value, struct store_pace *pace, struct error *error);
 	} options[] = {
 		{ "latency", parse_latency },
+		{ "seek", parse_seek },
 		{ "members", parse_members },
 		{ "chunk", parse_chunk },
 	};
@@ -152,7 +167,8 @@ static int parse_option(
 		return options[i].parse(value, pace, error);
 	}
 	return error_set(error, -EINVAL,
-		"unknown setting '%.*s': expected latency=TIME, members=N or chunk=SIZE",
+		"unknown setting '%.*s': expected latency=TIME, seek=TIME, members=N or "
+		"chunk=SIZE",
 		(int)field.len, field.text);
 }
 
@@ -204,9 +220,10 @@ static int set_pace(void *config, const char *value, struct error *error)
 }
 
 static const struct field pace_options[] = {
-	{ "pace", "RATE[:latency=TIME][:members=N][:chunk=SIZE]",
-		"slow down to a disk of RATE bytes per second, or to a stripe of N such disks with "
-		"chunks of SIZE",
+	{ "pace", "RATE[:latency=TIME][:seek=TIME][:members=N][:chunk=SIZE]",
+		"slow down to a disk of RATE bytes per second that seeks for TIME on average, or "
+		"to "
+		"a stripe of N such disks with chunks of SIZE",
 		"100M", .set = set_pace, FIELD_AT(struct store_pace, rate, chunk) },
 };
 
@@ -323,6 +340,25 @@ static void set_next(const struct pace_store *store, struct slot *slot)
 	slot->next_ns = reports ? came_ns(store, slot, bytes) : slot->end_ns;
 }
 
+/* Moves the head of the member to the part. Returns how long this takes: half the seek time to one
+ * and a half, or 0 if the part begins where the member's last one ended. */
+static uint64_t seek(
+	struct pace_queue *queue, const struct store_part *part, uint32_t member, uint64_t share)
+{
+	struct pace_store *store = store_of(queue);
+	const struct store_pace *pace = &store->pace;
+	uint64_t begin =
+		pace->members == 1 ? part->offset : bytes_before(pace, part->offset, member);
+	/* Relaxed order: threads exchange only this position. */
+	uint64_t head =
+		atomic_exchange_explicit(&store->head[member], begin + share, memory_order_relaxed);
+
+	if (pace->seek_ns == 0 || head == begin) {
+		return 0;
+	}
+	return pace->seek_ns / 2 + ring_random(queue->base.ring) % pace->seek_ns;
+}
+
 /* Reserves the members for a part from its arrival on, so that the time that the store below has
  * needed is not added. A slot must be free. */
 static void pace_admit(struct pace_queue *queue, struct store_part *part)
@@ -337,9 +373,10 @@ static void pace_admit(struct pace_queue *queue, struct store_part *part)
 		uint64_t share = bytes_on(&store->pace, part, part->length, i);
 
 		if (share > 0) {
-			slot->data_ns[i] = store->pace.latency_ns +
-					   reserve(store, i, arrived_ns,
-						   store->pace.latency_ns + bytes_ns(store, share));
+			uint64_t before_ns = store->pace.latency_ns + seek(queue, part, i, share);
+
+			slot->data_ns[i] = before_ns + reserve(store, i, arrived_ns,
+							       before_ns + bytes_ns(store, share));
 		}
 	}
 	slot->end_ns = came_ns(store, slot, part->length);
@@ -527,6 +564,7 @@ static int pace_open(struct store *base, const struct store_options *options, co
 	memcpy(&store->pace, config, sizeof(store->pace));
 	base->info.has_progress = true;
 	base->info.progress_off = NULL; /* this filter reports progress itself */
+	base->info.read_seeks = base->info.write_seeks = store->pace.seek_ns > 0;
 	if (store->pace.members > 1) {
 		base->info.stripe_chunk = store->pace.chunk;
 		base->info.stripe_members = store->pace.members;

@@ -85,10 +85,12 @@ enum { STORE_PACE_MEMBERS_MAX = 64 };
 struct store_pace {
 	uint64_t rate;	     /* bytes per second of one member */
 	uint64_t latency_ns; /* delay of a member before each part */
-	uint32_t members;    /* 1 to STORE_PACE_MEMBERS_MAX */
+	/* average delay before a part that does not begin where the member's last one ended */
+	uint64_t seek_ns;
+	uint32_t members; /* 1 to STORE_PACE_MEMBERS_MAX */
 	/* Stripe chunk: consecutive bytes on one member. Unused with one member. */
 	uint32_t chunk;
 };
 
-/* Parses "RATE[:latency=TIME][:members=K][:chunk=SIZE]" (pace.c). */
+/* Parses "RATE[:latency=TIME][:seek=TIME][:members=K][:chunk=SIZE]" (pace.c). */
 GMB_MUST_CHECK int store_pace_parse(const char *text, struct store_pace *pace, struct error *error);

@@ -113,8 +113,17 @@ static void override_info(struct store_info *info, const struct store_options *o
 	}
 }
 
-/* Wraps the store in all filters that options request, innermost first. On failure, *store_inout is
- * closed. */
+static bool kind_wraps(const struct store_kind *kind, const struct store_options *options,
+	const void *config, const struct store *store)
+{
+	if (kind->wraps != NULL) {
+		return !options->is_below && kind->wraps(&store->info, config);
+	}
+	return config != NULL;
+}
+
+/* Wraps the store in all filters that options request or that its disk needs, innermost first. On
+ * failure, *store_inout is closed. */
 static int wrap_all(
 	const struct store_options *options, struct store **store_inout, struct error *error)
 {
@@ -123,7 +132,8 @@ static int wrap_all(
 	for (uint32_t i = 0; i < STORE_KINDS_MAX && result == 0; i++) {
 		const struct store_kind *kind = store_kind_at(i);
 
-		if (kind != NULL && kind->is_filter && options->configs[i] != NULL) {
+		if (kind != NULL && kind->is_filter &&
+			kind_wraps(kind, options, options->configs[i], *store_inout)) {
 			result = store_wrap(kind, options, options->configs[i], *store_inout,
 				store_inout, error);
 		}

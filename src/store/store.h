@@ -130,6 +130,10 @@ struct store_info {
 	uint32_t memory_rights;
 	bool read_direct; /* reads bypass the page cache */
 	bool write_direct;
+	/* Reads or writes go to a disk with heads in the order of their submission, so that their
+	 * time depends on where they are. */
+	bool read_seeks;
+	bool write_seeks;
 	/* mode=device was requested: payload is in the memory of a PCI device where possible. */
 	bool read_device;
 	bool write_device;
@@ -359,6 +363,8 @@ struct store_options {
 	 * disk_claim_reading(). */
 	bool frozen;
 	bool sole; /* no other store may write the disk, not even one of this process */
+	/* Set by a store that uses this one as its disk: no filter wraps it. */
+	bool is_below;
 	/* Set by a store that uses this one as its disk: accepts a file of any format, and a
 	 * host-managed zoned device. Writes must then be in the order that the zones require. */
 	bool any_format;

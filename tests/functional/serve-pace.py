@@ -1,5 +1,6 @@
 #!/usr/bin/python3
 """A disk that is paced holds the same bytes, however long they take."""
+import json
 import random
 import threading
 
@@ -60,6 +61,28 @@ class Pace(support.Case):
     def test_stripe(self):
         self.check(f"={self.image},pace=30M:members=4:chunk=16K")
 
+    def test_scheduled(self):
+        self.check(f"={self.image},pace=100M:seek=200us")
+
+    def counters(self, server):
+        """By export: what its layers have counted."""
+        code, output, errors = self.run_gmblock("stats", "--json", str(server.process.pid))
+        self.assertEqual(code, 0, errors)
+        return {export["name"]: export["store"] for export in json.loads(output)["exports"]}
+
+    def test_a_disk_that_seeks_is_scheduled(self):
+        """Unless the user does not want it, or the disk does not seek."""
+        server = self.start_unix("--export", f"={self.image},pace=100M:seek=200us",
+                                 "--export", f"off={self.image},readonly,pace=100M:seek=200us,sched=off",
+                                 "--export", f"fast={self.image},readonly,pace=100M")
+        with nbdmini.open_export(server.uri) as client:
+            for offset in range(0, 1 << 21, 1 << 18):
+                self.assertEqual(client.read(offset, 1 << 18), self.content[offset:offset + (1 << 18)])
+        found = self.counters(server)
+        self.assertGreater(found[""]["sched"]["runs"], 0)
+        self.assertNotIn("sched", found["off"])
+        self.assertNotIn("sched", found["fast"])
+
     def test_with_parts_of_a_grain(self):
         self.check(f"={self.image},pace=100M:members=2,parts=16K")
 
@@ -88,9 +111,10 @@ class Pace(support.Case):
                 ("pace", "needs a value", "pace=100M"), ("pace=", "'' is not a rate"),
                 ("pace=slow", "'slow' is not a rate", "100M"),
                 ("pace=1M:members=65", "1 to 64"), ("pace=1M:chunk=4K", "members=2"),
+                ("pace=1M:seek=fast", "'fast' is not a seek time", "8ms"), ("sched=on", "auto"),
                 ("pace=1M:colour=red", "latency=TIME"), ("pace=1M,pace=1M", "twice")):
             self.check_refused(["serve", "--export", f"a=null:1M,{text}"], 2,
-                               "--export: ", "pace: ", *fragments)
+                               "--export: ", f"{text.partition('=')[0]}: ", *fragments)
 
 
 if __name__ == "__main__":

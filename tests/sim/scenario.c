@@ -153,8 +153,12 @@ static enum progress choose_synchro(
 			(unsigned long long)rate, (unsigned long long)latency_ns, members);
 
 		if (members > 1) {
-			snprintf(pace + used, sizeof(pace) - (size_t)used, ":chunk=%u",
+			used += snprintf(pace + used, sizeof(pace) - (size_t)used, ":chunk=%u",
 				chunks[below(ARRAY_COUNT(chunks))]);
+		}
+		if (latency_ns % 2 == 1) { /* and such a disk is scheduled */
+			snprintf(pace + used, sizeof(pace) - (size_t)used, ":seek=%lluns",
+				(unsigned long long)latency_ns);
 		}
 		stores_set(options, "pace", pace);
 	}

@@ -10,7 +10,7 @@ static inline void stores_register(void)
 {
 	static const struct store_kind *const kinds[] = { &file_store_kind, &memory_store_kind,
 		&null_store_kind, &flash_store_kind, &overlay_store_kind, &pace_store_kind,
-		&delay_store_kind, &fault_store_kind };
+		&sched_store_kind, &delay_store_kind, &fault_store_kind };
 
 	for (size_t i = store_kind_at(0) == NULL ? 0 : ARRAY_COUNT(kinds); i < ARRAY_COUNT(kinds);
 		i++) {

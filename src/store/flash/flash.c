@@ -455,6 +455,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 		.read_mode = options->read_mode,
 		.write_mode = options->write_mode,
 		.page_cache_send_off = true,
+		.is_below = true,
 		.any_format = true,
 	};
 	bool reads_direct = store_mode_is_direct(options->read_mode);

@@ -396,13 +396,13 @@ static void test_filters_wrap_in_the_order_of_registration(void **state)
 
 static void test_our_own_filters_keep_their_order(void **state)
 {
-	static const char *const names[] = { "fault", "delay", "pace", "memory" };
+	static const char *const names[] = { "fault", "delay", "sched", "pace", "memory" };
 	struct store_options options = { .path = "memory:1M" };
 	struct store *store;
 
 	GMB_UNUSED(state);
 	stores_set(&options, "fault", "read:EIO");
-	stores_set(&options, "pace", "1M");
+	stores_set(&options, "pace", "1M:seek=1ms");
 	stores_set(&options, "delay", "read:1us");
 	assert_int_equal(store_open(&options, &store, NULL), 0);
 	store_options_fini(&options);

@@ -1,0 +1,632 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The sched filter: orders the requests of several clients on a disk that seeks. Several sequential
+ * streams that take turns at every request make a disk seek at every request, and no layer below
+ * can repair this, because the disk sees a single process. So one stream has the disk for some
+ * time, a run, while all other reads and writes wait:
+ *
+ *   parts ──▶ sequential? ──▶ streams  ──▶ run of one stream ──▶ turn of the others ──▶ run of the
+ *                        └──▶ others                                                   next stream
+ *
+ * A stream is a sequence of reads, or of writes, of one requester that is longer than a request.
+ * Its run ends after RUN_NS if another stream waits, or when it has sent nothing for a while
+ * (idle_ns()), because a client with one request in flight needs some time until it sends the next.
+ * Then the stream that has waited longest is next. Parts of no stream get a turn between two runs,
+ * and within a run as soon as one of them has waited OTHERS_WAIT_NS. The owner of the disk changes
+ * when all parts of the previous owner are done. If no stream exists, no part waits.
+ *
+ * Flushes, durable writes (FUA) and all operations but reads and writes are passed on immediately.
+ *
+ * Threading: the queues of all rings share the state, under a lock; a disk that seeks has a few
+ * hundred requests a second. A part stays on its ring: another ring that decides that it may go
+ * sends the ring's queue a message, and progress reports arrive as without this filter. The message
+ * is in flight only while parts of the queue are.
+ *
+ * Decisions are made when a part arrives or is done, and at the end of a pause of the run. The
+ * timer of the pause is the ring operation of a waiting part, the watch, which is not forwarded
+ * before the timer has ended.
+ */
+#include <string.h>
+
+#include "store/kind.h"
+
+enum {
+	STREAMS_MAX = 64,
+	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
+	GAP_SHIFT = 2,	      /* a new value has a weight of one quarter */
+	/* Maximum number of other parts in a turn that streams wait for. */
+	OTHERS_TURN_MAX = 16,
+};
+/* Distance at which a part still continues a stream: requests of a client with several requests in
+ * flight can arrive in another order. */
+#define NEAR_BYTES (UINT64_C(1) << 20)
+/* Minimum number of consecutive bytes that make a stream: a single request can have several parts.
+ */
+#define STREAM_BYTES_MIN (UINT64_C(1) << 20)
+#define RUN_NS		 UINT64_C(100000000)
+#define OTHERS_WAIT_NS	 UINT64_C(35000000)
+/* A run has no more bytes at the disk, so that the others can have their turn soon. */
+#define RUN_BYTES_MAX (UINT64_C(1) << 20)
+#define IDLE_NS_MAX   UINT64_C(2000000)
+#define GAP_NS_FIRST  (IDLE_NS_MAX / 2)
+#define GAP_NS_MAX    (2 * IDLE_NS_MAX)
+
+enum sched_owner { OWNER_NOBODY, OWNER_RUN, OWNER_OTHERS };
+
+struct stream {
+	/* in the store's list, where the stream that had the disk last is last */
+	struct list_node node;
+	uint64_t requester;
+	enum store_op op;
+	uint64_t next_offset;
+	uint32_t part_count;	  /* 0: the entry is free */
+	uint64_t row_bytes;	  /* length of the sequence */
+	struct list_node waiting; /* parts */
+	uint64_t inflight_bytes;  /* of parts at the disk */
+	uint64_t arrived_ns;	  /* arrival of the last part */
+	uint64_t idle_since_ns;	  /* when the last part was done */
+	/* average time between the end of the last part and the arrival of the next one */
+	uint64_t gap_ns;
+};
+
+struct sched_queue {
+	struct store_queue base;
+	/* Protected by the store's lock. */
+	struct list_node granted; /* parts that this queue forwards when its message arrives */
+	struct ring_message message;
+	bool is_posted;
+	uint64_t runs;	/* counter */
+	uint64_t waits; /* counter */
+};
+
+struct sched_store {
+	struct store base;
+	bool read_seeks; /* as the layer below says */
+	bool write_seeks;
+	pthread_mutex_t lock; /* protects all members below */
+	struct stream streams[STREAMS_MAX];
+	struct list_node order;	  /* streams, see struct stream */
+	struct list_node others;  /* waiting parts of no stream */
+	uint32_t streams_waiting; /* number of streams with waiting parts */
+	enum sched_owner owner;	  /* whose parts are at the disk */
+	uint32_t inflight;	  /* number of parts at the disk */
+	struct stream *run;	  /* NULL: none */
+	uint64_t run_start_ns;
+	uint64_t others_end_ns;	  /* end of the last turn of the others */
+	struct store_part *watch; /* the part whose operation is the timer; NULL: none */
+};
+
+enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED, PART_WATCH_ENDING };
+
+/* The filter's private data in a part. */
+struct sched_scratch {
+	uint64_t arrived_ns;
+	union {
+		struct stream *stream; /* NULL: one of the others */
+		struct store *source;  /* of a copy, as the submitter has set it */
+	};
+	uint64_t state; /* enum part_state */
+};
+
+/* What to do after the lock has been released. */
+struct sched_work {
+	struct sched_queue *queue; /* the queue of this ring */
+	struct list_node forward;  /* its parts that may go */
+	struct store_part *watch;  /* its part that needs a timer, or NULL */
+	uint64_t watch_ns;
+};
+
+static struct sched_store *sched_of(struct store *store)
+{
+	return container_of(store, struct sched_store, base);
+}
+
+static struct sched_queue *queue_of(const struct store_part *part)
+{
+	return container_of(part->queue, struct sched_queue, base);
+}
+
+/* --- streams --------------------------------------------------------------------------------- */
+
+static bool is_near(uint64_t a, uint64_t b)
+{
+	return (a > b ? a - b : b - a) <= NEAR_BYTES;
+}
+
+static bool is_quiet(const struct stream *stream)
+{
+	return stream->inflight_bytes == 0 && list_is_empty(&stream->waiting);
+}
+
+/* Returns the stream that the part continues, or NULL. */
+static struct stream *stream_find(struct sched_store *store, const struct store_part *part)
+{
+	for (uint32_t i = 0; i < STREAMS_MAX; i++) {
+		struct stream *stream = &store->streams[i];
+
+		if (stream->part_count > 0 && stream->op == part->op &&
+			stream->requester == part->hints.requester &&
+			is_near(stream->next_offset, part->offset)) {
+			return stream;
+		}
+	}
+	return NULL;
+}
+
+/* Replaces the stream that has been quiet for the longest time. Returns NULL if all are in use. */
+static struct stream *stream_new(struct sched_store *store)
+{
+	struct stream *oldest = NULL;
+
+	for (uint32_t i = 0; i < STREAMS_MAX; i++) {
+		struct stream *stream = &store->streams[i];
+
+		if (is_quiet(stream) && stream != store->run &&
+			(oldest == NULL || stream->arrived_ns < oldest->arrived_ns)) {
+			oldest = stream;
+		}
+	}
+	if (oldest != NULL) {
+		list_remove(&oldest->node);
+		list_push_back(&store->order, &oldest->node);
+		oldest->part_count = 0;
+		oldest->row_bytes = 0;
+		oldest->idle_since_ns = 0;
+		oldest->gap_ns = GAP_NS_FIRST;
+	}
+	return oldest;
+}
+
+/* Returns the stream to which a new part belongs, or NULL: it is one of the others. */
+static struct stream *classify(
+	struct sched_store *store, const struct store_part *part, uint64_t now_ns)
+{
+	struct stream *stream = stream_find(store, part);
+
+	if (stream == NULL) {
+		stream = stream_new(store);
+	}
+	if (stream == NULL) {
+		return NULL;
+	}
+	stream->requester = part->hints.requester;
+	stream->op = part->op;
+	stream->next_offset = part->offset + part->length;
+	stream->part_count += stream->part_count < STREAM_PARTS_MIN;
+	stream->row_bytes += part->length;
+	stream->arrived_ns = now_ns;
+	return stream->part_count == STREAM_PARTS_MIN && stream->row_bytes >= STREAM_BYTES_MIN
+		       ? stream
+		       : NULL;
+}
+
+/* Measures the client's time between two requests. */
+static void gap_end(struct stream *stream, uint64_t now_ns)
+{
+	if (is_quiet(stream) && stream->idle_since_ns > 0) {
+		uint64_t gap_ns = MIN(now_ns - stream->idle_since_ns, GAP_NS_MAX);
+
+		stream->gap_ns =
+			stream->gap_ns - (stream->gap_ns >> GAP_SHIFT) + (gap_ns >> GAP_SHIFT);
+	}
+}
+
+/* --- decisions, under the lock --------------------------------------------------------------- */
+
+/* Returns until when the disk waits for the next request of the quiet run. */
+static uint64_t idle_end_ns(const struct stream *run)
+{
+	return run->idle_since_ns + (run->gap_ns <= IDLE_NS_MAX ? IDLE_NS_MAX : 0);
+}
+
+/* Returns whether another stream waits, and the run has had the disk for so long. */
+static bool run_has_had(const struct sched_store *store, uint64_t ns, uint64_t now_ns)
+{
+	uint32_t rivals = store->streams_waiting - !list_is_empty(&store->run->waiting);
+
+	return rivals > 0 && now_ns - store->run_start_ns >= ns;
+}
+
+static bool run_is_over(const struct sched_store *store, uint64_t now_ns)
+{
+	return is_quiet(store->run) ? now_ns >= idle_end_ns(store->run)
+				    : run_has_had(store, RUN_NS, now_ns);
+}
+
+static uint64_t others_waited_ns(const struct sched_store *store, uint64_t now_ns)
+{
+	struct store_part *part = list_entry(list_first(&store->others), struct store_part, node);
+
+	return now_ns - ((struct sched_scratch *)store_scratch(part))->arrived_ns;
+}
+
+static enum sched_owner next_owner(const struct sched_store *store, uint64_t now_ns)
+{
+	bool is_contested = store->run != NULL || store->streams_waiting > 0;
+
+	if (list_is_empty(&store->others) || (is_contested && store->owner == OWNER_OTHERS)) {
+		return is_contested ? OWNER_RUN : OWNER_NOBODY;
+	}
+	if (store->run != NULL && (others_waited_ns(store, now_ns) < OTHERS_WAIT_NS ||
+					  now_ns - store->others_end_ns < OTHERS_WAIT_NS)) {
+		return OWNER_RUN;
+	}
+	return OWNER_OTHERS;
+}
+
+static void queue_call(struct sched_queue *queue)
+{
+	if (!queue->is_posted) {
+		queue->is_posted = true;
+		ring_post(queue->base.ring, &queue->message);
+	}
+}
+
+/* Hands a waiting part to its queue. A part of a queue whose message is in flight is forwarded by
+ * the message, so that the queue exists until then. */
+static void grant(struct sched_store *store, struct store_part *part, struct sched_work *work)
+{
+	struct sched_queue *queue = queue_of(part);
+	struct sched_scratch *scratch = store_scratch(part);
+
+	list_remove(&part->node);
+	scratch->state = PART_GRANTED;
+	store->inflight++;
+	if (store->watch == part) {
+		store->watch = NULL;
+	}
+	if (queue == work->queue && !queue->is_posted) {
+		list_push_back(&work->forward, &part->node);
+	} else {
+		list_push_back(&queue->granted, &part->node);
+		queue_call(queue);
+	}
+}
+
+static void grant_others(struct sched_store *store, struct sched_work *work)
+{
+	bool is_contested = store->run != NULL || store->streams_waiting > 0;
+
+	for (uint32_t i = 0;
+		!list_is_empty(&store->others) && (i < OTHERS_TURN_MAX || !is_contested); i++) {
+		grant(store, list_entry(list_first(&store->others), struct store_part, node), work);
+	}
+}
+
+static void grant_run(struct sched_store *store, struct sched_work *work)
+{
+	struct stream *run = store->run;
+
+	store->streams_waiting -= !list_is_empty(&run->waiting);
+	while (!list_is_empty(&run->waiting) && run->inflight_bytes < RUN_BYTES_MAX) {
+		struct store_part *part =
+			list_entry(list_first(&run->waiting), struct store_part, node);
+
+		run->inflight_bytes += part->length;
+		grant(store, part, work);
+	}
+	store->streams_waiting += !list_is_empty(&run->waiting);
+}
+
+static void end_run(struct sched_store *store)
+{
+	list_remove(&store->run->node);
+	list_push_back(&store->order, &store->run->node);
+	store->run = NULL;
+}
+
+/* Returns the first stream in order that has waiting parts. There is one. */
+static struct stream *first_waiting(const struct sched_store *store)
+{
+	struct list_node *node = store->order.next;
+
+	while (list_is_empty(&list_entry(node, struct stream, node)->waiting)) {
+		node = node->next;
+	}
+	return list_entry(node, struct stream, node);
+}
+
+/* Chooses the part that waits for the end of the pause of a quiet run. */
+static void watch_choose(struct sched_store *store, uint64_t now_ns, struct sched_work *work)
+{
+	struct list_node *node = list_first(&store->others);
+
+	if (store->watch != NULL || !is_quiet(store->run)) {
+		return;
+	}
+	if (node == NULL && store->streams_waiting > 0) {
+		node = list_first(&first_waiting(store)->waiting);
+	}
+	if (node == NULL) {
+		return;
+	}
+	store->watch = list_entry(node, struct store_part, node);
+	if (queue_of(store->watch) == work->queue) {
+		work->watch = store->watch;
+		work->watch_ns = idle_end_ns(store->run) - now_ns;
+	} else {
+		queue_call(queue_of(store->watch));
+	}
+}
+
+/* Passes on the parts that may go now. */
+static void sched_decide(struct sched_store *store, uint64_t now_ns, struct sched_work *work)
+{
+	enum sched_owner owner;
+
+	if (store->run != NULL && run_is_over(store, now_ns)) {
+		end_run(store);
+	}
+	owner = next_owner(store, now_ns);
+	if (owner == OWNER_NOBODY ||
+		(store->inflight > 0 &&
+			(owner != store->owner || (owner == OWNER_RUN && store->run == NULL)))) {
+		return;
+	}
+	if (owner == OWNER_OTHERS) {
+		/* The disk seeks after this turn in any case: now rather than soon again. */
+		if (store->run != NULL && run_has_had(store, RUN_NS / 2, now_ns)) {
+			end_run(store);
+		}
+		store->owner = OWNER_OTHERS;
+		grant_others(store, work);
+		return;
+	}
+	if (store->owner == OWNER_OTHERS) {
+		store->others_end_ns = now_ns;
+	}
+	store->owner = OWNER_RUN;
+	if (store->run == NULL) {
+		store->run = first_waiting(store);
+		store->run_start_ns = now_ns;
+		work->queue->runs++;
+	}
+	grant_run(store, work);
+	watch_choose(store, now_ns, work);
+}
+
+/* --- parts ----------------------------------------------------------------------------------- */
+
+static void sched_lock(struct sched_work *work, struct store_queue *queue)
+{
+	*work = (struct sched_work){ .queue = container_of(queue, struct sched_queue, base) };
+	list_init(&work->forward);
+	pthread_mutex_lock(&sched_of(queue->store)->lock);
+}
+
+static void watch_done(struct ring_op *op, int result);
+
+static void sched_unlock(struct sched_work *work)
+{
+	struct store_queue *queue = &work->queue->base;
+	struct list_node *node;
+
+	pthread_mutex_unlock(&sched_of(queue->store)->lock);
+	while ((node = list_pop_front(&work->forward)) != NULL) {
+		struct store_part *part = list_entry(node, struct store_part, node);
+		struct sched_scratch *scratch = store_scratch(part);
+
+		if (part->io.in_flight) {
+			scratch->state = PART_WATCH_ENDING;
+			ring_cancel(queue->ring, &part->io);
+		} else {
+			store_forward(part);
+		}
+	}
+	if (work->watch != NULL) {
+		ring_timer(queue->ring, &work->watch->io, work->watch_ns, watch_done);
+	}
+}
+
+static void watch_done(struct ring_op *op, int result)
+{
+	struct store_part *part = container_of(op, struct store_part, io);
+	struct sched_store *store = sched_of(part->queue->store);
+	const struct sched_scratch *scratch = store_scratch(part);
+	struct sched_work work;
+
+	GMB_UNUSED(result); /* -ECANCELED: the part may go */
+	if (scratch->state == PART_WATCH_ENDING) {
+		store_forward(part);
+		return;
+	}
+	sched_lock(&work, part->queue);
+	if (scratch->state == PART_WAITING) { /* otherwise the queue's message forwards it */
+		store->watch = NULL;
+		sched_decide(store, ring_now_ns(part->queue->ring), &work);
+	}
+	sched_unlock(&work);
+}
+
+static void sched_deliver(struct ring *ring, struct ring_message *message)
+{
+	struct sched_queue *queue = container_of(message, struct sched_queue, message);
+	struct sched_store *store = sched_of(queue->base.store);
+	struct sched_work work;
+	struct list_node *node;
+
+	sched_lock(&work, &queue->base);
+	queue->is_posted = false;
+	while ((node = list_pop_front(&queue->granted)) != NULL) {
+		list_push_back(&work.forward, node);
+	}
+	if (store->watch != NULL && queue_of(store->watch) == queue &&
+		!store->watch->io.in_flight) {
+		store->watch = NULL;
+		sched_decide(store, ring_now_ns(ring), &work);
+	}
+	sched_unlock(&work);
+}
+
+/* Returns whether the part moves the heads of the disk and may wait. */
+static bool is_scheduled(const struct sched_store *store, const struct store_part *part)
+{
+	return part->op == STORE_READ ? store->read_seeks
+				      : part->op == STORE_WRITE && store->write_seeks &&
+						(part->flags & STORE_FUA) == 0;
+}
+
+static void sched_submit(struct store_queue *queue, struct store_part *part)
+{
+	struct sched_store *store = sched_of(queue->store);
+	struct sched_scratch *scratch = store_scratch(part);
+	uint64_t now_ns;
+	struct sched_work work;
+
+	if (!is_scheduled(store, part)) {
+		scratch->state = PART_PASSED;
+		if (part->op == STORE_COPY) {
+			scratch->source = part->copy.source;
+			part->copy.source = part->copy.source->inner;
+		}
+		store_forward(part);
+		return;
+	}
+	now_ns = ring_now_ns(queue->ring);
+	sched_lock(&work, queue);
+	scratch->state = PART_WAITING;
+	scratch->arrived_ns = now_ns;
+	scratch->stream = classify(store, part, now_ns);
+	if (scratch->stream != NULL) {
+		gap_end(scratch->stream, now_ns);
+		store->streams_waiting += list_is_empty(&scratch->stream->waiting);
+		list_push_back(&scratch->stream->waiting, &part->node);
+	} else {
+		list_push_back(&store->others, &part->node);
+	}
+	sched_decide(store, now_ns, &work);
+	work.queue->waits += scratch->state == PART_WAITING;
+	sched_unlock(&work);
+}
+
+static void sched_done(struct store_part *part, int result)
+{
+	struct sched_store *store = sched_of(part->queue->store);
+	struct sched_scratch *scratch = store_scratch(part);
+	uint64_t now_ns;
+	struct sched_work work;
+
+	if (scratch->state == PART_PASSED) {
+		if (part->op == STORE_COPY) {
+			part->copy.source = scratch->source;
+		}
+		store_finish(part, result);
+		return;
+	}
+	now_ns = ring_now_ns(part->queue->ring);
+	sched_lock(&work, part->queue);
+	store->inflight--;
+	if (scratch->stream != NULL) {
+		scratch->stream->inflight_bytes -= part->length;
+		scratch->stream->idle_since_ns = now_ns;
+	}
+	sched_decide(store, now_ns, &work);
+	sched_unlock(&work);
+	store_finish(part, result);
+}
+
+static uint32_t sched_copy_ways(struct store *target, struct store *source, uint64_t *clone_align)
+{
+	return store_copy_ways(target->inner, source->inner, clone_align);
+}
+
+/* --- opening --------------------------------------------------------------------------------- */
+
+enum { SCHED_AUTO, SCHED_OFF };
+
+static const char *const words[] = { "auto", "off", NULL };
+
+struct sched_config {
+	uint32_t sched; /* SCHED_AUTO or SCHED_OFF */
+};
+
+static const struct field options[] = {
+	{ "sched", NULL,
+		"whether one of several sequential streams at a time has the disk: auto (default), "
+		"on rotational disks without the page cache; or off",
+		"off", .type = FIELD_WORD, .words = words, FIELD_IN(struct sched_config, sched) },
+};
+
+static bool sched_wraps(const struct store_info *info, const void *config)
+{
+	const struct sched_config *given = config;
+
+	return (info->read_seeks || info->write_seeks) &&
+	       (given == NULL || given->sched == SCHED_AUTO);
+}
+
+static int sched_queue_init(struct store_queue *base, struct error *error)
+{
+	struct sched_queue *queue = container_of(base, struct sched_queue, base);
+
+	GMB_UNUSED(error);
+	list_init(&queue->granted);
+	queue->message.deliver = sched_deliver;
+	return 0;
+}
+
+static void sched_queue_fini(struct store_queue *base)
+{
+	struct sched_queue *queue = container_of(base, struct sched_queue, base);
+
+	GMB_ASSERT(!queue->is_posted && list_is_empty(&queue->granted));
+}
+
+static int sched_open(struct store *base, const struct store_options *store_options,
+	const void *config, struct error *error)
+{
+	struct sched_store *store = sched_of(base);
+
+	GMB_UNUSED(store_options);
+	GMB_UNUSED(config);
+	GMB_UNUSED(error);
+	store->read_seeks = base->info.read_seeks;
+	store->write_seeks = base->info.write_seeks;
+	pthread_mutex_init(&store->lock, NULL);
+	list_init(&store->order);
+	list_init(&store->others);
+	for (uint32_t i = 0; i < STREAMS_MAX; i++) {
+		list_init(&store->streams[i].waiting);
+		list_push_back(&store->order, &store->streams[i].node);
+	}
+	return 0;
+}
+
+static void sched_close(struct store *base)
+{
+	pthread_mutex_destroy(&sched_of(base)->lock);
+}
+
+static const struct counter counter_list[] = {
+	STORE_COUNTER(struct sched_queue, runs, ITEMS, "Runs of a sequential stream on the disk"),
+	STORE_COUNTER(struct sched_queue, waits, ITEMS, "Requests that waited for their turn"),
+};
+
+static const struct counter_table counters = { "sched", "export", "store_sched_", counter_list,
+	ARRAY_COUNT(counter_list) };
+
+static const struct store_ops sched_ops = {
+	.name = "sched",
+	.queue_bytes = sizeof(struct sched_queue),
+	.scratch_bytes = sizeof(struct sched_scratch),
+	.close = sched_close,
+	.queue_init = sched_queue_init,
+	.queue_fini = sched_queue_fini,
+	.submit = sched_submit,
+	.inner_done = sched_done,
+	.counters = &counters,
+	.copy_ways = sched_copy_ways,
+	.handover = store_handover_nothing,
+};
+
+const struct store_kind sched_store_kind = {
+	.name = "sched",
+	.is_filter = true,
+	.wraps = sched_wraps,
+	.options = options,
+	.option_count = ARRAY_COUNT(options),
+	.config_bytes = sizeof(struct sched_config),
+	.store_bytes = sizeof(struct sched_store),
+	.ops = &sched_ops,
+	.open = sched_open,
+};

@@ -1,0 +1,422 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The scheduler on a paced disk that seeks, in simulated time: throughput of several streams with
+ * and without it, waiting times beside them, fairness, and that no part is lost whatever the
+ * order of arrivals.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "../stores.h"
+#include "sim/sim.h"
+#include "store/store.h"
+
+enum {
+	KIB = 1024,
+	RING_COUNT = 2,
+	CLIENTS_MAX = 80,
+	DEPTH_MAX = 4,
+	LATENCIES_MAX = 1 << 16,
+	GAP_NS = 50000, /* of a client on the same machine */
+};
+
+#define MIB	  (UINT64_C(1) << 20)
+#define GIB	  (UINT64_C(1) << 30)
+#define SECOND_NS UINT64_C(1000000000)
+#define DISK	  "150M:seek=8ms"
+
+enum pattern { PATTERN_STREAM, PATTERN_RANDOM };
+
+struct client;
+
+struct request {
+	struct store_part part;
+	struct client *client;
+	uint64_t begin_ns;
+	bool is_busy;
+};
+
+struct client {
+	struct world *world;
+	enum pattern pattern;
+	enum store_op op;
+	uint32_t flags;
+	uint32_t bytes;
+	uint32_t depth;
+	uint64_t gap_ns;
+	uint32_t ring; /* index */
+	uint64_t next_offset;
+	uint64_t done_bytes;
+	uint64_t latencies_ns[LATENCIES_MAX];
+	uint32_t latency_count;
+	struct request requests[DEPTH_MAX];
+};
+
+struct world {
+	struct ring *rings[RING_COUNT];
+	struct store *store;
+	struct store_queue *queues[RING_COUNT];
+	struct client *clients;
+	uint32_t client_count;
+	bool is_ending;
+};
+
+static uint8_t payload[4 << 20];
+
+static void world_open(struct world *world, uint64_t seed, const char *pace, const char *sched)
+{
+	struct store_options options = { .path = "null:64G" };
+	struct error error;
+
+	memset(world, 0, sizeof(*world));
+	sim_start(&(struct sim_options){ .seed = seed });
+	stores_set(&options, "pace", pace);
+	stores_set(&options, "sched", sched);
+	if (store_open(&options, &world->store, &error) != 0) {
+		fail_msg("%s", error.text);
+	}
+	store_options_fini(&options);
+	for (uint32_t i = 0; i < RING_COUNT; i++) {
+		if (ring_create(&(struct ring_options){ 0 }, &world->rings[i], &error) != 0 ||
+			store_queue_create(
+				world->store, world->rings[i], &world->queues[i], &error) != 0) {
+			fail_msg("%s", error.text);
+		}
+	}
+	world->clients = calloc(CLIENTS_MAX, sizeof(*world->clients));
+	assert_non_null(world->clients);
+}
+
+static void world_close(struct world *world)
+{
+	world->is_ending = true;
+	while (sim_step()) {
+	}
+	for (uint32_t i = 0; i < world->client_count; i++) {
+		for (uint32_t k = 0; k < DEPTH_MAX; k++) {
+			assert_false(world->clients[i].requests[k].is_busy);
+		}
+	}
+	for (uint32_t i = 0; i < RING_COUNT; i++) {
+		store_queue_destroy(world->queues[i]);
+		ring_destroy(world->rings[i]);
+	}
+	store_close(world->store);
+	free(world->clients);
+	sim_stop();
+}
+
+static void request_done(struct store_part *part, int result);
+
+static void request_begin(void *context)
+{
+	struct request *request = context;
+	struct client *client = request->client;
+
+	if (client->world->is_ending) {
+		return;
+	}
+	if (client->pattern == PATTERN_RANDOM) {
+		client->next_offset = sim_between(0, 60 * GIB / client->bytes) * client->bytes;
+	}
+	memset(&request->part, 0, sizeof(request->part));
+	request->part.op = client->op;
+	request->part.flags = client->flags;
+	request->part.offset = client->next_offset;
+	request->part.length = client->bytes;
+	request->part.memory = mem_of(payload);
+	request->part.hints.requester = 1 + (uint64_t)(client - client->world->clients);
+	request->part.done = request_done;
+	request->begin_ns = sim_now_ns();
+	request->is_busy = true;
+	client->next_offset = (client->next_offset + client->bytes) % (60 * GIB);
+	store_submit(client->world->queues[client->ring], &request->part);
+}
+
+static void request_done(struct store_part *part, int result)
+{
+	struct request *request = container_of(part, struct request, part);
+	struct client *client = request->client;
+
+	assert_int_equal(result, 0);
+	assert_true(request->is_busy);
+	request->is_busy = false;
+	client->done_bytes += client->bytes;
+	if (client->latency_count < LATENCIES_MAX) {
+		client->latencies_ns[client->latency_count++] = sim_now_ns() - request->begin_ns;
+	}
+	sim_after(client->gap_ns, request_begin, request);
+}
+
+static struct client *add(struct world *world, const struct client *like)
+{
+	uint32_t i = world->client_count++;
+	struct client *client = &world->clients[i];
+
+	client->world = world;
+	client->pattern = like->pattern;
+	client->op = like->op;
+	client->flags = like->flags;
+	client->bytes = like->bytes;
+	client->depth = MAX(like->depth, UINT32_C(1));
+	client->gap_ns = like->gap_ns > 0 ? like->gap_ns : GAP_NS;
+	client->ring = i % RING_COUNT;
+	client->next_offset = i * GIB / 2;
+	for (uint32_t k = 0; k < client->depth; k++) {
+		client->requests[k].client = client;
+		sim_after(sim_between(0, 1000000), request_begin, &client->requests[k]);
+	}
+	return client;
+}
+
+/* Runs for so long, after a second of warming up. */
+static void run(struct world *world, uint64_t seconds)
+{
+	uint64_t end_ns = sim_now_ns() + SECOND_NS;
+
+	for (int phase = 0; phase < 2; phase++) {
+		while (sim_now_ns() < end_ns) {
+			assert_true(sim_step());
+		}
+		if (phase == 0) {
+			for (uint32_t i = 0; i < world->client_count; i++) {
+				world->clients[i].done_bytes = 0;
+				world->clients[i].latency_count = 0;
+			}
+			end_ns = sim_now_ns() + seconds * SECOND_NS;
+		}
+	}
+}
+
+static uint64_t streams_bytes(const struct world *world)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < world->client_count; i++) {
+		bytes += world->clients[i].pattern == PATTERN_STREAM ? world->clients[i].done_bytes
+								     : 0;
+	}
+	return bytes;
+}
+
+/* Jain's index of the streams' shares: 1 when all are equal. */
+static double fairness(const struct world *world)
+{
+	double sum = 0;
+	double squares = 0;
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < world->client_count; i++) {
+		double share = (double)world->clients[i].done_bytes;
+
+		if (world->clients[i].pattern == PATTERN_STREAM) {
+			sum += share;
+			squares += share * share;
+			count++;
+		}
+	}
+	return sum * sum / (squares * count);
+}
+
+static int compare_ns(const void *a, const void *b)
+{
+	uint64_t x = *(const uint64_t *)a;
+	uint64_t y = *(const uint64_t *)b;
+
+	return x < y ? -1 : x > y;
+}
+
+static double latency_ms(struct client *client, double share)
+{
+	assert_true(client->latency_count > 0);
+	qsort(client->latencies_ns, client->latency_count, sizeof(uint64_t), compare_ns);
+	return (double)client->latencies_ns[(uint32_t)(share * (client->latency_count - 1))] / 1e6;
+}
+
+struct load {
+	uint32_t streams;
+	uint32_t kib;
+	uint32_t depth;
+	bool with_random;
+	double gain_min;
+};
+
+static double load_run(const struct load *load, const char *sched, double *p99_ms, double *jain)
+{
+	struct client stream = { .op = STORE_READ, .bytes = load->kib * KIB, .depth = load->depth };
+	struct client random = { .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB };
+	struct client *reader = NULL;
+	struct world world;
+	double rate;
+
+	world_open(&world, 1, DISK, sched);
+	for (uint32_t i = 0; i < load->streams; i++) {
+		add(&world, &stream);
+	}
+	if (load->with_random) {
+		reader = add(&world, &random);
+	}
+	run(&world, 30);
+	rate = (double)streams_bytes(&world) / 30e6;
+	*p99_ms = reader != NULL ? latency_ms(reader, 0.99) : 0;
+	*jain = fairness(&world);
+	world_close(&world);
+	return rate;
+}
+
+static void several_streams_gain(void **state)
+{
+	static const struct load loads[] = {
+		{ 4, 512, 1, true, 2.2 },
+		{ 4, 512, 1, false, 1.66 },
+		{ 4, 512, 4, true, 1.66 },
+		{ 8, 512, 4, false, 1.66 },
+		{ 4, 1024, 1, true, 1.4 },
+		{ 8, 1024, 4, true, 1.4 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(loads); i++) {
+		double p99_off;
+		double p99_ms;
+		double jain_off;
+		double jain;
+		double off = load_run(&loads[i], "off", &p99_off, &jain_off);
+		double on = load_run(&loads[i], "auto", &p99_ms, &jain);
+
+		print_message(
+			"%u x %u KiB, depth %u%s: %.1f, off %.1f MB/s; random reader p99 %.1f, off "
+			"%.1f ms; fairness %.3f, off %.3f\n",
+			loads[i].streams, loads[i].kib, loads[i].depth,
+			loads[i].with_random ? ", random reader" : "", on, off, p99_ms, p99_off,
+			jain, jain_off);
+		assert_true(on >= loads[i].gain_min * off);
+		assert_true(p99_ms <= 60);
+		assert_true(jain >= 0.95);
+	}
+}
+
+/* A node of a cluster writes a sign of life every half second, durable, and must never be late. */
+static void durable_writes_do_not_wait(void **state)
+{
+	struct client stream = { .op = STORE_READ, .bytes = 512 * KIB, .depth = 4 };
+	struct client random = { .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB };
+	struct client heartbeat = { .op = STORE_WRITE,
+		.pattern = PATTERN_RANDOM,
+		.flags = STORE_FUA,
+		.bytes = 512,
+		.gap_ns = SECOND_NS / 2 };
+	struct client *written;
+	struct world world;
+
+	(void)state;
+	world_open(&world, 1, DISK, "auto");
+	for (int i = 0; i < 4; i++) {
+		add(&world, &stream);
+	}
+	add(&world, &random);
+	written = add(&world, &heartbeat);
+	run(&world, 900);
+	assert_true(written->latency_count > 1500);
+	assert_true(latency_ms(written, 1) <= 100);
+	world_close(&world);
+}
+
+/* A client whose next request takes longer than the disk may wait gains nothing, and loses
+ * nothing. */
+static void far_clients_lose_nothing(void **state)
+{
+	static const char *const ways[] = { "off", "auto" };
+	struct client far = { .op = STORE_READ, .bytes = 512 * KIB, .gap_ns = 5000000 };
+	uint64_t bytes[ARRAY_COUNT(ways)];
+
+	(void)state;
+	for (size_t way = 0; way < ARRAY_COUNT(ways); way++) {
+		struct world world;
+
+		world_open(&world, 1, DISK, ways[way]);
+		for (int i = 0; i < 4; i++) {
+			add(&world, &far);
+		}
+		run(&world, 30);
+		bytes[way] = streams_bytes(&world);
+		world_close(&world);
+	}
+	assert_true(bytes[1] * 100 >= bytes[0] * 97);
+}
+
+/* Nothing waits where there is no stream, or only one. */
+static void nothing_waits_alone(void **state)
+{
+	static const struct client loads[] = {
+		{ .op = STORE_READ, .bytes = 512 * KIB, .depth = 4 },
+		{ .op = STORE_WRITE, .bytes = 512 * KIB, .depth = 4 },
+		{ .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB, .depth = 4 },
+	};
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(loads); i++) {
+		uint64_t done[2];
+
+		for (int with = 0; with < 2; with++) {
+			struct world world;
+
+			world_open(&world, 1, DISK, with ? "auto" : "off");
+			add(&world, &loads[i]);
+			run(&world, 20);
+			done[with] = world.clients[0].done_bytes;
+			world_close(&world);
+		}
+		assert_true(done[1] * 100 >= done[0] * 99);
+	}
+}
+
+/* More streams than the table holds, in both directions, that pause and end at any time. */
+static void all_parts_are_done(void **state)
+{
+	(void)state;
+	for (uint64_t seed = 1; seed <= 20; seed++) {
+		struct world world;
+
+		world_open(&world, seed, seed % 2 == 0 ? "1G:seek=1ms" : DISK, "auto");
+		for (int i = 0; i < CLIENTS_MAX; i++) {
+			struct client client = { .op = sim_between(0, 2) == 0 ? STORE_WRITE
+									      : STORE_READ,
+				.pattern = sim_between(0, 3) == 0 ? PATTERN_RANDOM : PATTERN_STREAM,
+				.bytes = (uint32_t)(4 * KIB << sim_between(0, 9)),
+				.depth = (uint32_t)sim_between(1, DEPTH_MAX),
+				.gap_ns = UINT64_C(1) << sim_between(10, 27) };
+
+			if (client.op == STORE_WRITE && sim_between(0, 3) == 0) {
+				client.flags = STORE_FUA;
+			}
+			add(&world, &client);
+		}
+		/* Each stream has its turn after as many runs as there are streams. */
+		run(&world, 20);
+		for (uint32_t i = 0; i < world.client_count; i++) {
+			assert_true(world.clients[i].latency_count > 0);
+		}
+		world_close(&world);
+	}
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(several_streams_gain),
+		cmocka_unit_test(durable_writes_do_not_wait),
+		cmocka_unit_test(far_clients_lose_nothing),
+		cmocka_unit_test(nothing_waits_alone),
+		cmocka_unit_test(all_parts_are_done),
+	};
+
+	stores_register();
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
