@@ -15,6 +15,9 @@
  * and within a run as soon as one of them has waited OTHERS_WAIT_NS. The owner of the disk changes
  * when all parts of the previous owner are done. If no stream exists, no part waits.
  *
+ * Many disks are said to be rotational and are not, for example those of virtual machines. So the
+ * seek time is measured, and as long as it is short, no part waits.
+ *
  * Flushes, durable writes (FUA) and all operations but reads and writes are passed on immediately.
  *
  * Threading: the queues of all rings share the state, under a lock; a disk that seeks has a few
@@ -34,6 +37,7 @@ enum {
 	STREAMS_MAX = 64,
 	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
 	GAP_SHIFT = 2,	      /* a new value has a weight of one quarter */
+	SEEK_SHIFT = 3,	      /* a new value has a weight of one eighth */
 	/* Maximum number of other parts in a turn that streams wait for. */
 	OTHERS_TURN_MAX = 16,
 };
@@ -47,9 +51,14 @@ enum {
 #define OTHERS_WAIT_NS	 UINT64_C(35000000)
 /* A run has no more bytes at the disk, so that the others can have their turn soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
-#define IDLE_NS_MAX   UINT64_C(2000000)
-#define GAP_NS_FIRST  (IDLE_NS_MAX / 2)
-#define GAP_NS_MAX    (2 * IDLE_NS_MAX)
+/* Average seek time from which on parts wait. */
+#define SEEK_NS_MIN UINT64_C(2000000)
+#define SEEK_NS_MAX UINT64_C(50000000)
+/* Time of a byte that is not counted as seek time. Most disks are faster. */
+#define BYTE_NS	     UINT64_C(10)
+#define IDLE_NS_MAX  UINT64_C(2000000)
+#define GAP_NS_FIRST (IDLE_NS_MAX / 2)
+#define GAP_NS_MAX   (2 * IDLE_NS_MAX)
 
 enum sched_owner { OWNER_NOBODY, OWNER_RUN, OWNER_OTHERS };
 
@@ -93,6 +102,9 @@ struct sched_store {
 	struct stream *run;	  /* NULL: none */
 	uint64_t run_start_ns;
 	uint64_t others_end_ns;	  /* end of the last turn of the others */
+	uint64_t head;		  /* end of the part that was granted last */
+	uint64_t done_ns;	  /* when the last part was done */
+	uint64_t seek_ns;	  /* average seek time */
 	struct store_part *watch; /* the part whose operation is the timer; NULL: none */
 };
 
@@ -100,16 +112,18 @@ enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED, PART_WATCH_ENDING };
 
 /* The filter's private data in a part. */
 struct sched_scratch {
-	uint64_t arrived_ns;
+	uint64_t arrived_ns; /* then: when the part was granted */
 	union {
 		struct stream *stream; /* NULL: one of the others */
 		struct store *source;  /* of a copy, as the submitter has set it */
 	};
-	uint64_t state; /* enum part_state */
+	enum part_state state;
+	bool seeks; /* the part does not begin where the one before it ended */
 };
 
-/* What to do after the lock has been released. */
+/* A decision, and what to do after the lock has been released. */
 struct sched_work {
+	uint64_t now_ns; /* read under the lock, so that times of several rings are in order */
 	struct sched_queue *queue; /* the queue of this ring */
 	struct list_node forward;  /* its parts that may go */
 	struct store_part *watch;  /* its part that needs a timer, or NULL */
@@ -271,7 +285,13 @@ static void grant(struct sched_store *store, struct store_part *part, struct sch
 
 	list_remove(&part->node);
 	scratch->state = PART_GRANTED;
+	scratch->arrived_ns = work->now_ns;
+	scratch->seeks = part->offset != store->head;
+	store->head = part->offset + part->length;
 	store->inflight++;
+	if (scratch->stream != NULL) {
+		scratch->stream->inflight_bytes += part->length;
+	}
 	if (store->watch == part) {
 		store->watch = NULL;
 	}
@@ -293,19 +313,15 @@ static void grant_others(struct sched_store *store, struct sched_work *work)
 	}
 }
 
-static void grant_run(struct sched_store *store, struct sched_work *work)
+static void grant_stream(struct sched_store *store, struct stream *stream, uint64_t bytes_max,
+	struct sched_work *work)
 {
-	struct stream *run = store->run;
-
-	store->streams_waiting -= !list_is_empty(&run->waiting);
-	while (!list_is_empty(&run->waiting) && run->inflight_bytes < RUN_BYTES_MAX) {
-		struct store_part *part =
-			list_entry(list_first(&run->waiting), struct store_part, node);
-
-		run->inflight_bytes += part->length;
-		grant(store, part, work);
+	store->streams_waiting -= !list_is_empty(&stream->waiting);
+	while (!list_is_empty(&stream->waiting) && stream->inflight_bytes < bytes_max) {
+		grant(store, list_entry(list_first(&stream->waiting), struct store_part, node),
+			work);
 	}
-	store->streams_waiting += !list_is_empty(&run->waiting);
+	store->streams_waiting += !list_is_empty(&stream->waiting);
 }
 
 static void end_run(struct sched_store *store)
@@ -327,7 +343,7 @@ static struct stream *first_waiting(const struct sched_store *store)
 }
 
 /* Chooses the part that waits for the end of the pause of a quiet run. */
-static void watch_choose(struct sched_store *store, uint64_t now_ns, struct sched_work *work)
+static void watch_choose(struct sched_store *store, struct sched_work *work)
 {
 	struct list_node *node = list_first(&store->others);
 
@@ -343,21 +359,36 @@ static void watch_choose(struct sched_store *store, uint64_t now_ns, struct sche
 	store->watch = list_entry(node, struct store_part, node);
 	if (queue_of(store->watch) == work->queue) {
 		work->watch = store->watch;
-		work->watch_ns = idle_end_ns(store->run) - now_ns;
+		work->watch_ns = idle_end_ns(store->run) - work->now_ns;
 	} else {
 		queue_call(queue_of(store->watch));
 	}
 }
 
+/* Passes on all parts, because the disk does not seek. */
+static void grant_all(struct sched_store *store, struct sched_work *work)
+{
+	store->run = NULL;
+	store->owner = OWNER_NOBODY;
+	while (store->streams_waiting > 0) {
+		grant_stream(store, first_waiting(store), UINT64_MAX, work);
+	}
+	grant_others(store, work);
+}
+
 /* Passes on the parts that may go now. */
-static void sched_decide(struct sched_store *store, uint64_t now_ns, struct sched_work *work)
+static void sched_decide(struct sched_store *store, struct sched_work *work)
 {
 	enum sched_owner owner;
 
-	if (store->run != NULL && run_is_over(store, now_ns)) {
+	if (store->seek_ns < SEEK_NS_MIN) {
+		grant_all(store, work);
+		return;
+	}
+	if (store->run != NULL && run_is_over(store, work->now_ns)) {
 		end_run(store);
 	}
-	owner = next_owner(store, now_ns);
+	owner = next_owner(store, work->now_ns);
 	if (owner == OWNER_NOBODY ||
 		(store->inflight > 0 &&
 			(owner != store->owner || (owner == OWNER_RUN && store->run == NULL)))) {
@@ -365,7 +396,7 @@ static void sched_decide(struct sched_store *store, uint64_t now_ns, struct sche
 	}
 	if (owner == OWNER_OTHERS) {
 		/* The disk seeks after this turn in any case: now rather than soon again. */
-		if (store->run != NULL && run_has_had(store, RUN_NS / 2, now_ns)) {
+		if (store->run != NULL && run_has_had(store, RUN_NS / 2, work->now_ns)) {
 			end_run(store);
 		}
 		store->owner = OWNER_OTHERS;
@@ -373,16 +404,16 @@ static void sched_decide(struct sched_store *store, uint64_t now_ns, struct sche
 		return;
 	}
 	if (store->owner == OWNER_OTHERS) {
-		store->others_end_ns = now_ns;
+		store->others_end_ns = work->now_ns;
 	}
 	store->owner = OWNER_RUN;
 	if (store->run == NULL) {
 		store->run = first_waiting(store);
-		store->run_start_ns = now_ns;
+		store->run_start_ns = work->now_ns;
 		work->queue->runs++;
 	}
-	grant_run(store, work);
-	watch_choose(store, now_ns, work);
+	grant_stream(store, store->run, RUN_BYTES_MAX, work);
+	watch_choose(store, work);
 }
 
 /* --- parts ----------------------------------------------------------------------------------- */
@@ -392,6 +423,7 @@ static void sched_lock(struct sched_work *work, struct store_queue *queue)
 	*work = (struct sched_work){ .queue = container_of(queue, struct sched_queue, base) };
 	list_init(&work->forward);
 	pthread_mutex_lock(&sched_of(queue->store)->lock);
+	work->now_ns = ring_now_ns(queue->ring);
 }
 
 static void watch_done(struct ring_op *op, int result);
@@ -433,7 +465,7 @@ static void watch_done(struct ring_op *op, int result)
 	sched_lock(&work, part->queue);
 	if (scratch->state == PART_WAITING) { /* otherwise the queue's message forwards it */
 		store->watch = NULL;
-		sched_decide(store, ring_now_ns(part->queue->ring), &work);
+		sched_decide(store, &work);
 	}
 	sched_unlock(&work);
 }
@@ -453,7 +485,7 @@ static void sched_deliver(struct ring *ring, struct ring_message *message)
 	if (store->watch != NULL && queue_of(store->watch) == queue &&
 		!store->watch->io.in_flight) {
 		store->watch = NULL;
-		sched_decide(store, ring_now_ns(ring), &work);
+		sched_decide(store, &work);
 	}
 	sched_unlock(&work);
 }
@@ -470,7 +502,6 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct sched_store *store = sched_of(queue->store);
 	struct sched_scratch *scratch = store_scratch(part);
-	uint64_t now_ns;
 	struct sched_work work;
 
 	if (!is_scheduled(store, part)) {
@@ -482,28 +513,41 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 		store_forward(part);
 		return;
 	}
-	now_ns = ring_now_ns(queue->ring);
 	sched_lock(&work, queue);
 	scratch->state = PART_WAITING;
-	scratch->arrived_ns = now_ns;
-	scratch->stream = classify(store, part, now_ns);
+	scratch->arrived_ns = work.now_ns;
+	scratch->stream = classify(store, part, work.now_ns);
 	if (scratch->stream != NULL) {
-		gap_end(scratch->stream, now_ns);
+		gap_end(scratch->stream, work.now_ns);
 		store->streams_waiting += list_is_empty(&scratch->stream->waiting);
 		list_push_back(&scratch->stream->waiting, &part->node);
 	} else {
 		list_push_back(&store->others, &part->node);
 	}
-	sched_decide(store, now_ns, &work);
+	sched_decide(store, &work);
 	work.queue->waits += scratch->state == PART_WAITING;
 	sched_unlock(&work);
+}
+
+/* Measures a seek: the time since the previous part was done, without that of the transfer. */
+static void seek_end(struct sched_store *store, struct store_part *part, uint64_t now_ns)
+{
+	const struct sched_scratch *scratch = store_scratch(part);
+	uint64_t ns = now_ns - MAX(scratch->arrived_ns, store->done_ns);
+	uint64_t transfer_ns = part->length * BYTE_NS;
+
+	store->done_ns = now_ns;
+	if (scratch->seeks) {
+		ns = MIN(ns > transfer_ns ? ns - transfer_ns : 0, SEEK_NS_MAX);
+		store->seek_ns =
+			store->seek_ns - (store->seek_ns >> SEEK_SHIFT) + (ns >> SEEK_SHIFT);
+	}
 }
 
 static void sched_done(struct store_part *part, int result)
 {
 	struct sched_store *store = sched_of(part->queue->store);
 	struct sched_scratch *scratch = store_scratch(part);
-	uint64_t now_ns;
 	struct sched_work work;
 
 	if (scratch->state == PART_PASSED) {
@@ -513,14 +557,14 @@ static void sched_done(struct store_part *part, int result)
 		store_finish(part, result);
 		return;
 	}
-	now_ns = ring_now_ns(part->queue->ring);
 	sched_lock(&work, part->queue);
 	store->inflight--;
+	seek_end(store, part, work.now_ns);
 	if (scratch->stream != NULL) {
 		scratch->stream->inflight_bytes -= part->length;
-		scratch->stream->idle_since_ns = now_ns;
+		scratch->stream->idle_since_ns = work.now_ns;
 	}
-	sched_decide(store, now_ns, &work);
+	sched_decide(store, &work);
 	sched_unlock(&work);
 	store_finish(part, result);
 }

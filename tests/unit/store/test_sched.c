@@ -377,6 +377,33 @@ static void nothing_waits_alone(void **state)
 	}
 }
 
+/* A disk that only says that it seeks, as those of virtual machines do. */
+static void nothing_waits_on_fast_disks(void **state)
+{
+	struct client stream = { .op = STORE_READ, .bytes = 512 * KIB, .depth = 4 };
+	struct client random = { .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB };
+	uint64_t bytes[2];
+	double p99_ms[2];
+
+	(void)state;
+	for (int with = 0; with < 2; with++) {
+		struct world world;
+		struct client *reader;
+
+		world_open(&world, 1, "500M:seek=500us", with ? "auto" : "off");
+		for (int i = 0; i < 4; i++) {
+			add(&world, &stream);
+		}
+		reader = add(&world, &random);
+		run(&world, 20);
+		bytes[with] = streams_bytes(&world);
+		p99_ms[with] = latency_ms(reader, 0.99);
+		world_close(&world);
+	}
+	assert_true(bytes[1] * 100 >= bytes[0] * 99);
+	assert_true(p99_ms[1] <= 1.02 * p99_ms[0]);
+}
+
 /* More streams than the table holds, in both directions, that pause and end at any time. */
 static void all_parts_are_done(void **state)
 {
@@ -414,6 +441,7 @@ int main(void)
 		cmocka_unit_test(durable_writes_do_not_wait),
 		cmocka_unit_test(far_clients_lose_nothing),
 		cmocka_unit_test(nothing_waits_alone),
+		cmocka_unit_test(nothing_waits_on_fast_disks),
 		cmocka_unit_test(all_parts_are_done),
 	};
 
