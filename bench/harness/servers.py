@@ -24,7 +24,7 @@ from .rig import Unavailable
 
 EXPORT = "bench"
 NO_DISK = "no-disk"
-START_TIMEOUT_S = 20.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -373,7 +373,7 @@ def start(recipe, disk_path, transport):
             break
         except ServerFailed:
             # Somebody else may have taken the port between the look-up and the bind.
-            if attempt == 2 or transport != "tcp":
+            if attempt == 2:
                 raise
     try:
         recipe.prepare(server.uri, disk_path)

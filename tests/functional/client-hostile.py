@@ -760,8 +760,9 @@ class Silence(Case):
             hang_up.register(export.dialogue.conn, 0)
             hang_up.poll()
         with ExportServer(script, lambda export: export.serve(), size=64 << 20) as server:
-            answers = self.drive(f"open c {server.uri()} request_timeout_ms=300",
-                                 f"write c 0 {16 << 20} 0", "wait")
+            # Long enough for the next connection, whose server listens, on a busy machine.
+            answers = self.drive(f"open c {server.uri()} request_timeout_ms=4000",
+                                 f"write c 0 {2 << 20} 0", "wait")
         self.assertEqual(server.failures, [])
         self.assertEqual(self.results(answers, "c")[0][0], 0)
         self.assertIn("the server did not respond in time", self.of(answers, "event", "c")[0])

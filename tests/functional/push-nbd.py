@@ -127,7 +127,7 @@ class PushNbd(push_tool.Case):
             self.check_refused(["push", first.push("disk"), uri], 1, "start the server with --push-to nbd:PLACE")
             first.stop()
         first = self.serve(f"disk={source}", arguments=("--push-to", f"nbd:127.0.0.1,port={port}"))
-        push = self.start_push("--rate", "8M", first.push("disk"), uri)
+        push = self.start_push("--rate", "4M", first.push("disk"), uri)
         self.wait_for_bytes(first.push("disk"), 3 * MIB)
         with open(f"/proc/{push.pid}/io") as file:
             counts = dict(line.split(": ") for line in file)

@@ -99,7 +99,7 @@ class PushSnapshot(push_tool.Case):
             for path, uri, arguments in ((target, second.push("disk"), ()), (other, plain.uri, ()),
                                          (target, second.push("disk"), ("--resume",))):
                 before = writer.count()
-                push = self.start_push("--rate", "5M", *arguments, first.push("disk"), uri)
+                push = self.start_push("--rate", "2M", *arguments, first.push("disk"), uri)
                 self.wait_for(lambda: self.snapshots(first))
                 listed, = self.snapshots(first)
                 self.assertRegex(listed["name"], "^push-[0-9a-f]{16}$")
@@ -178,7 +178,7 @@ class PushSnapshot(push_tool.Case):
         second = self.serve("disk=" + self.image("target", 64 * MIB))
         with nbdmini.open_export(first.uris[1], b"disk") as client:
             client.write(0, self.random.randbytes(16 * MIB))
-        push = self.start_push("--rate", "2M", first.push("disk"), second.push("disk"))
+        push = self.start_push("--rate", "1M", first.push("disk"), second.push("disk"))
         self.wait_for_bytes(first.push("disk"), MIB)
         code, output, errors = self.run_gmblock("upgrade", first.control)
         self.assertEqual((code, errors), (0, ""))

@@ -350,7 +350,7 @@ class PushTls(push_tool.Case):
         self.assertGreaterEqual(self.check_push(first, far.at, target, "--rate", str(16 * MIB))["seconds"], 0.499)
         with open(target, "r+b") as file:
             file.write(bytes(size))
-        push = self.start_push("--rate", "2M", *uris)
+        push = self.start_push("--rate", "1M", *uris)
         self.wait_for_bytes(uris[0], 2 * MIB)
         far.kill()
         _, errors = push.communicate()
