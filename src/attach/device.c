@@ -192,9 +192,7 @@ static int attach_device_print_json(const struct timings *timings, const char *p
 			     ? 0
 			     : -ENOMEM;
 	}
-	if (rc == 0) {
-		rc = control_print_json(root, JSON_INDENT(2) | JSON_REAL_PRECISION(10));
-	}
+	rc = rc ?: control_print_json(root, JSON_INDENT(2) | JSON_REAL_PRECISION(10));
 	if (rc == 0 && putchar('\n') == EOF) {
 		rc = -EIO;
 	}

@@ -323,9 +323,7 @@ int fuse_device_start(
 	}
 	rc = prepare_mount_point(file, options->file, error);
 	timings_mark(options->timings, TIMINGS_FILE);
-	if (rc == 0) {
-		rc = thread_start(&file->thread, file_thread, file, error);
-	}
+	rc = rc ?: thread_start(&file->thread, file_thread, file, error);
 	if (rc != 0) {
 		file_free(file);
 		return rc;

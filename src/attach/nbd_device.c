@@ -719,9 +719,7 @@ int nbd_device_start(
 		rc = dial_all(disk, error);
 		timings_mark(options->timings, TIMINGS_CONNECT);
 	}
-	if (rc == 0) {
-		rc = nbd_device_check_blocks(disk, error);
-	}
+	rc = rc ?: nbd_device_check_blocks(disk, error);
 	if (rc == 0) {
 		rc = connect_device(disk, error);
 		timings_mark(options->timings, TIMINGS_DISK);

@@ -118,9 +118,7 @@ static int netlink_open(struct netlink *netlink)
 		return -ENOMEM;
 	}
 	rc = genl_connect(netlink->socket);
-	if (rc == 0) {
-		rc = genl_ctrl_resolve(netlink->socket, NBD_GENL_FAMILY_NAME);
-	}
+	rc = rc ?: genl_ctrl_resolve(netlink->socket, NBD_GENL_FAMILY_NAME);
 	if (rc < 0) {
 		rc = nbd_kernel_errno(rc);
 		nbd_kernel_close(netlink);

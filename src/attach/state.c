@@ -117,12 +117,8 @@ int state_write(const struct state_entry *entry, struct error *error)
 	int rc = make_folder(error);
 	int fd;
 
-	if (rc == 0) {
-		rc = state_path(path, entry->name, "json", error);
-	}
-	if (rc == 0) {
-		rc = state_path(fresh, entry->name, "new", error);
-	}
+	rc = rc ?: state_path(path, entry->name, "json", error);
+	rc = rc ?: state_path(fresh, entry->name, "new", error);
 	if (rc != 0) {
 		return rc;
 	}

@@ -438,16 +438,12 @@ int ublk_device_start(
 	timings_mark(options->timings, TIMINGS_DRIVER);
 	rc = start_queue(disk, 0, error);
 	timings_mark(options->timings, TIMINGS_CONNECT);
-	if (rc == 0) {
-		rc = ublk_device_check_blocks(disk, error);
-	}
+	rc = rc ?: ublk_device_check_blocks(disk, error);
 	if (rc == 0) {
 		rc = MIN(state_for_each(find_orphan, disk, error), 0);
 		timings_mark(options->timings, TIMINGS_LOOK);
 	}
-	if (rc == 0) {
-		rc = make_device(disk, error);
-	}
+	rc = rc ?: make_device(disk, error);
 	if (rc != 0) {
 		undo(disk);
 		return rc;

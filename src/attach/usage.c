@@ -267,12 +267,8 @@ int usage_check_disk(const char *name, struct error *error)
 	char path[128];
 	int rc = check_tree(name, &disks, error);
 
-	if (rc == 0) {
-		rc = check_mounts(name, &disks, error);
-	}
-	if (rc == 0) {
-		rc = check_swaps(name, &disks, error);
-	}
+	rc = rc ?: check_mounts(name, &disks, error);
+	rc = rc ?: check_swaps(name, &disks, error);
 	if (rc == 0) {
 		snprintf(path, sizeof(path), "/dev/%s", name);
 		rc = check_processes(path, &wanted, error);

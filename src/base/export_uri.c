@@ -205,9 +205,7 @@ static int export_uri_take_parts(struct export_uri *uri, struct uri *parts, stru
 	int rc = check_scheme(parts->scheme, uri, error);
 
 	uri->is_unix = parts->is_unix;
-	if (rc == 0) {
-		rc = check_export_name(parts, error);
-	}
+	rc = rc ?: check_export_name(parts, error);
 	while (rc == 0 && (rc = uri_next_parameter(&parts->query, &parameter, error)) > 0) {
 		rc = export_uri_take_parameter(uri, &parameter, error);
 		uri_parameter_fini(&parameter);
@@ -256,9 +254,7 @@ int export_uri_parse(const char *text, struct export_uri *uri, struct error *err
 			"tls-psk-file=FILE");
 	}
 	rc = strstr(text, "://") == NULL ? no_scheme(text, error) : uri_parse(text, &parts, error);
-	if (rc == 0) {
-		rc = export_uri_take_parts(&parsed, &parts, error);
-	}
+	rc = rc ?: export_uri_take_parts(&parsed, &parts, error);
 	uri_fini(&parts);
 	if (rc < 0) {
 		export_uri_fini(&parsed);

@@ -268,9 +268,7 @@ int place_parse(const char *text, struct place *place, struct error *error)
 	if (rc == 0 && credentials != NULL) {
 		rc = parse_credentials(&parsed, credentials, error);
 	}
-	if (rc == 0) {
-		rc = check_credentials(&parsed, error);
-	}
+	rc = rc ?: check_credentials(&parsed, error);
 	free(copy);
 	if (rc < 0) {
 		place_fini(&parsed);

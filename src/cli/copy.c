@@ -526,16 +526,12 @@ static int job_run(struct job *job, struct error *error)
 		job->loop.rate = arguments->rate;
 		err = ends_open(job, error);
 	}
-	if (err == 0) {
-		err = ends_check(job, error);
-	}
+	err = err ?: ends_check(job, error);
 	if (err == 0) {
 		err = copy_journal_open(&job->journal, arguments->journal, job->source, job->target,
 			arguments->allocate, error);
 	}
-	if (err == 0) {
-		err = copy_bad_open(&job->bad, arguments->map, job->source, job->target, error);
-	}
+	err = err ?: copy_bad_open(&job->bad, arguments->map, job->source, job->target, error);
 	if (err < 0) {
 		return err;
 	}
@@ -544,15 +540,9 @@ static int job_run(struct job *job, struct error *error)
 	job->counters.done = job->counters.start;
 	err = copy_pool_create(
 		&job->pool, job->loop.queue, buffers, arguments->request_bytes, error);
-	if (err == 0) {
-		err = copy_loop_watch_signals(&job->loop, error);
-	}
-	if (err == 0) {
-		err = target_prepare(job, error);
-	}
-	if (err == 0) {
-		err = copy_and_verify(job, error);
-	}
+	err = err ?: copy_loop_watch_signals(&job->loop, error);
+	err = err ?: target_prepare(job, error);
+	err = err ?: copy_and_verify(job, error);
 	return err == 0 ? copy_journal_remove(&job->journal, error) : err;
 }
 

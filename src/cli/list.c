@@ -216,9 +216,7 @@ static int cli_list_show_gmb(const struct list_arguments *arguments, const struc
 	struct error error;
 	int err = info_probe_gmb(arguments->uri, true, arguments->timeout_ns, &offers, &error);
 
-	if (err == 0) {
-		err = print(arguments, uri, &offers, &error);
-	}
+	err = err ?: print(arguments, uri, &offers, &error);
 	nbd_offers_fini(&offers);
 	return err != 0 ? cli_failure("list", &error) : CLI_OK;
 }
@@ -236,9 +234,7 @@ static int show_nbd(const struct list_arguments *arguments, const struct export_
 
 	/* An incomplete list is not printed, because readers could not see that entries are
 	 * missing. */
-	if (err == 0) {
-		err = print(arguments, uri, nbd_handshake_offers(answers), &error);
-	}
+	err = err ?: print(arguments, uri, nbd_handshake_offers(answers), &error);
 	nbd_handshake_destroy(answers);
 	return err != 0 ? cli_failure("list", &error) : CLI_OK;
 }

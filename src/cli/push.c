@@ -51,9 +51,7 @@ static int cli_push_take_range(void *context, const char *text, struct error *er
 	memcpy(offset, text, (size_t)(plus - text));
 	offset[plus - text] = '\0';
 	rc = units_parse_bytes(offset, &arguments->options.offset, error);
-	if (rc == 0) {
-		rc = units_parse_bytes(plus + 1, &arguments->options.length, error);
-	}
+	rc = rc ?: units_parse_bytes(plus + 1, &arguments->options.length, error);
 	return rc == 0 && arguments->options.length == 0
 		       ? error_set(error, -EINVAL, "the length is 0")
 		       : rc;

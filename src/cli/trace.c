@@ -136,9 +136,7 @@ static int show_requests(const struct trace_arguments *arguments, json_t *docume
 	if (err == 0 && svg->fd >= 0 && requests.count > 0) {
 		err = svg_file_write(svg, trace_request_plot, &requests, error);
 	}
-	if (err == 0) {
-		err = count_check(arguments, &requests, error);
-	}
+	err = err ?: count_check(arguments, &requests, error);
 	trace_request_free(&requests);
 	return err;
 }
@@ -152,9 +150,7 @@ static int trace_requests(const struct trace_arguments *arguments, struct svg_fi
 	struct error error = { 0 };
 	int err = stats_find(arguments->server, path, &error);
 
-	if (err == 0) {
-		err = trace_request_arm(path, question, &connection, &error);
-	}
+	err = err ?: trace_request_arm(path, question, &connection, &error);
 	if (err != 0) {
 		return cli_failure("trace", &error);
 	}

@@ -431,9 +431,7 @@ static int start_new(const int files[OFFER_FILES], const json_t *offer,
 		 * server. */
 		(void)close_range(STDERR_FILENO + 1, ~0U, CLOSE_RANGE_CLOEXEC);
 	}
-	if (rc == 0) {
-		rc = listen_to_it(said, files[OFFER_ERRORS], error);
-	}
+	rc = rc ?: listen_to_it(said, files[OFFER_ERRORS], error);
 	return rc == 0 ? start_process(files, offer, said->pipe[1], &start, error) : rc;
 }
 
@@ -449,12 +447,8 @@ static int take_offer(struct control_connection *connection, struct running *run
 		return rc;
 	}
 	rc = cli_upgrade_identify(connection, files[OFFER_CHANNEL], running, error);
-	if (rc == 0) {
-		rc = find_record(running, wish->command != NULL, error);
-	}
-	if (rc == 0) {
-		rc = start_new(files, offer, running, wish, said, error);
-	}
+	rc = rc ?: find_record(running, wish->command != NULL, error);
+	rc = rc ?: start_new(files, offer, running, wish, said, error);
 	json_decref(offer);
 	for (int i = 0; i < OFFER_FILES; i++) {
 		dispose_fd(files[i], control_connection_peer(connection).uid, false);
@@ -529,12 +523,8 @@ static int forecast(struct control_connection *connection, struct running *runni
 	int rc;
 
 	rc = take_identity(running, control_connection_fd(connection), &peer, error);
-	if (rc == 0) {
-		rc = find_record(running, wish->command != NULL, error);
-	}
-	if (rc == 0) {
-		rc = control_receive_result(connection, CONTROL_TIMEOUT_MS, &result, error);
-	}
+	rc = rc ?: find_record(running, wish->command != NULL, error);
+	rc = rc ?: control_receive_result(connection, CONTROL_TIMEOUT_MS, &result, error);
 	if (rc == 0) {
 		*status_out = print_forecast(result, peer.pid);
 		json_decref(result);
@@ -548,9 +538,7 @@ static int cli_upgrade_replace(struct control_connection *connection, struct run
 	json_t *result;
 	int rc = take_offer(connection, running, wish, said, error);
 
-	if (rc == 0) {
-		rc = control_receive_result(connection, ANSWER_MS, &result, error);
-	}
+	rc = rc ?: control_receive_result(connection, ANSWER_MS, &result, error);
 	if (rc == 0) {
 		*status_out = print_result(result);
 		json_decref(result);
@@ -568,9 +556,7 @@ static int upgrade(const char *path, const struct wish *wish, struct error *erro
 		json_pack("{s:b, s:b}", "dry_run", wish->is_dry, "all_or_nothing", wish->keeps_all),
 		CONTROL_TIMEOUT_MS, &connection, error);
 
-	if (rc == 0) {
-		rc = check_unit(connection, error);
-	}
+	rc = rc ?: check_unit(connection, error);
 	if (rc == 0) {
 		rc = wish->is_dry ? forecast(connection, &running, wish, &status, error)
 				  : cli_upgrade_replace(

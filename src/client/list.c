@@ -38,9 +38,7 @@ int gmb_list_exports(const char *uri, const struct gmb_options *options,
 
 	log_init();
 	err = client_options_take(&own, options, &reason);
-	if (err == 0) {
-		err = client_find_carrier(uri)->list(uri, &own, found, context, &reason);
-	}
+	err = err ?: client_find_carrier(uri)->list(uri, &own, found, context, &reason);
 	if (err != 0) {
 		error_export(error, &reason);
 	}

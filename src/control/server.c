@@ -709,9 +709,7 @@ int control_server_open(const struct control_protocol *protocol, const int *list
 		return error_oom_for(error, "a control socket");
 	}
 	rc = ring_create(&options, &server->ring, error);
-	if (rc == 0) {
-		rc = ring_check_restricted(server->ring, error);
-	}
+	rc = rc ?: ring_check_restricted(server->ring, error);
 	if (rc == 0 && (rc = ring_poll_fd(server->ring)) < 0) {
 		error_set(error, rc, "cannot watch the control socket: %s", strerror(-rc));
 	}

@@ -225,9 +225,7 @@ static int create_filled(int fd, const char *draft, const char *path, uint64_t s
 {
 	int result = ftruncate(fd, (off_t)size) == 0 ? 0 : -errno;
 
-	if (result == 0) {
-		result = disk_write(fd, head, head_bytes, 0);
-	}
+	result = result ?: disk_write(fd, head, head_bytes, 0);
 	if (result == 0) {
 		result = fsync(fd) == 0 ? 0 : -errno;
 	}

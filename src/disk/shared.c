@@ -190,13 +190,9 @@ static int disk_shared_open_once(
 		return shared->fd;
 	}
 	result = examine(path, shared->fd, &size, error);
-	if (result == 0) {
-		result = disk_shared_lock(path, shared->fd, flags, error);
-	}
+	result = result ?: disk_shared_lock(path, shared->fd, flags, error);
 	/* Examines the file again, in case it changed before it was locked. */
-	if (result == 0) {
-		result = examine(path, shared->fd, &size, error);
-	}
+	result = result ?: examine(path, shared->fd, &size, error);
 	if (result == 0 && size > 0 && (flags & DISK_SHARED_READ) == 0) {
 		result = disk_shared_allocate(shared, size, error);
 	}

@@ -82,9 +82,7 @@ static int knobs_open(struct store *base, const struct store_options *options,
 		options->read_mode == STORE_MODE_DEVICE || options->write_mode == STORE_MODE_DEVICE;
 	int result = knobs_progress(base, options, (enum knobs_progress)config->progress, error);
 
-	if (result == 0) {
-		result = knobs_gc(base, options, config, error);
-	}
+	result = result ?: knobs_gc(base, options, config, error);
 	if (result == 0 && config->has_device_cpu && !has_device) {
 		result = error_set(error, -EINVAL,
 			"'%s': the key device-cpu has no effect here: neither mode nor write-mode "

@@ -194,9 +194,7 @@ static void marker_slot_done(struct store_part *part, int result)
 	struct store_part *outer = slot->outer;
 	struct marker_queue *queue = marker_queue_of(outer->queue);
 
-	if (result == 0) {
-		result = finalize(marker_store_of(outer->queue->store), slot);
-	}
+	result = result ?: finalize(marker_store_of(outer->queue->store), slot);
 	slot->outer = NULL;
 	list_remove(&slot->node);
 	list_push_front(&queue->free, &slot->node);

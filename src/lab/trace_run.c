@@ -447,9 +447,7 @@ static int trace_run_disk_check(
 {
 	int err = check_aligned(work, disk, "--offset", work->offset, error);
 
-	if (err == 0) {
-		err = check_aligned(work, disk, "--parts", work->part_bytes, error);
-	}
+	err = err ?: check_aligned(work, disk, "--parts", work->part_bytes, error);
 	for (uint32_t i = 0; i < work->size_count && err == 0; i++) {
 		err = check_aligned(work, disk, "--size", work->sizes[i], error);
 		if (err == 0 &&
@@ -501,15 +499,9 @@ static int tracer_init(struct tracer *tracer, struct disk_info *disk, struct err
 	cpu_set_t cpus;
 	int err = disk_acquire(tracer, disk, error);
 
-	if (err == 0) {
-		err = trace_run_disk_check(tracer->work, disk, error);
-	}
-	if (err == 0) {
-		err = ring_create(&options, &tracer->ring, error);
-	}
-	if (err == 0) {
-		err = trace_run_memory_acquire(tracer, error);
-	}
+	err = err ?: trace_run_disk_check(tracer->work, disk, error);
+	err = err ?: ring_create(&options, &tracer->ring, error);
+	err = err ?: trace_run_memory_acquire(tracer, error);
 	if (err != 0) {
 		return err;
 	}

@@ -270,9 +270,7 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 	files = landlock_enter(sandbox);
 	rc = sandbox_judge(mode, "Landlock", files, error);
 	calls = rc == 0 ? seccomp_enter(sandbox) : 0;
-	if (rc == 0) {
-		rc = sandbox_judge(mode, "seccomp", calls, error);
-	}
+	rc = rc ?: sandbox_judge(mode, "seccomp", calls, error);
 	if (rc == 0 && files == 0) {
 		warn_of_files_alone(sandbox);
 		files_are_restricted = true;

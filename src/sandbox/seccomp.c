@@ -474,9 +474,7 @@ static int filter_end(struct filter *filter)
 {
 	int rc = filter->code;
 
-	if (rc == 0) {
-		rc = seccomp_load(filter->context);
-	}
+	rc = rc ?: seccomp_load(filter->context);
 	seccomp_release(filter->context);
 	return rc;
 }

@@ -296,9 +296,7 @@ static void begin_metrics(void *context, struct control_client *client, const js
 	size_t bytes;
 	int rc = totals_collect(&control->view, &totals);
 
-	if (rc == 0) {
-		rc = metrics_format(&totals, openmetrics, &text, &bytes);
-	}
+	rc = rc ?: metrics_format(&totals, openmetrics, &text, &bytes);
 	totals_fini(&totals);
 	if (rc < 0) {
 		control_fail(client, rc, server_call_error(rc));

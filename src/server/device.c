@@ -58,9 +58,7 @@ int device_open(const struct server_config *config, struct device **device_out, 
 	device->reactor_count = config->limits.threads;
 	device->memory.fd = -1;
 	rc = p2pmem_open(arena->bdf, &device->memory, error);
-	if (rc == 0) {
-		rc = choose_bytes(device, arena->bytes, error);
-	}
+	rc = rc ?: choose_bytes(device, arena->bytes, error);
 	if (rc == 0) {
 		rc = p2pmem_examine(&device->memory, answer);
 		if (rc < 0) {

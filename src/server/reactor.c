@@ -100,12 +100,8 @@ static int reactor_begin(void *context, struct ring **ring_out, struct error *er
 		return rc;
 	}
 	rc = ring_check_restricted(reactor->ring, error);
-	if (rc == 0) {
-		rc = create_device(reactor, error);
-	}
-	if (rc == 0) {
-		rc = create_engine(reactor, error);
-	}
+	rc = rc ?: create_device(reactor, error);
+	rc = rc ?: create_engine(reactor, error);
 	if (rc < 0) {
 		arena_destroy(reactor->device);
 		ring_destroy(reactor->ring);

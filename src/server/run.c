@@ -141,9 +141,7 @@ int runner_start(struct runner *runner, struct error *error)
 
 	GMB_ASSERT(runner->pid == 0 && runner_has_next(runner));
 	rc = build_environment(&runner->options, &environment, &uri, &socket);
-	if (rc == 0) {
-		rc = spawn_shell(runner, runner->options.commands[runner->next++], environment);
-	}
+	rc = rc ?: spawn_shell(runner, runner->options.commands[runner->next++], environment);
 	free(environment);
 	free(uri);
 	free(socket);

@@ -674,9 +674,7 @@ static int store_file_open_all(struct file_store *store, const struct store_opti
 	bool is_auto = options->read_mode == STORE_MODE_AUTO && !options->frozen;
 	int result = open_buffered(store, options, is_raw, error);
 
-	if (result == 0) {
-		result = join_gate(store, options, error);
-	}
+	result = result ?: join_gate(store, options, error);
 	if (result < 0) {
 		return result;
 	}

@@ -167,12 +167,8 @@ int store_open(const struct store_options *options, struct store **store_out, st
 			"'%s' is not a flash store; only flash stores can be repaired",
 			options->path);
 	}
-	if (result == 0) {
-		result = layer_open(kind, &below, options->configs[idx], NULL, &store, error);
-	}
-	if (result == 0) {
-		result = wrap_all(options, &store, error);
-	}
+	result = result ?: layer_open(kind, &below, options->configs[idx], NULL, &store, error);
+	result = result ?: wrap_all(options, &store, error);
 	if (result < 0) {
 		return result;
 	}

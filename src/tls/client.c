@@ -117,9 +117,7 @@ int tls_client_create(
 			err = error_oom(error);
 		}
 	}
-	if (err == 0) {
-		err = tls_pool_create(&pool_options, &tls->pool, error);
-	}
+	err = err ?: tls_pool_create(&pool_options, &tls->pool, error);
 	if (err != 0) {
 		tls_client_destroy(tls);
 		return err;

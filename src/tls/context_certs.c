@@ -371,9 +371,7 @@ static int load_authorities(struct tls_context *context, const char *folder,
 	int rc = read_certs(context, folder, "ca-cert.pem", false, 0, &certs, &count, error);
 	int added;
 
-	if (rc == 0) {
-		rc = check_authorities(context, certs, count, tls_context_path(context), error);
-	}
+	rc = rc ?: check_authorities(context, certs, count, tls_context_path(context), error);
 	if (rc != 0) {
 		for (unsigned i = 0; i < count && certs != NULL; i++) {
 			gnutls_x509_crt_deinit(certs[i]);
@@ -519,12 +517,8 @@ static int load_trust(struct tls_context *context, const char *folder, struct er
 		return rc;
 	}
 	rc = load_authorities(context, folder, &certs, &count, error);
-	if (rc == 0) {
-		rc = load_crls(context, folder, certs, count, error);
-	}
-	if (rc == 0) {
-		rc = describe_trust(context, certs, count, error);
-	}
+	rc = rc ?: load_crls(context, folder, certs, count, error);
+	rc = rc ?: describe_trust(context, certs, count, error);
 	gnutls_free(certs);
 	return rc;
 }

@@ -192,9 +192,7 @@ static int collect_names(struct collection *all, gnutls_x509_crt_t cert, struct 
 		return error_set(error, -EINVAL, "its names cannot be read");
 	}
 	rc = collect_name(issuer, &all->issuer, error);
-	if (rc == 0) {
-		rc = collect_name(subject, &all->subject, error);
-	}
+	rc = rc ?: collect_name(subject, &all->subject, error);
 	if (rc != 0) {
 		return rc;
 	}
@@ -360,9 +358,7 @@ static int context_identity_collect(struct collection *all, const struct tls_cha
 {
 	int rc = collect_names(all, chain->certs[0], error);
 
-	if (rc == 0) {
-		rc = collect_alternatives(all, chain->certs[0], error);
-	}
+	rc = rc ?: collect_alternatives(all, chain->certs[0], error);
 	return rc == 0 ? collect_fingerprints(all, chain->certs[0], der, error) : rc;
 }
 
@@ -423,9 +419,7 @@ int tls_identity_of_chain(const struct tls_trust *trust, const gnutls_datum_t *d
 		return error_oom(error);
 	}
 	rc = tls_chain_init(&chain, ders, count, error);
-	if (rc == 0) {
-		rc = create_of_chain(all, trust, &chain, ders, identity_out, error);
-	}
+	rc = rc ?: create_of_chain(all, trust, &chain, ders, identity_out, error);
 	tls_chain_fini(&chain);
 	gnutls_hash_deinit(all->principal, NULL);
 	free(all);

@@ -254,9 +254,7 @@ int tls_check_certificate(struct tls_check *check, gnutls_session_t session)
 	rc = gnutls_certificate_type_get(session) == GNUTLS_CRT_X509 && ders != NULL
 		     ? tls_chain_init(&chain, ders, count, &check->error)
 		     : error_set(&check->error, -EACCES, "the peer has no X.509 certificate");
-	if (rc == 0) {
-		rc = verify_chain(context, &chain, &check->alert, &check->error);
-	}
+	rc = rc ?: verify_chain(context, &chain, &check->alert, &check->error);
 	if (rc == 0 && context->role == TLS_CLIENT) {
 		rc = verify_name(&chain, check->server_name, &check->alert, &check->error);
 	}
@@ -475,9 +473,7 @@ int tls_context_recheck(
 		return 0;
 	}
 	rc = tls_chain_init(&chain, ders, count, error);
-	if (rc == 0) {
-		rc = verify_chain(context, &chain, &alert, error);
-	}
+	rc = rc ?: verify_chain(context, &chain, &alert, error);
 	tls_chain_fini(&chain);
 	return rc;
 }

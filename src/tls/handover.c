@@ -116,9 +116,7 @@ int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stre
 	}
 	rc = tls_peer_take(options->context, bytes + sizeof(struct wire_state),
 		count - (uint32_t)sizeof(struct wire_state), &layer->identity, error);
-	if (rc == 0) {
-		rc = take_kernel(layer, stream, bytes, error);
-	}
+	rc = rc ?: take_kernel(layer, stream, bytes, error);
 	if (rc < 0) {
 		tls_layer_destroy(layer);
 		return rc;

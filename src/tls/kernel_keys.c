@@ -133,12 +133,8 @@ int tls_key_next(struct tls_key *key)
 
 	GMB_ASSERT(key->version == TLS_1_3);
 	rc = expand(key, "traffic upd", next.secret, key->secret_bytes);
-	if (rc == 0) {
-		rc = expand(&next, "key", next.key, ciphers[key->cipher].key_bytes);
-	}
-	if (rc == 0) {
-		rc = expand(&next, "iv", next.iv, TLS_IV_BYTES_MAX);
-	}
+	rc = rc ?: expand(&next, "key", next.key, ciphers[key->cipher].key_bytes);
+	rc = rc ?: expand(&next, "iv", next.iv, TLS_IV_BYTES_MAX);
 	if (rc == 0) {
 		next.sequence = 0;
 		*key = next;

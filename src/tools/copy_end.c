@@ -542,9 +542,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 			error_set(error, err, "%s: %s", remote->end.role, reason.text);
 		}
 	}
-	if (err == 0) {
-		err = remote_describe(remote, error);
-	}
+	err = err ?: remote_describe(remote, error);
 	if (err < 0) {
 		(void)remote_close(&remote->end, NULL);
 		return err;

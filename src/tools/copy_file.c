@@ -452,9 +452,7 @@ static int file_create(struct file_end *file, struct error *error)
 	if (err == 0 && file->direct) {
 		err = file_go_direct(file, error);
 	}
-	if (err == 0) {
-		err = copy_file_sync_folder(file, error);
-	}
+	err = err ?: copy_file_sync_folder(file, error);
 	if (err < 0) {
 		(void)unlink(file->path); /* undoes the creation */
 	}
@@ -571,9 +569,7 @@ int copy_file_open(struct copy_loop *loop, const struct copy_end_options *option
 	if (err == 0 && file->path == NULL) {
 		err = error_oom(error);
 	}
-	if (err == 0) {
-		err = copy_file_file_open(file, error);
-	}
+	err = err ?: copy_file_file_open(file, error);
 	if (err < 0) {
 		(void)copy_file_close(&file->end, NULL);
 		return err;

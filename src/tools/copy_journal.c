@@ -197,12 +197,8 @@ static int journal_parse(struct copy_journal *journal, char *text, const struct 
 			quote(journal->path));
 	}
 	err = head_check(&reader, source, target, error);
-	if (err == 0) {
-		err = options_check(&reader, journal, allocate, error);
-	}
-	if (err == 0) {
-		err = records_read(&reader, journal, source->bytes, error);
-	}
+	err = err ?: options_check(&reader, journal, allocate, error);
+	err = err ?: records_read(&reader, journal, source->bytes, error);
 	journal->length = (uint64_t)(reader.next - text);
 	journal->resumed = true;
 	return err;

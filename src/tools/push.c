@@ -489,12 +489,8 @@ static int tools_push_run(const struct push_options *options, struct end *source
 	uint64_t length;
 	int result = end_open(source, options->source, options->timeout_ns, error);
 
-	if (result == 0) {
-		result = target_open(target, options, error);
-	}
-	if (result == 0) {
-		result = end_look(source, error);
-	}
+	result = result ?: target_open(target, options, error);
+	result = result ?: end_look(source, error);
 	if (result != 0) {
 		return result;
 	}

@@ -521,9 +521,7 @@ static int tools_top_run(
 			due_ns = now_ns + interval_ns;
 			rc = top->paused ? 0 : tools_top_look(top, path, error);
 		}
-		if (rc == 0) {
-			rc = draw(top, error);
-		}
+		rc = rc ?: draw(top, error);
 		if (rc == 0 &&
 			poll(&fd, 1, (int)((due_ns - MIN(now_ns, due_ns)) / NS_PER_MS + 1)) > 0) {
 			take_keys(top);

@@ -212,9 +212,7 @@ int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 		const struct native_target *target = (struct native_target *)(void *)base;
 
 		result = probe_connect_to(&probe, target, error);
-		if (result == 0) {
-			result = probe_ask(&probe, target, all, found, context, error);
-		}
+		result = result ?: probe_ask(&probe, target, all, found, context, error);
 		if (result != 0) {
 			error_prefix(error, "%s", label);
 		}

@@ -61,9 +61,7 @@ int native_target_create(const char *text, const struct gmb_options *options,
 	int result = export_uri_parse(text, &uri, error);
 
 	GMB_ASSERT(tls == NULL);
-	if (result == 0) {
-		result = check_uri(&uri, text, error);
-	}
+	result = result ?: check_uri(&uri, text, error);
 	if (result == 0 && options->tls != NULL) {
 		result = error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
 	}

@@ -625,19 +625,13 @@ static int nbd_target_create(const char *text, const struct gmb_options *options
 		return error_oom(error);
 	}
 	err = export_uri_parse(text, &target->uri, error);
-	if (err == 0) {
-		err = export_uri_check_client(&target->uri, error);
-	}
+	err = err ?: export_uri_check_client(&target->uri, error);
 	if (err == 0) {
 		export_uri_label(label, &target->uri);
 		err = check_files(&target->uri, options->flags, error);
 	}
-	if (err == 0) {
-		err = tls_settings_take(&target->uri, options->tls, error);
-	}
-	if (err == 0) {
-		err = take_tls(target, tls, error);
-	}
+	err = err ?: tls_settings_take(&target->uri, options->tls, error);
+	err = err ?: take_tls(target, tls, error);
 	if (err != 0) {
 		nbd_target_destroy((struct carrier_target *)(void *)target);
 		return err;

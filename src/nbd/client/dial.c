@@ -481,9 +481,7 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 	if (own.uri->tls) {
 		err = tls_client_create(own.uri, &own.tls, error);
 	}
-	if (err == 0) {
-		err = ring_create(&ring_options, &ring, error);
-	}
+	err = err ?: ring_create(&ring_options, &ring, error);
 	if (err == 0) {
 		err = wait_on(ring, waiter, &own, cancel_fd, error);
 		if (err == 0 && own.handshake.goal == NBD_GOAL_GO) {

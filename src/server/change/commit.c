@@ -132,12 +132,8 @@ static int open_item(struct change *change, struct change_item *item, struct err
 		return rc;
 	}
 	rc = served_export_open(item->after, rules, error);
-	if (rc == 0) {
-		rc = commit_check_device(change, item, error);
-	}
-	if (rc == 0) {
-		rc = check_writers(change, item, error);
-	}
+	rc = rc ?: commit_check_device(change, item, error);
+	rc = rc ?: check_writers(change, item, error);
 	if (rc < 0) {
 		return rc;
 	}

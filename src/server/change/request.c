@@ -232,9 +232,7 @@ static int change_request_foresee(const struct reload_options *options,
 	if (rc == 0 && news->change != NULL) {
 		rc = change_foresee(news->change, forecast, error);
 	}
-	if (rc == 0) {
-		rc = credentials_foresee(options->credentials, news->credentials, forecast, error);
-	}
+	rc = rc ?: credentials_foresee(options->credentials, news->credentials, forecast, error);
 	if (rc == 0 && !forecast_run(forecast, request->reload, options->reactors)) {
 		rc = error_set(error, -ESHUTDOWN, "the server is stopping");
 	}

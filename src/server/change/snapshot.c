@@ -377,12 +377,8 @@ static void serve_snapshot(const struct change_options *options, const struct se
 		rc = change_add_snapshot(
 			change, parent, snapshot, find_keys(options, parent, snapshot), &error);
 	}
-	if (rc == 0) {
-		rc = change_open(change, &error);
-	}
-	if (rc == 0) {
-		rc = change_prepare(change, &error);
-	}
+	rc = rc ?: change_open(change, &error);
+	rc = rc ?: change_prepare(change, &error);
 	if (rc == 0) {
 		change_commit(change, exports);
 	} else {

@@ -372,23 +372,11 @@ int server_config_finish(struct server_config *config, struct error *error)
 			"the two options");
 	}
 	rc = check_export_names(config, error);
-	if (rc == 0) {
-		rc = check_arena(config, error);
-	}
-	if (rc == 0) {
-		rc = check_listens(config, error);
-	}
-	if (rc == 0) {
-		rc = finish_sockets(config, error);
-	}
-	if (rc == 0) {
-		rc = server_tls_finish(config, error);
-	}
-	if (rc == 0) {
-		rc = server_access_finish(config, error);
-	}
-	if (rc == 0) {
-		rc = finish_limits(config, error);
-	}
+	rc = rc ?: check_arena(config, error);
+	rc = rc ?: check_listens(config, error);
+	rc = rc ?: finish_sockets(config, error);
+	rc = rc ?: server_tls_finish(config, error);
+	rc = rc ?: server_access_finish(config, error);
+	rc = rc ?: finish_limits(config, error);
 	return rc;
 }

@@ -303,12 +303,8 @@ int server_export_copy(const struct server_export *entry, const struct server_se
 {
 	int rc = server_export_set_name(out, entry->name, error);
 
-	if (rc == 0) {
-		rc = server_export_set_path(out, entry->path, error);
-	}
-	if (rc == 0) {
-		rc = replace_text(&out->origin, entry->origin, error);
-	}
+	rc = rc ?: server_export_set_path(out, entry->path, error);
+	rc = rc ?: replace_text(&out->origin, entry->origin, error);
 	out->syntax = entry->syntax;
 	for (uint32_t i = 0; rc == 0 && i < entry->settings.count; i++) {
 		const struct server_setting *setting = &entry->settings.list[i];

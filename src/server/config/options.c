@@ -42,9 +42,7 @@ static int add_path(void *object, const char *path, struct error *error)
 
 	server_export_init(&entry);
 	rc = server_export_set_name(&entry, "", error);
-	if (rc == 0) {
-		rc = server_export_set_path(&entry, path, error);
-	}
+	rc = rc ?: server_export_set_path(&entry, path, error);
 	entry.syntax = SERVER_SYNTAX_PATH;
 	if (rc == 0 && config->path_read_only) {
 		rc = server_export_set(&entry, "readonly", NULL, error);
@@ -601,9 +599,7 @@ int server_config_option(
 	if ((field->flags & FIELD_ONCE) != 0 && server_config_has(config, field)) {
 		rc = error_set(error, -EINVAL, "it may be given only once");
 	}
-	if (rc == 0) {
-		rc = field_set(field, config, text, error);
-	}
+	rc = rc ?: field_set(field, config, text, error);
 	config->origin = NULL;
 	if (rc < 0) {
 		if ((field->flags & FIELD_HIDDEN) == 0) {
@@ -649,9 +645,7 @@ int server_config_again(
 	if (rc == 0 && config->file_path != NULL) {
 		rc = server_config_load(again, config->file_path, error);
 	}
-	if (rc == 0) {
-		rc = server_config_finish(again, error);
-	}
+	rc = rc ?: server_config_finish(again, error);
 	if (rc < 0) {
 		server_config_fini(again);
 	}

@@ -360,9 +360,7 @@ int config_yaml_group(const struct config_node *group, field_at *at, config_read
 			node_at(group->yaml, pair->value), 0 };
 
 		rc = check_key(group, at, first, node.key, error);
-		if (rc == 0) {
-			rc = read(context, &node, field_find(at, key_text(node.key)), error);
-		}
+		rc = rc ?: read(context, &node, field_find(at, key_text(node.key)), error);
 		rc = rc < 0 ? blame(&node, mark_of(&node), error) : 0;
 	}
 	return rc;

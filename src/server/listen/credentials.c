@@ -246,9 +246,7 @@ static int open_members(struct credentials *credentials, struct error *error)
 		return rc;
 	}
 	rc = tls_pool_create(&options, &credentials->pool, error);
-	if (rc == 0) {
-		rc = create_policies(credentials, set, error);
-	}
+	rc = rc ?: create_policies(credentials, set, error);
 	if (rc == 0) {
 		credentials_warn(credentials, set);
 	}
@@ -262,9 +260,7 @@ static int open_place(struct place *place, struct error *error)
 	struct tls_context *context;
 	int rc = tls_client_create_for_place(place, credentials_explain, &place->opened, error);
 
-	if (rc == 0) {
-		rc = tls_client_context(place->opened, &context, error);
-	}
+	rc = rc ?: tls_client_context(place->opened, &context, error);
 	if (rc < 0) {
 		error_prefix(error, "cannot set up TLS for --push-to %s", quote(place->text));
 		return rc;
@@ -309,9 +305,7 @@ int credentials_open(struct server_config *config, struct listener *listeners,
 	if (credentials->count > 0) {
 		rc = open_members(credentials, error);
 	}
-	if (rc == 0) {
-		rc = credentials_open_places(credentials, error);
-	}
+	rc = rc ?: credentials_open_places(credentials, error);
 	if (rc < 0) {
 		credentials_close(credentials);
 		return rc;

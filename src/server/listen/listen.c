@@ -580,9 +580,7 @@ static int unix_open_locked(
 		listener->unlink_device = st.st_dev;
 		listener->unlink_inode = st.st_ino;
 	}
-	if (rc == 0) {
-		rc = listen_set_rights(uri, listener, error);
-	}
+	rc = rc ?: listen_set_rights(uri, listener, error);
 	if (rc == 0 && listen(fd, SOMAXCONN) < 0) {
 		rc = error_set(error, -errno, "cannot listen on %s: %s", show_uri(uri, shown),
 			strerror(errno));

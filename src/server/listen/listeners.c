@@ -56,9 +56,7 @@ static int listeners_open_listener(struct opening *opening, const struct export_
 	const struct session_kind *kind;
 	int rc = listeners_find_kind(opening, uri, &kind, error);
 
-	if (rc == 0) {
-		rc = listener_open(uri, kind, listener, error);
-	}
+	rc = rc ?: listener_open(uri, kind, listener, error);
 	if (rc == 0) {
 		listeners_set_tls(listener, tls);
 		opening->count++;
@@ -232,12 +230,8 @@ int listeners_open(const struct server_config *config, struct upgrade_take *take
 		return error_oom_for(error, "listening addresses");
 	}
 	rc = adopt_sockets(&opening, adopted_count, error);
-	if (rc == 0) {
-		rc = listeners_adopt_inherited(&opening, take, error);
-	}
-	if (rc == 0) {
-		rc = open_configured(&opening, error);
-	}
+	rc = rc ?: listeners_adopt_inherited(&opening, take, error);
+	rc = rc ?: open_configured(&opening, error);
 	if (rc == 0 && opening.count == 0) {
 		rc = open_default_listener(&opening, error);
 	}

@@ -100,9 +100,7 @@ int scrape_uri_parse(const char *text, struct export_uri *uri, struct error *err
 			 : error_set(error, -EINVAL,
 				   "write http://HOST:PORT or http+unix:///?socket=PATH");
 
-	if (rc == 0) {
-		rc = scrape_take_parts(&parsed, &parts, error);
-	}
+	rc = rc ?: scrape_take_parts(&parsed, &parts, error);
 	uri_fini(&parts);
 	if (rc < 0) {
 		export_uri_fini(&parsed);
@@ -233,9 +231,7 @@ static int make_text(struct scrape *scrape, bool openmetrics, struct error *erro
 	size_t bytes;
 	int rc = totals_collect(&scrape->view, &totals);
 
-	if (rc == 0) {
-		rc = metrics_format(&totals, openmetrics, &text, &bytes);
-	}
+	rc = rc ?: metrics_format(&totals, openmetrics, &text, &bytes);
 	totals_fini(&totals);
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));

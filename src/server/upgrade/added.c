@@ -82,9 +82,7 @@ int upgrade_added_read(
 	int rc = read_settings(at, end, &settings, error);
 
 	server_export_init(about_out);
-	if (rc == 0) {
-		rc = server_export_copy(&told, &settings, about_out, error);
-	}
+	rc = rc ?: server_export_copy(&told, &settings, about_out, error);
 	server_settings_fini(&settings);
 	if (rc < 0) {
 		error_prefix(error, "an export added by 'gmblock export add'");

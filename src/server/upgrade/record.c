@@ -135,9 +135,7 @@ void server_record_write(char path[SERVER_RECORD_PATH_BYTES])
 		 * arguments. */
 		rc = read_path("/proc/self/cmdline", COMMAND_BYTES_MAX, &command, &bytes);
 	}
-	if (rc == 0) {
-		rc = write_record(path, command, bytes);
-	}
+	rc = rc ?: write_record(path, command, bytes);
 	if (rc < 0) {
 		log_debug("cannot record the arguments: %s; \"gmblock upgrade\" will need a "
 			  "command after --",
@@ -205,9 +203,7 @@ int server_record_read(pid_t pid, struct server_record *record, struct error *er
 	if (rc == 0 && !split(record, bytes, &recorded)) {
 		rc = -EPROTO;
 	}
-	if (rc == 0) {
-		rc = start_ticks(pid, &ticks);
-	}
+	rc = rc ?: start_ticks(pid, &ticks);
 	if (rc < 0) {
 		error_set(error, rc, "%s: %s", path, strerror(-rc));
 	} else if (ticks != recorded) {

@@ -743,9 +743,7 @@ static int take_sessions(struct upgrade_take *take, const struct upgrade_taker *
 		if (rc == 0) {
 			rc = taker->quiesced(taker->context, error);
 		}
-		if (rc == 0) {
-			rc = adopt_deferred(take, taker, error);
-		}
+		rc = rc ?: adopt_deferred(take, taker, error);
 		if (rc == 0 && take->keeps_all) {
 			rc = check_kept(taker, message->handed_over_count, error);
 		}

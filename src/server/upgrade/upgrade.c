@@ -337,9 +337,7 @@ static bool give_up_ending(struct upgrade *upgrade)
 	struct error error;
 	int rc = upgrade_foresee(options->reactors, options->reactor_count, &fate, &error);
 
-	if (rc == 0) {
-		rc = upgrade_fate_refuse(&fate, true, &error);
-	}
+	rc = rc ?: upgrade_fate_refuse(&fate, true, &error);
 	return !upgrade_give_up(upgrade, rc, error.text);
 }
 
@@ -600,10 +598,7 @@ static bool hand_over_all(struct upgrade *upgrade)
 {
 	int rc = (int)ask_all(upgrade, hand_over_engine);
 
-	if (rc == 0) {
-		rc = upgrade_tell_end(
-			&upgrade->tell, upgrade->drained_count + upgrade->ended_count);
-	}
+	rc = rc ?: upgrade_tell_end(&upgrade->tell, upgrade->drained_count + upgrade->ended_count);
 	if (upgrade_tell_waits(&upgrade->tell, rc)) {
 		return upgrade_is_overdue(upgrade) && give_up_overdue(upgrade);
 	}
@@ -827,9 +822,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 	int channel;
 	int rc = check_possible(upgrade, &error);
 
-	if (rc == 0) {
-		rc = server_upgrade_foresee(upgrade, keeps_all, &fate, &error);
-	}
+	rc = rc ?: server_upgrade_foresee(upgrade, keeps_all, &fate, &error);
 	if (rc == 0 && is_dry) {
 		control_reply(client, upgrade_fate_json(&fate));
 		return;
