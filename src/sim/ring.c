@@ -125,7 +125,6 @@ const struct ring_counters *ring_counters(const struct ring *ring)
 	return &ring->counters;
 }
 
-/* Nothing to do: operations are submitted immediately. */
 void ring_flush(struct ring *ring)
 {
 	if (ring->poll_fd >= 0 && !list_is_empty(&ring->sources.list) &&
@@ -220,6 +219,7 @@ static bool sources_have_work(struct ring *ring)
 	}
 	if (is_spinning(ring)) {
 		ring->batch_ns = sim_world.now_ns;
+		ring->armed = false; /* it can be true if the ring was told to spin meanwhile */
 		ring->source_events += sources_poll(&ring->sources);
 	} else if (!ring->armed) {
 		ring->armed = sources_arm(ring, &ring->sources);
