@@ -15,7 +15,7 @@ import time
 
 from . import servers
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 20.0
 
 

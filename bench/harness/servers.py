@@ -24,7 +24,7 @@ from .rig import Unavailable
 
 EXPORT = "bench"
 NO_DISK = "no-disk"
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 20.0
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
