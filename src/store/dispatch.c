@@ -80,7 +80,8 @@ static void part_begin(struct store_queue *queue, struct store_part *part)
 	}
 	if (part->op == STORE_COPY) {
 		GMB_ASSERT(part->length <= STORE_COPY_BYTES_MAX);
-		GMB_ASSERT(part->copy.source->ops == queue->store->ops);
+		part->copy.source = store_copied(part->copy.source);
+		GMB_ASSERT(part->copy.source->ops == store_copied(queue->store)->ops);
 	}
 	if (part->op == STORE_EXTENTS) {
 		GMB_ASSERT(part->extents != NULL);
@@ -326,11 +327,10 @@ const char *store_page_cache_refusal(struct store *store)
 	if (store->page_cache_send_off) {
 		return "page-cache-send=off";
 	}
-	if (store->ops->page_cache_ref == NULL) {
-		return store->ops->name;
+	if (store->ops->page_cache_refusal != NULL) {
+		return store->ops->page_cache_refusal(store);
 	}
-	return store->ops->page_cache_refusal != NULL ? store->ops->page_cache_refusal(store)
-						      : NULL;
+	return store->ops->page_cache_ref == NULL ? store->ops->name : NULL;
 }
 
 void store_forward(struct store_part *part)

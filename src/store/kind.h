@@ -59,7 +59,9 @@ struct store_ops {
 	 * in a queue without private state (queue_bytes is 0). The memory of parts from other rings
 	 * does not have MEM_FIXED. */
 	bool has_owner;
-	/* Optional: see store_copy_ways(). Both stores are of this kind. Any thread. */
+	/* Filters: copies between stores are made by the layer below. */
+	bool passes_copies;
+	/* Kinds, optional: see store_copy_ways(). Both stores are of this kind. Any thread. */
 	uint32_t (*copy_ways)(struct store *target, struct store *source, uint64_t *clone_align);
 	/* Optional: see store_barrier(). Called for the outermost layer that has this function. Any
 	 * thread. */
@@ -192,6 +194,15 @@ void store_resized(struct store *store);
 
 /* Value of store_ops.handover for layers that have no state to hand over. */
 const char *store_handover_nothing(struct store *store, struct store_claim *claim_out);
+
+/* Returns the layer that makes copies to and from the store. */
+static inline struct store *store_copied(struct store *store)
+{
+	while (store->ops->passes_copies) {
+		store = store->inner;
+	}
+	return store;
+}
 
 /* Returns the slice of the layer that currently works on the part. */
 static inline void *store_scratch(struct store_part *part)

@@ -75,14 +75,13 @@ struct pace_queue {
 	uint64_t timer_ns;
 };
 
-enum pace_phase { PACE_STEP, PACE_END };
+#define PACE_END UINT64_MAX
 
 /* The filter's private data in a part. */
 struct pace_scratch {
 	store_progress_fn *progressed; /* the submitter's function; only this filter calls it */
 	uint64_t arrived_ns;
-	uint64_t reported; /* with PACE_STEP: number of bytes to report */
-	uint64_t phase;	   /* enum pace_phase */
+	uint64_t reported; /* number of bytes to report, or PACE_END */
 };
 
 /* --- options ------------------------------------------------------------------------------- */
@@ -426,7 +425,7 @@ static void slot_due(
 	list_remove(&slot->node);
 	list_push_back(due, &part->node);
 	if (slot->end_ns <= now_ns) {
-		scratch->phase = PACE_END;
+		scratch->reported = PACE_END;
 		list_push_front(&queue->slots_free, &slot->node);
 		return;
 	}
@@ -434,7 +433,6 @@ static void slot_due(
 		came_ns(store, slot, next) <= now_ns) {
 		slot->reported = next;
 	}
-	scratch->phase = PACE_STEP;
 	scratch->reported = slot->reported;
 	set_next(store, slot);
 	slot_insert(queue, slot);
@@ -467,7 +465,7 @@ static void pace_timer_done(struct ring_op *op, int result)
 		struct store_part *part = list_entry(node, struct store_part, node);
 		const struct pace_scratch *scratch = store_scratch(part);
 
-		if (scratch->phase == PACE_END) {
+		if (scratch->reported == PACE_END) {
 			store_finish(part, 0);
 		} else {
 			store_progress(part, scratch->reported);

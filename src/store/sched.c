@@ -34,7 +34,7 @@
 #include "store/kind.h"
 
 enum {
-	STREAMS_MAX = 64,
+	STREAMS_MAX = 256,    /* with sequences that are too short yet */
 	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
 	GAP_SHIFT = 2,	      /* a new value has a weight of one quarter */
 	SEEK_SHIFT = 3,	      /* a new value has a weight of one eighth */
@@ -47,9 +47,10 @@ enum {
 /* Minimum number of consecutive bytes that make a stream: a single request can have several parts.
  */
 #define STREAM_BYTES_MIN (UINT64_C(1) << 20)
+#define STREAM_KEPT_NS	 UINT64_C(10000000000)
 #define RUN_NS		 UINT64_C(100000000)
 #define OTHERS_WAIT_NS	 UINT64_C(35000000)
-/* A run has no more bytes at the disk, so that the others can have their turn soon. */
+/* While others wait, a run has no more bytes at the disk, so that their turn comes soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
 /* Average seek time from which on parts wait. */
 #define SEEK_NS_MIN UINT64_C(2000000)
@@ -112,13 +113,10 @@ enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED, PART_WATCH_ENDING };
 
 /* The filter's private data in a part. */
 struct sched_scratch {
-	uint64_t arrived_ns; /* then: when the part was granted */
-	union {
-		struct stream *stream; /* NULL: one of the others */
-		struct store *source;  /* of a copy, as the submitter has set it */
-	};
-	enum part_state state;
-	bool seeks; /* the part does not begin where the one before it ended */
+	uint64_t arrived_ns;   /* then: when the part was granted */
+	uint16_t stream_count; /* index of its stream + 1; 0: one of the others */
+	uint8_t state;	       /* enum part_state */
+	bool seeks;	       /* the part does not begin where the one before it ended */
 };
 
 /* A decision, and what to do after the lock has been released. */
@@ -133,6 +131,14 @@ struct sched_work {
 static struct sched_store *sched_of(struct store *store)
 {
 	return container_of(store, struct sched_store, base);
+}
+
+/* Returns the stream of a part, or NULL. */
+static struct stream *stream_of(struct sched_store *store, struct store_part *part)
+{
+	const struct sched_scratch *scratch = store_scratch(part);
+
+	return scratch->stream_count > 0 ? &store->streams[scratch->stream_count - 1] : NULL;
 }
 
 static struct sched_queue *queue_of(const struct store_part *part)
@@ -167,6 +173,17 @@ static struct stream *stream_find(struct sched_store *store, const struct store_
 	return NULL;
 }
 
+static bool is_long(const struct stream *stream)
+{
+	return stream->part_count == STREAM_PARTS_MIN && stream->row_bytes >= STREAM_BYTES_MIN;
+}
+
+/* Streams are replaced later than random parts, which are many. */
+static uint64_t kept_until_ns(const struct stream *stream)
+{
+	return stream->arrived_ns + (is_long(stream) ? STREAM_KEPT_NS : 0);
+}
+
 /* Replaces the stream that has been quiet for the longest time. Returns NULL if all are in use. */
 static struct stream *stream_new(struct sched_store *store)
 {
@@ -176,7 +193,7 @@ static struct stream *stream_new(struct sched_store *store)
 		struct stream *stream = &store->streams[i];
 
 		if (is_quiet(stream) && stream != store->run &&
-			(oldest == NULL || stream->arrived_ns < oldest->arrived_ns)) {
+			(oldest == NULL || kept_until_ns(stream) < kept_until_ns(oldest))) {
 			oldest = stream;
 		}
 	}
@@ -209,9 +226,7 @@ static struct stream *classify(
 	stream->part_count += stream->part_count < STREAM_PARTS_MIN;
 	stream->row_bytes += part->length;
 	stream->arrived_ns = now_ns;
-	return stream->part_count == STREAM_PARTS_MIN && stream->row_bytes >= STREAM_BYTES_MIN
-		       ? stream
-		       : NULL;
+	return is_long(stream) ? stream : NULL;
 }
 
 /* Measures the client's time between two requests. */
@@ -282,6 +297,7 @@ static void grant(struct sched_store *store, struct store_part *part, struct sch
 {
 	struct sched_queue *queue = queue_of(part);
 	struct sched_scratch *scratch = store_scratch(part);
+	struct stream *stream = stream_of(store, part);
 
 	list_remove(&part->node);
 	scratch->state = PART_GRANTED;
@@ -289,8 +305,8 @@ static void grant(struct sched_store *store, struct store_part *part, struct sch
 	scratch->seeks = part->offset != store->head;
 	store->head = part->offset + part->length;
 	store->inflight++;
-	if (scratch->stream != NULL) {
-		scratch->stream->inflight_bytes += part->length;
+	if (stream != NULL) {
+		stream->inflight_bytes += part->length;
 	}
 	if (store->watch == part) {
 		store->watch = NULL;
@@ -412,7 +428,10 @@ static void sched_decide(struct sched_store *store, struct sched_work *work)
 		store->run_start_ns = work->now_ns;
 		work->queue->runs++;
 	}
-	grant_stream(store, store->run, RUN_BYTES_MAX, work);
+	grant_stream(store, store->run,
+		store->streams_waiting > 1 || !list_is_empty(&store->others) ? RUN_BYTES_MAX
+									     : UINT64_MAX,
+		work);
 	watch_choose(store, work);
 }
 
@@ -502,25 +521,23 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 {
 	struct sched_store *store = sched_of(queue->store);
 	struct sched_scratch *scratch = store_scratch(part);
+	struct stream *stream;
 	struct sched_work work;
 
 	if (!is_scheduled(store, part)) {
 		scratch->state = PART_PASSED;
-		if (part->op == STORE_COPY) {
-			scratch->source = part->copy.source;
-			part->copy.source = part->copy.source->inner;
-		}
 		store_forward(part);
 		return;
 	}
 	sched_lock(&work, queue);
 	scratch->state = PART_WAITING;
 	scratch->arrived_ns = work.now_ns;
-	scratch->stream = classify(store, part, work.now_ns);
-	if (scratch->stream != NULL) {
-		gap_end(scratch->stream, work.now_ns);
-		store->streams_waiting += list_is_empty(&scratch->stream->waiting);
-		list_push_back(&scratch->stream->waiting, &part->node);
+	stream = classify(store, part, work.now_ns);
+	scratch->stream_count = stream != NULL ? (uint16_t)(stream - store->streams + 1) : 0;
+	if (stream != NULL) {
+		gap_end(stream, work.now_ns);
+		store->streams_waiting += list_is_empty(&stream->waiting);
+		list_push_back(&stream->waiting, &part->node);
 	} else {
 		list_push_back(&store->others, &part->node);
 	}
@@ -547,31 +564,30 @@ static void seek_end(struct sched_store *store, struct store_part *part, uint64_
 static void sched_done(struct store_part *part, int result)
 {
 	struct sched_store *store = sched_of(part->queue->store);
-	struct sched_scratch *scratch = store_scratch(part);
+	const struct sched_scratch *scratch = store_scratch(part);
+	struct stream *stream;
 	struct sched_work work;
 
 	if (scratch->state == PART_PASSED) {
-		if (part->op == STORE_COPY) {
-			part->copy.source = scratch->source;
-		}
 		store_finish(part, result);
 		return;
 	}
 	sched_lock(&work, part->queue);
 	store->inflight--;
 	seek_end(store, part, work.now_ns);
-	if (scratch->stream != NULL) {
-		scratch->stream->inflight_bytes -= part->length;
-		scratch->stream->idle_since_ns = work.now_ns;
+	stream = stream_of(store, part);
+	if (stream != NULL) {
+		stream->inflight_bytes -= part->length;
+		stream->idle_since_ns = work.now_ns;
 	}
 	sched_decide(store, &work);
 	sched_unlock(&work);
 	store_finish(part, result);
 }
 
-static uint32_t sched_copy_ways(struct store *target, struct store *source, uint64_t *clone_align)
+static const char *sched_page_cache_refusal(struct store *store)
 {
-	return store_copy_ways(target->inner, source->inner, clone_align);
+	return store_page_cache_refusal(store->inner);
 }
 
 /* --- opening --------------------------------------------------------------------------------- */
@@ -595,7 +611,7 @@ static bool sched_wraps(const struct store_info *info, const void *config)
 {
 	const struct sched_config *given = config;
 
-	return (info->read_seeks || info->write_seeks) &&
+	return (info->read_seeks || info->write_seeks) && info->stripe_members <= 1 &&
 	       (given == NULL || given->sched == SCHED_AUTO);
 }
 
@@ -659,7 +675,8 @@ static const struct store_ops sched_ops = {
 	.submit = sched_submit,
 	.inner_done = sched_done,
 	.counters = &counters,
-	.copy_ways = sched_copy_ways,
+	.page_cache_refusal = sched_page_cache_refusal,
+	.passes_copies = true,
 	.handover = store_handover_nothing,
 };
 

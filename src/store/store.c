@@ -334,6 +334,8 @@ void store_started(struct store *store, int result)
 
 uint32_t store_copy_ways(struct store *target, struct store *source, uint64_t *clone_align)
 {
+	target = store_copied(target);
+	source = store_copied(source);
 	if (target->ops != source->ops || target->ops->copy_ways == NULL) {
 		return 0;
 	}

@@ -692,10 +692,10 @@ GMB_MUST_CHECK bool store_page_cache_ref(struct store_queue *queue, struct store
 /*
  * Returns the methods, a set of enum store_copy_way, that may work for STORE_COPY from source to
  * target; 0: none, and STORE_COPY must not be submitted. Filters offer none, because the copied
- * data would not pass through them. STORE_COPY_CLONE requires offsets and lengths that are
- * multiples of *clone_align. A part can still fail with -EOPNOTSUPP: the contents of its range are
- * then undefined, and the caller must use another method. Both stores must stay open until the part
- * is done. Any thread.
+ * data would not pass through them, except sched. STORE_COPY_CLONE requires offsets and lengths
+ * that are multiples of *clone_align. A part can still fail with -EOPNOTSUPP: the contents of its
+ * range are then undefined, and the caller must use another method. Both stores must stay open
+ * until the part is done. Any thread.
  */
 uint32_t store_copy_ways(struct store *target, struct store *source, uint64_t *clone_align);
 
