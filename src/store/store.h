@@ -662,8 +662,7 @@ const void *store_queue_counters(
 
 /*
  * Submits a part. All parts pass through here: it asserts that the part is valid, measures the
- * disk, decides which parts the kernel receives in one call, and calls the implementation. It does
- * not reorder requests.
+ * disk, decides which parts the kernel receives in one call, and calls the implementation.
  */
 void store_submit(struct store_queue *queue, struct store_part *part);
 /* Returns the rate measured with this queue's STORE_MEASURED parts. */

@@ -88,8 +88,17 @@ class Pace(support.Case):
     def test_with_parts_of_a_grain(self):
         self.check(f"={self.image},pace=100M:members=2,parts=16K")
 
+    def test_an_overlay_that_is_scheduled(self):
+        """The deepest stack of layers."""
+        server = self.start_unix("--export", f"={self.image},overlay=discard,pace=1G:seek=3ms,delay=write:1ms,"
+                                 "fault=read:EIO:nth=1000000")
+        with nbdmini.open_export(server.uri) as client:
+            for turn in range(6):
+                client.write(turn % 2 << 20, b"x" * 4096)
+            self.assertEqual(client.read(1 << 20, 8192), b"x" * 4096 + self.content[(1 << 20) + 4096:(1 << 20) + 8192])
+
     def test_with_all_other_keys(self):
-        self.check(f"={self.image},delay=write:1ms,pace=1G:latency=1ms,stripe=128K:3,"
+        self.check(f"={self.image},delay=write:1ms,pace=1G:latency=1ms:seek=3ms,stripe=128K:3,"
                    "progress=completion,fault=read:EIO:nth=1000000")
 
     def test_from_a_configuration_file(self):
