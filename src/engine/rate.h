@@ -10,12 +10,13 @@
  * A rate has one time line for requests and one for bytes. A request books a section of the line
  * behind all earlier bookings, and starts when the time of its booking has come. A booking is one
  * atomic operation, so several engines can book without a lock. After a pause, the end of the
- * bookings lags behind the clock, but by no more than the burst: this amount can start immediately.
- * A request longer than the burst starts when the whole burst is available, and the requests after
- * it wait for the rest. This is the virtual scheduling algorithm of ITU-T I.371 (GCRA).
+ * bookings lags behind the clock, but by no more than three quarters of the burst: this amount can
+ * start immediately. A request longer than that starts when the whole amount is available, and the
+ * requests after it wait for the rest. This is the virtual scheduling algorithm of ITU-T I.371
+ * (GCRA).
  *
  *     booked by others      available          now
- *   ───▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓│░░░░░░░░░░░░░░░░░░░░░░░│────▶ time     available: at most the burst
+ *   ───▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓│░░░░░░░░░░░░░░░░░░░░░░░│────▶ time     available: at most 3/4 of the burst
  *
  * A queue is one engine's part of a rate. If more is available than the next request needs, it
  * books more, up to a chunk, so that few requests access the shared line. It returns what it has

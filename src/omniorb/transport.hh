@@ -7,9 +7,9 @@
  *   transport ── toAddress() ──▶ remote_address ── Connect() ──▶ active_connection ──┐
  *             └─ toEndpoint() ──▶ endpoint ── accepts ──▶ connection ◀──────────────┘ ── channel
  *
- * An address is giop:clan:127.0.0.1:PORT. The port is the name of an abstract Unix socket,
- * clan-omniorb/PORT. The address looks like one of TCP because omniORB's transport rules expect
- * that form of every transport except giop:unix.
+ * An address is giop:clan:127.0.0.1:PORT, and stands for the abstract Unix socket
+ * clan-omniorb/PORT. It looks like an address of TCP because omniORB's transport rules expect that
+ * form of every transport except giop:unix.
  *
  * Threading: as documented for omniORB's interface; connections can be used by any thread.
  * Ownership: as there; a collection lives as long as its last connection. Errors: calls return the
