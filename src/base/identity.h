@@ -27,8 +27,10 @@ enum {
 };
 
 enum identity_kind {
-	IDENTITY_PSK,	     /* name of a pre-shared key, unchanged */
-	IDENTITY_CERT_DN,    /* subject: RDNs in order, each a type (OID) and a UTF-8 value */
+	IDENTITY_PSK, /* name of a pre-shared key, unchanged */
+	/* Subject: the RDNs in the order of RFC 4514. Each consists of one or more attributes,
+	 * which have a type (OID) and a UTF-8 value. */
+	IDENTITY_CERT_DN,
 	IDENTITY_CERT_CN,    /* CN of the subject, only if it has exactly one */
 	IDENTITY_CERT_DNS,   /* subject alternative names: lower-cased A-labels, no wildcard */
 	IDENTITY_CERT_EMAIL, /* e-mail address, unchanged */

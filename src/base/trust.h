@@ -4,8 +4,8 @@
  * check this before it trusts the contents of a file.
  *
  * Threading: pure functions of the file system. Ownership: none. Errors: -EPERM with an error
- * message that names the file or folder that other users can change; the errno of a path that does
- * not exist.
+ * message that names the file or folder that other users can change; another negative errno, such
+ * as -ENOENT, if the path cannot be resolved.
  */
 #pragma once
 

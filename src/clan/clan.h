@@ -151,8 +151,9 @@ struct clan_listener {
 	struct clan_queue *queue;
 	struct list_node node;
 	struct clan_conn_options options;
-	char address[CLAN_ADDRESS_BYTES]; /* set by the provider if it resolved a part of it, such
-					     as port 0 */
+	/* A provider that resolves addresses stores the resolved host and the actual port here.
+	 * Otherwise this is the address that clan_listen() was called with. */
+	char address[CLAN_ADDRESS_BYTES];
 };
 
 /* A provider carries connections over one kind of transport. All members are required. The caller

@@ -102,8 +102,9 @@ const char *native_parse(enum native_message type, const void *bytes, size_t len
 
 const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out)
 {
-	return message_hello_parse(bytes, len, &native_hello, version_out) ? NULL
-									   : "G1: not a gmb hello";
+	return message_hello_parse(bytes, len, &native_hello, version_out)
+		       ? NULL
+		       : "not a gmb hello (rule G1)";
 }
 
 struct message_text native_open_next(const uint8_t **tokens)

@@ -33,8 +33,10 @@ static const struct counter path_arena_counter_list[] = {
 	ARENA(limit_bytes, NOW, BYTES, "Upper limit of payload memory of this kind"),
 	ARENA(mapped_bytes, NOW, BYTES, "Allocated payload memory of this kind"),
 	ARENA(used_bytes, NOW, BYTES, "Payload memory of this kind in use"),
-	ARENA(waits, TOTAL, ITEMS, "Times a client had to wait for memory held by others"),
-	ARENA(spills, TOTAL, ITEMS, "Parts of requests staged in RAM because this memory was full"),
+	ARENA(waits, TOTAL, ITEMS,
+		"Times a client had to wait for payload memory of this kind that others held"),
+	ARENA(spills, TOTAL, ITEMS,
+		"Parts of requests staged in RAM because payload memory of this kind was full"),
 };
 
 const struct counter_table path_arena_counter_table = { "arena", "kind", "arena_",

@@ -22,7 +22,7 @@ const char *push_hello_parse(const void *bytes, size_t len, bool *known_out)
 	bool good = message_hello_parse(bytes, len, &push_hello, &version);
 
 	*known_out = version != 0;
-	return good ? NULL : "H1: not a push hello";
+	return good ? NULL : "not a push hello (rule H1)";
 }
 
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome)

@@ -143,7 +143,7 @@ static void remove_if_stale(const char *path)
 	if (fd < 0) {
 		return;
 	}
-	/* A longer path is cut: no socket can listen at a path that does not fit into an
+	/* A longer path is cut: no server listens at a path that does not fit into an
 	 * address. */
 	memcpy(address.sun_path, path, MIN(strlen(path), sizeof(address.sun_path) - 1));
 	if (connect(fd, (const struct sockaddr *)&address, sizeof(address)) < 0 &&

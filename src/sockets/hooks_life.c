@@ -379,7 +379,8 @@ EXPORT int dup(int fd)
 	return hooks_life_copied(fd, REAL(dup)(fd));
 }
 
-/* Prepares for dup2(), which closes `to`. Returns false if `to` is a descriptor of ours. */
+/* Prepares for dup2(), which closes `to`. Returns false, with errno, if `to` is a descriptor of the
+ * library, or in the handler of a crash if `to` is tracked. */
 static bool hooks_life_make_room(int from, int to)
 {
 	if (!core_calls() && core_owns(to)) {

@@ -58,7 +58,7 @@ static void show_stats(int pid, struct stats *shown)
 	}
 	make_printable(shown->program, sizeof(shown->program));
 	printf("%d %.*s\n"
-	       "  connections named by a rule: %llu\n"
+	       "  connections that match a rule: %llu\n"
 	       "  carried by shared memory: %u now, %llu in total; %llu bytes in, %llu bytes out\n",
 		pid, STATS_PROGRAM_BYTES, shown->program, (unsigned long long)shown->tracked, now,
 		(unsigned long long)shown->carried, (unsigned long long)shown->in_bytes,
@@ -145,7 +145,7 @@ static int sockets_run_show(const char *which)
 		}
 		if (!show_process(pid)) {
 			fprintf(stderr,
-				"clan-run: process %d has no connections named by a rule, or it "
+				"clan-run: process %d has no connections that match a rule, or it "
 				"belongs to another user\n",
 				pid);
 			return STATUS_FAILED;

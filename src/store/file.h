@@ -160,10 +160,10 @@ bool file_retry(struct store_part *part, int result, ring_done_fn *again);
 bool file_fits_direct(
 	const struct file_store *store, uint64_t offset, struct mem_ref memory, uint64_t length);
 /* Puts the part into the gate class that a direct or buffered write requires, and takes it out of
- * another class. Returns false if the part has to wait; file_resume() is then called when it is
- * inside. */
+ * another class. Returns false if the part has to wait; file_resume() is then called after the gate
+ * has admitted it. */
 bool file_write_enter(struct store_part *part, bool direct);
-/* Called by the gate on the part's ring when a waiting part is inside. */
+/* Called on the part's ring after the gate has admitted a part that had to wait. */
 void file_resume(struct store_part *part);
 
 /* file_sync.c */

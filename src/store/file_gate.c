@@ -149,7 +149,7 @@ static void barrier_begin(struct file_gate *gate, const char *path, int fd)
 	if (result == -EBUSY) {
 		barrier_set(gate, STORE_BARRIER_CLOSED);
 		gate->barrier_since = clock_now_ns();
-		log_warning("'%s': operations of a server that has exited are still in flight; "
+		log_warning("'%s': operations of a process that has exited are still in flight; "
 			    "clients wait until these have completed",
 			path);
 	} else {
@@ -185,7 +185,7 @@ static void barrier_look(struct file_gate *gate)
 	result = disk_check_writers(any->fd);
 	if (result != -EBUSY) {
 		barrier_set(gate, result == 0 ? STORE_BARRIER_OPEN : STORE_BARRIER_UNKNOWN);
-		log_info("'%s': the operations of a server that has exited completed after %.3f s",
+		log_info("'%s': the operations of a process that has exited completed after %.3f s",
 			any->path, (double)(clock_now_ns() - gate->barrier_since) / 1e9);
 	}
 	list_for_each(node, &gate->members)

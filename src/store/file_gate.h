@@ -95,7 +95,7 @@ bool file_gate_has_direct_writers(const struct file_gate *gate);
 void file_gate_port_init(struct file_gate_port *port, struct file_gate *gate, struct ring *ring);
 
 /* Makes the part enter the gate. Returns true if it is inside. Otherwise the part waits, and
- * file_resume() is called on its ring when it is inside. */
+ * file_resume() is called on its ring after the gate has admitted it. */
 bool file_gate_enter(struct file_gate *gate, struct store_part *part, enum file_gate_class class);
 /* Takes the part out of the gate. No-op if it is not inside. */
 void file_gate_leave(struct file_gate *gate, struct store_part *part);

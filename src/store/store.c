@@ -367,7 +367,7 @@ const char *store_handover(struct store *store, struct store_claim *claim_out)
 {
 	*claim_out = (struct store_claim){ .fd = -1 };
 	if (store_barrier(store, false) == STORE_BARRIER_CLOSED) {
-		return "waits for operations of a server that has exited";
+		return "waits for operations of a process that has exited";
 	}
 	for (const char *refusal; store != NULL; store = store->inner) {
 		/* The acquire order pairs with the release in dispatch_judge(). */

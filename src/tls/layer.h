@@ -7,7 +7,10 @@
  *   upgraded(0): the stream carries bytes; tls_layer_identity() is the peer
  *   upgraded(-errno): tls_layer_error() is the reason; the stream can only be shut down and closed
  *
- *   HEADER, BODY ─▶ [PLACE] ─▶ WORKER ─▶ SENDING ─▶ HEADER ... ─▶ OPEN; after an error: ENDED
+ *   server: HEADER ─▶ BODY ─▶ PLACE ─▶ WORKER; a long hello: HEADER ─▶ PLACE ─▶ BODY ─▶ WORKER
+ *   client: PLACE ─▶ WORKER
+ *   both:   WORKER ─▶ [SENDING] ─▶ HEADER ─▶ [BODY] ─▶ WORKER ... ─▶ OPEN
+ *   after an error: [REFUSING] ─▶ ENDED
  *
  * Before the layer is open, it receives nothing beyond the current record, so early data stays in
  * the socket. The caller must reject bytes that it received before the upgrade (CVE-2021-3716): it

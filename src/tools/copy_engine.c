@@ -627,7 +627,8 @@ static void checkpoint_flushed(struct copy_io *io)
 	}
 }
 
-/* Makes everything below mark durable and records it. */
+/* Starts to flush the target, which has all bytes below the offset mark. When these are durable,
+ * the journal, if there is one, records mark. */
 static void copy_engine_flush_start(struct engine *engine, uint64_t mark)
 {
 	engine->flush_mark = mark;

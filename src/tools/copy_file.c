@@ -286,15 +286,15 @@ static int file_examine(struct file_end *file, struct error *error)
 	return 0;
 }
 
-/* Waits for writes of a killed server, which may still be in flight and would overwrite the copy.
- * If it is not known whether there are any, the target is accepted. */
+/* Waits for writes of a killed server or copy, which may still be in flight and would overwrite the
+ * copy. If it is not known whether there are any, the target is accepted. */
 static int await_writers(struct file_end *file, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = WRITERS_PAUSE_NS };
 	int result = disk_check_writers(file->fd);
 
 	if (result == -EBUSY) {
-		log_warning("requests of a server that has exited are still in flight on the "
+		log_warning("requests of a process that has exited are still in flight on the "
 			    "target %s; waiting for them to complete",
 			file->end.name);
 	}
@@ -306,7 +306,7 @@ static int await_writers(struct file_end *file, struct error *error)
 		return 0;
 	}
 	return error_set(error, result,
-		"requests of a server that has exited are still in flight on the target %s, and "
+		"requests of a process that has exited are still in flight on the target %s, and "
 		"could overwrite the copy; try again when its disk has completed them",
 		file->end.name);
 }

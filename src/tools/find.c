@@ -41,7 +41,7 @@ enum fit {
 	FIT_EXACT,
 };
 
-/* Compares URIs, ignoring the final slash of the default export. */
+/* Compares URIs, ignoring a final slash: a URI of the default export can have one or not. */
 static bool find_same_text(const char *a, const char *b)
 {
 	size_t a_bytes = strlen(a);
@@ -388,7 +388,7 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	if (search.matches == 1) {
 		/* The named server was found, so other servers' errors do not matter. */
 		if (search.error.code != 0 && uri == NULL) {
-			log_warning("cannot query one of the servers: %s", search.error.text);
+			log_warning("not all servers could be queried: %s", search.error.text);
 		}
 		memcpy(path, search.path, sizeof(search.path));
 		return 0;
@@ -401,7 +401,7 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	}
 	if (search.error.code != 0) {
 		*error = search.error;
-		error_prefix(error, "no server matches, and one could not be queried");
+		error_prefix(error, "no server matches, but not all servers could be queried");
 		return error->code;
 	}
 	if (uri != NULL && search.servers > 0) {

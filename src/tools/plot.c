@@ -247,7 +247,8 @@ static double y_of_nines(const struct canvas *canvas, double nines)
 	return CDF_BOTTOM - (CDF_BOTTOM - CDF_TOP) * fmin(nines, canvas->nines) / canvas->nines;
 }
 
-/* Rounds to 1, 2 or 5 times a power of ten, down or up. */
+/* Rounds the time of 10^log_ns nanoseconds down or up to 1, 2 or 5 times a power of ten, and
+ * returns the logarithm of the result. */
 static double round_125(double log_ns, bool up)
 {
 	static const double steps[] = { 0, 0.30102999566, 0.69897000434, 1 };

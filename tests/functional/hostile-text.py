@@ -506,7 +506,7 @@ class Local(support.Case):
         # Only what never ends fails here.
         outputs = [process.communicate(timeout=support.WAIT_SECONDS)[0] for process in running]
         self.assertEqual(outputs[0].count("cannot connect: Connection timed out"), 7, outputs[0])
-        self.assertIn("no server matches, and one could not be queried", outputs[1])
+        self.assertIn("no server matches, but not all servers could be queried", outputs[1])
 
     def test_the_time_limit_of_a_list(self):
         folder = self.path("gmblock/serve")

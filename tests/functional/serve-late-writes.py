@@ -69,7 +69,7 @@ class LateWrites(support.Case):
                 client.write(0, b"new!")
         code, errors = server.stop()
         self.assertEqual(code, 0)
-        self.assertIn("operations of a server that has exited are still in flight", errors)
+        self.assertIn("operations of a process that has exited are still in flight", errors)
         self.assertIn("completed after", errors)
 
     def test_a_client_is_told_in_time_that_it_waits_in_vain(self):

@@ -615,7 +615,7 @@ class Stats(support.Case):
         self.assertEqual((named[0], named[2]), (0, ""))
         self.assertEqual(code, 0, errors)
         self.assertEqual(json.loads(output)["pid"], server.process.pid)
-        self.assertIn("warning: cannot query one of the servers: ", errors)
+        self.assertIn("warning: not all servers could be queried: ", errors)
         self.assertIn("gmblock/serve/1.sock", errors)
 
     def test_a_server_that_does_not_answer(self):

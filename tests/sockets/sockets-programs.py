@@ -468,7 +468,7 @@ sys.stdin.read()
         shown = subprocess.run([sockets_tool.RUN, "--show", str(process.pid)],
                                capture_output=True, text=True, check=True).stdout
         self.assertRegex(shown, rf"^{process.pid} redis-server\n"
-                                r"  connections named by a rule: [1-9]\d*\n"
+                                r"  connections that match a rule: [1-9]\d*\n"
                                 r"  carried by shared memory: 1 now, 1 in total; [1-9]\d* bytes in, "
                                 r"[1-9]\d* bytes out\n"
                                 r"  \d+ @clan-tcp/")

@@ -291,7 +291,8 @@ extern const char *const server_tls_records[];
 #define SERVER_TLS_FIELDS(at)                                                                      \
 	{ "tls", .help = "no TLS (default), TLS if the client requests it, or TLS only",           \
 		.type = FIELD_WORD, .words = server_tls_modes, SERVER_TLS_AT(at, mode),            \
-		.heading = "TLS of nbd addresses without TLS keys in the configuration file:" },   \
+		.heading = "TLS of nbd addresses; the configuration file can override this for "   \
+			   "each address:" },                                                      \
 		{ "tls-certificates", "DIR",                                                       \
 			"directory with ca-cert.pem, server-cert.pem, server-key.pem and "         \
 			"optionally ca-crl.pem",                                                   \

@@ -109,7 +109,7 @@ static int finish_listen(
 	if ((own & needs_tls) != 0 && (entry->given & BIT(KEY_MODE)) == 0 &&
 		common->mode == TLS_OFF) {
 		return error_set(error, -EINVAL,
-			"%s: %s has TLS keys but does not use TLS; add tls: require or tls: on",
+			"%s: %s has TLS settings but does not use TLS; add tls: require or tls: on",
 			entry->origin, entry->text);
 	}
 	return tls_fill(entry, common, error);

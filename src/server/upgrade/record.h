@@ -9,8 +9,9 @@
  *   FOLDER/PID.start   zero-terminated strings: "gmblock start 1", the start time of the process
  *                      (field 22 of /proc/PID/stat), the working directory, the arguments
  *
- * Threading: the main thread. Ownership: as stated below. Errors: a server without a record runs;
- * an upgrade of it needs a command from the caller.
+ * Threading: the main thread. Ownership: as stated below. Errors: if the record cannot be
+ * written, the server runs without it, and "gmblock upgrade" needs the command of the new process
+ * as an argument.
  */
 #pragma once
 

@@ -29,7 +29,9 @@ struct wire_listener {
 } __attribute__((packed));
 
 struct wire_export {
-	struct be32 hold; /* the descriptor: 0 none, 1 the claim, 2 the contents */
+	/* The file descriptor that comes with the message (enum store_hold). 0: none; 1: the claim
+	 * of the disk, or none if the disk cannot be claimed; 2: the memory with the contents. */
+	struct be32 hold;
 	struct be32 session_count;
 	struct be64 identity[2];
 	struct be64 epoch;
