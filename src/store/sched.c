@@ -10,10 +10,10 @@
  *
  * A stream is a sequence of reads, or of writes, of one requester that is longer than a request.
  * Its run ends after RUN_NS if another stream waits, or when it has sent nothing for a while
- * (idle_ns()), because a client with one request in flight needs some time until it sends the next.
- * Then the stream that has waited longest is next. Parts of no stream get a turn between two runs,
- * and within a run as soon as one of them has waited OTHERS_WAIT_NS. The owner of the disk changes
- * when all parts of the previous owner are done. If no stream exists, no part waits.
+ * (idle_end_ns()): a client with one request in flight needs some time until it sends the next one.
+ * Then the stream whose last run was the longest ago is next. Parts of no stream get a turn between
+ * two runs, and within a run as soon as one of them has waited OTHERS_WAIT_NS. The owner of the
+ * disk changes when all parts of the previous owner are done. If no stream exists, no part waits.
  *
  * Many disks are said to be rotational and are not, for example those of virtual machines. So the
  * seek time is measured, and as long as it is short, no part waits.
@@ -47,9 +47,10 @@ enum {
 /* Minimum number of consecutive bytes that make a stream: a single request can have several parts.
  */
 #define STREAM_BYTES_MIN (UINT64_C(1) << 20)
-#define STREAM_KEPT_NS	 UINT64_C(10000000000)
-#define RUN_NS		 UINT64_C(100000000)
-#define OTHERS_WAIT_NS	 UINT64_C(35000000)
+/* A stream stays in the table for so much longer than a sequence that is too short. */
+#define STREAM_KEPT_NS UINT64_C(10000000000)
+#define RUN_NS	       UINT64_C(100000000)
+#define OTHERS_WAIT_NS UINT64_C(35000000)
 /* While others wait, a run has no more bytes at the disk, so that their turn comes soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
 /* Average seek time from which on parts wait. */
