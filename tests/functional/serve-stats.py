@@ -576,10 +576,10 @@ class Stats(support.Case):
             sock.bind(f"{folder}/1.sock")
             sock.listen()
             os.chmod(f"{folder}/1.sock", 0)
-            check("one could not be queried", "1.sock: cannot connect: Permission denied")
+            check("not all servers could be queried", "1.sock: cannot connect: Permission denied")
             check("1.sock: cannot connect: Permission denied", server=("--server", "1"))
         os.chmod(folder, 0)
-        check("one could not be queried", f"{folder}: Permission denied")
+        check("not all servers could be queried", f"{folder}: Permission denied")
 
     def test_attachments_of_who_has_no_folder_for_them(self):
         options = self.folder_of_somebody()
