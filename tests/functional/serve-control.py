@@ -86,7 +86,7 @@ class Control(support.Case):
         disk = self.make_file("disk", bytes(4096))
         store = "flash:" + self.path("log")
         self.assertEqual(self.run_gmblock("create", "--size=1G", store)[0], 0)
-        server = self.serve("--export", f"={disk},delay=flush:1ms,fault=flush:EIO:nth=9",
+        server = self.serve("--export", f"={disk},pace=1G:seek=1us,delay=flush:1ms,fault=flush:EIO:nth=9",
                             "--export", f"golden={self.make_file('base', bytes(4096))},overlay=discard",
                             "--export", f"log={store}")
         with nbdmini.open_export(server.uri) as client:
