@@ -112,8 +112,8 @@ struct gmb_queue_options {
 int gmb_queue_create(const struct gmb_queue_options *options, struct gmb_queue **queue_out,
 	struct gmb_error *error);
 
-/* Frees the queue. Every client on it must have been closed; otherwise returns -EBUSY and does
- * nothing. NULL is a no-op. */
+/* Frees the queue. -EBUSY: a client on the queue is open, or this is called inside a callback; then
+ * nothing is freed. NULL is a no-op. */
 int gmb_queue_destroy(struct gmb_queue *queue);
 
 /*
@@ -558,9 +558,9 @@ static inline void gmb_submit(struct gmb_client *client, struct gmb_request *req
 int gmb_cancel(struct gmb_client *client, struct gmb_request *request);
 
 /*
- * Writes a message about a request: the operation, the range, the export, the reason, and the
- * server's message if there is one. Only inside done, or before the next wait. Returns text. For
- * result 0: "...: success".
+ * Writes a message about a completed request to text: the operation, the range, the export, the
+ * reason, and the server's message if there is one. If the result is 0, the reason is "success".
+ * May be called only inside done or before the next wait. Returns text.
  */
 const char *gmb_explain(const struct gmb_client *client, const struct gmb_request *request,
 	char *text, size_t text_bytes);

@@ -139,7 +139,8 @@ static void judge_trial(struct wait_policy *policy)
 	}
 }
 
-/* Returns whether the traffic has changed, so that the result of the last trial is meaningless. */
+/* Called once per window. Returns true when the traffic has differed from that of the last trial
+ * for WAIT_CHANGED_WINDOWS consecutive windows, so that the trial's result is meaningless. */
 static bool result_is_void(struct wait_policy *policy, uint64_t request_ns)
 {
 	bool has_changed =

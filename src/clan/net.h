@@ -334,7 +334,8 @@ struct net_place {
 struct net_transport {
 	enum net_transport_number number;
 	uint64_t magic; /* in HELLO */
-	/* Frames that a side can receive at any time; 0: unlimited, and frames are not counted. */
+	/* Number of receive buffers of a side, each for one frame: the peer's initial credits. 0:
+	 * unlimited, and frames are not counted. */
 	uint32_t receives;
 	/* The transport checks the peer's puts with net_access_find(), so no PUT record is sent. */
 	bool sees_puts;

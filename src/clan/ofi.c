@@ -297,7 +297,10 @@ static int register_memory(struct ofi_domain *domain, struct net_rma *rma, uint3
 		rma->put ? FI_WRITE : FI_READ, 0, 0, 0, &held->mrs[part], NULL));
 }
 
-/* Registers one part of the vector. Returns 0 or a negative errno. */
+/* Sets the descriptor of one part of the vector. Uses the registration of the region that contains
+ * the part, if there is one; otherwise registers the part for this operation. A part of a put in
+ * read-only memory that cannot be registered is replaced by a registered copy. Returns 0 or a
+ * negative errno. */
 static int register_part(struct ofi_domain *domain, struct net_rma *rma, uint32_t part)
 {
 	struct ofi_held *held = rma->held;

@@ -392,8 +392,8 @@ int clan_queue_fd(const struct clan_queue *queue)
 	return waiter_fd(queue->waiter);
 }
 
-/* Requests a wake-up from every peer. Returns false if there is work already. Waits for the ring
- * are prepared, but not submitted yet. */
+/* Requests a wake-up from every peer, and queues the waits for it in queue->waiter, which must
+ * still be submitted with waiter_submit(). Returns false if there is work already. */
 static bool ask_for_wake_ups(struct clan_queue *queue)
 {
 	clan_queue_publish(queue);

@@ -318,8 +318,10 @@ GMB_MUST_CHECK int shm_conn_new_group(struct shm_conn *conn, uint64_t id);
 void shm_conn_opened(struct shm_conn *conn);
 /* Called when the peer has all the information that it needs: closes descriptors for it. */
 void shm_conn_established(struct shm_conn *conn);
-/* Ends a connection in any state before CLOSING. A connection whose handle the program has becomes
- * LOST. */
+/* Ends a connection, unless it is LOST or closing already. If the program has the handle, the
+ * connection becomes LOST; otherwise it becomes CLOSED and is freed later. reason: NULL for the
+ * reason that the peer gave. On an open connection, messages that the peer published before are
+ * processed first, except after a broken rule (-EPROTO). */
 void shm_conn_end(struct shm_conn *conn, int status, const char *reason);
 void shm_conn_handshake_ended(struct shm_conn *conn);
 /* In CLOSING: sets CLOSED if nothing of the connection is in use any more. */

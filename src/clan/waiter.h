@@ -69,7 +69,7 @@ void waiter_futex_start(struct waiter *waiter, struct waiter_futex *futex,
 /* Submits the queued requests to the kernel. */
 void waiter_submit(struct waiter *waiter);
 
-/* Calls happened() for the events that have occurred, for at most 32 descriptors. If there is
- * none, waits up to timeout_ns first (0 = does not wait, UINT64_MAX = no limit). all: also check
- * sources whose check costs a system call. */
+/* Calls happened() for the events that have occurred, of at most 32 descriptors per call. If no
+ * event has occurred, first waits for one for up to timeout_ns (0 = does not wait, UINT64_MAX = no
+ * limit). all: also check sources whose check costs a system call. */
 void waiter_wait(struct waiter *waiter, uint64_t timeout_ns, bool all);

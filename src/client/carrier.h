@@ -151,7 +151,8 @@ struct carrier_ops {
 	struct command *(*take_back)(struct carrier *carrier, bool *was_sent);
 };
 
-/* Common part of all carriers, which the client fills in after create. */
+/* Common part of all carriers. The client sets the first four members after create(); the carrier
+ * maintains the others. */
 struct carrier {
 	const struct carrier_ops *ops;
 	struct connection *connection;

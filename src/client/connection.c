@@ -18,8 +18,9 @@
 #define NS_PER_MS UINT64_C(1000000)
 
 enum {
-	/* Signs of life are requested at intervals of request_timeout / ALIVE_SHARE. They arrive
-	 * after one or two intervals, so one may be late. */
+	/* Signs of life are requested at intervals of request_timeout / ALIVE_SHARE. The server
+	 * sends one when it has sent nothing for one to two intervals, so a sign can be three
+	 * intervals late before request_timeout ends the connection. */
 	ALIVE_SHARE = 5,
 	ALIVE_MS_MIN = 10, /* servers need not support shorter intervals */
 };

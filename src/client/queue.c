@@ -369,8 +369,9 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			limit_ns = 0;
 		}
 		queue_round(queue, limit_ns);
-		/* Ends when woken, when a request has completed (unless the timeout is 0), or when
-		 * a round that did not wait completed none. */
+		/* The loop ends when the queue was woken, when a request or opening has completed
+		 * (unless the timeout is 0), or when a round that did not wait completed
+		 * nothing. */
 		if (queue->woken || (timeout_ms != 0 && queue->completed != before) ||
 			(limit_ns == 0 && queue->completed == round)) {
 			break;

@@ -117,7 +117,8 @@ static void set_deadline(struct control_client *client, uint64_t delay_ns)
 
 /* --- output -------------------------------------------------------------------------------- */
 
-/* Frees the slot when no operation is in flight. */
+/* Closes the client's socket and frees its slot, unless an operation is in flight: then the
+ * completion calls this again. */
 static void control_server_client_free(struct control_client *client)
 {
 	struct control_server *server = client->server;

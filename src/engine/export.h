@@ -41,8 +41,8 @@ struct export
 	uint32_t name_bytes;	     /* 0 to EXPORT_NAME_BYTES_MAX */
 	_Atomic(char *) description; /* can be NULL; see export_set_description() */
 	struct store *store;
-	/* an export that must be closed after this one, see struct export_options; a reference, or
-	 * NULL */
+	/* another export, which must be closed after this export, see struct export_options; a
+	 * reference, or NULL */
 	struct export *parent;
 	uint32_t overlap;	/* part size of reads and writes, see struct path_export */
 	int device_error;	/* see struct path_export; set before it is added to an engine */
@@ -92,7 +92,8 @@ struct export_options {
 	uint32_t name_bytes;
 	const char *description; /* copied; can be NULL */
 	struct store *store;	 /* owned by the export from then on; closed on failure */
-	/* an export whose store must be closed after this one's, as for a snapshot; or NULL */
+	/* another export, whose store must be closed after the store of this export, or NULL; for a
+	 * snapshot: the export of its disk */
 	struct export *parent;
 	uint32_t overlap;
 	bool read_only;

@@ -163,9 +163,10 @@ struct trace_result {
 };
 
 /*
- * Performs the reads. Never writes to the disk. Errors: from opening and reading; -EOPNOTSUPP if
- * the file does not support direct reads, -EINVAL if a size or offset is not a multiple of the
- * disk's block, -ERANGE if the disk is too small. *result must be freed in any case.
+ * Performs the reads. Never writes to the disk. Errors: those of opening, examining and reading the
+ * disk, and of creating the ring and the threads; -ENOMEM; -EOPNOTSUPP if the file does not support
+ * direct reads, -EINVAL if a size or offset is not a multiple of the disk's block, -ERANGE if the
+ * disk is too small. *result must be freed in any case.
  *
  * SIGINT or SIGTERM ends the trace after the current read, with a result (-EINTR before the first
  * read). A second signal ends the program. Only one thread may call this at a time.

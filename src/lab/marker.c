@@ -99,9 +99,9 @@ static void marker_prepare(struct marker_slot *slot, uint64_t length, uint64_t m
 
 /* --- send ---------------------------------------------------------------------------------- */
 
-/* Returns how far the device has come, according to the markers. Acquire order: the bytes before a
- * marker are read after the marker. This is sufficient only if the device writes them before the
- * marker. */
+/* Returns the number of bytes that the device has written, according to the markers. Acquire order:
+ * the bytes before a marker are read after the marker. This is sufficient only if the device writes
+ * these bytes before it overwrites the marker. */
 static uint64_t marker_look(const struct marker_slot *slot)
 {
 	uint64_t limit = slot->part.length - MARKER_CHUNK_BYTES;

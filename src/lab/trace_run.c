@@ -463,7 +463,7 @@ static int trace_run_disk_check(
 }
 
 /* Allocates memory in the same way as the server: aligned, in huge pages if possible, and
- * registered. */
+ * registered with the ring if possible. */
 static int trace_run_memory_acquire(struct tracer *tracer, struct error *error)
 {
 	uint32_t bytes = 0;

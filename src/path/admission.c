@@ -142,9 +142,11 @@ static bool may_hold(struct path_client *client, uint64_t export_bytes, const st
 	       quota_without_room(client, bytes) == NULL;
 }
 
-/* Gets the client's reserve. A read gets it only if the client holds no other buffer; otherwise it
- * waits until the data in that buffer has been sent. A write always gets it, because the peer might
- * not receive any data until it has sent the write. */
+/* Takes the client's reserve. Returns false if the reserve is in use, or is too small for an atomic
+ * write. A read gets the reserve only if the client holds no other buffer, or if the read has just
+ * returned a buffer (replaced_bytes); otherwise it waits until the data in the other buffer has
+ * been sent. A write need not wait for other buffers, because the peer might not receive any data
+ * until it has sent the write. */
 static bool get_reserve(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
 {

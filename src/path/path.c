@@ -105,7 +105,7 @@ static void path_set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
-	/* The first two states begin at the time of the batch in which the request arrived. */
+	/* The first two states begin with the current batch of events, the others now. */
 	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }
@@ -666,7 +666,7 @@ static void pump(struct path_request *request)
 	admission_wait_end(request);
 }
 
-/* Starts a block status request. If memory is short, it returns fewer extents. */
+/* Starts a block status request, or makes it wait. With less memory it returns fewer extents. */
 static void start_extents(struct path_request *request)
 {
 	struct path *path = request->path;

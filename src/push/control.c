@@ -179,7 +179,8 @@ static void take_grant(struct push_session *session, const struct push_grant *gr
 
 /* --- jobs ------------------------------------------------------------------------------------ */
 
-/* Sends JOB. Returns -EAGAIN if there is no room. */
+/* Sends JOB. Returns 0, -EAGAIN if the connection has no room for the message, or another negative
+ * errno of clan_sendv(). */
 static int send_job(struct push_session *session, const struct push_job *job)
 {
 	uint64_t now_ns = ring_now_ns(session->base.engine->ring);

@@ -75,8 +75,8 @@ static void ring_calls_tell(int fd)
 }
 
 /*
- * Wakes the ring, which has a read in flight on wake_fd, and writes poll_fd itself. The kernel
- * should signal poll_fd when that read completes, because it is registered with io_uring
+ * Wakes the ring: writes wake_fd, on which the ring has a read in flight, and then poll_fd. The
+ * kernel should signal poll_fd when the read completes, because poll_fd is registered with io_uring
  * (ring_poll_fd()). But the read completes inside a write to an eventfd, where the kernel postpones
  * the signal, and some versions (such as 6.18) deliver a postponed signal only once in the life of
  * the ring.

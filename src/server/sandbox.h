@@ -12,8 +12,9 @@
 #include "server/config/config.h"
 #include "server/listen/credentials.h"
 
-/* Changes to the user of the configuration, if it names one. The sockets of the listeners are given
- * to that user, and the kernel then reports this user to clients as the socket's peer. */
+/* If the configuration names a user, the process continues as that user. If it was started by root,
+ * it first makes that user the owner of the socket files. The kernel then reports this user to
+ * clients as the peer of a Unix socket, except for sockets that a service manager has passed. */
 GMB_MUST_CHECK int server_sandbox_become(const struct server_config *config,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
 	const struct listener *metrics, struct error *error);

@@ -229,10 +229,11 @@ static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_c
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* Counts the bytes in TCP while the peer can switch to the ring at any time. Bytes that TCP has
- * before the peer's messages are processed come before its bytes in the ring. Later bytes might
- * come after them, because the peer can use the ring and return to TCP. Returns the number of bytes
- * in TCP, 0 for the end, or a negative errno. */
+/* Returns the number of bytes that can be read from TCP, 0 at the end of the stream, or a negative
+ * errno (-EAGAIN: there are no bytes). Called before the peer's messages are processed, because the
+ * peer can switch to the ring at any time: bytes counted here come before the peer's bytes in the
+ * ring. Bytes that arrive in TCP later might come after those in the ring, because the peer might
+ * already have returned to TCP. */
 static ssize_t tcp_before_look(struct conn *conn)
 {
 	int bytes = 0;
@@ -713,8 +714,10 @@ ssize_t data_recv(
 	return done > 0 ? (ssize_t)done : got;
 }
 
-/* Sends with the lock held before and after. *done_out: bytes sent. Returns 0 or the reason for the
- * end. */
+/* Sends all bytes, or as many as a non-blocking send can. The caller holds the lock, which is
+ * released during waits. *done_out: number of bytes sent; can be less than requested also if 0 is
+ * returned, because the connection has left the ring or was freed. Returns 0, or the negative errno
+ * that ended the send. */
 static int send_locked(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, size_t *done_out)
 {

@@ -647,7 +647,8 @@ EXPORT FILE *popen(const char *command, const char *mode)
 
 /* --- the library ------------------------------------------------------------------------------ */
 
-/* Returns the contents of a file, or the rules themselves. NULL: the file cannot be read. */
+/* Returns the rules, which the caller must free: the contents of the file if where is an absolute
+ * path, otherwise a copy of where itself. NULL: the file cannot be opened, or out of memory. */
 static char *read_rules(const char *where)
 {
 	char *text = NULL;

@@ -164,7 +164,9 @@ struct conn {
 	_Atomic(uint32_t) plain_readers;
 	_Atomic(uint32_t) plain_writers;
 	_Atomic(uint32_t) pins; /* emulated calls that sleep; they prevent reuse of the object */
-	/* Calls that trigger the next attempt: reads for an acceptor, writes for a connector. */
+	/* Number of calls since tracking began, or since the connection last returned to TCP: reads
+	 * for an acceptor, writes for a connector. At next_look, the next step to a ring is
+	 * attempted. */
 	_Atomic(uint32_t) calls;
 	_Atomic(uint32_t) next_look; /* value of calls at which the next step is attempted */
 	struct switch_side side;

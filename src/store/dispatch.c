@@ -174,7 +174,8 @@ static void deliver_from_owner(struct ring *ring, struct ring_message *message)
 	struct list_node *taken = mailbox_take(&queue->from_owner);
 
 	GMB_UNUSED(ring);
-	/* The queue is no longer used, because the submitter of the last part may destroy it. */
+	/* The loop must not access the queue: once the last part is finished, its submitter may
+	 * destroy the queue. */
 	while (taken != NULL) {
 		struct store_part *part = taken_pop(&taken);
 

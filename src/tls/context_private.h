@@ -9,8 +9,8 @@
  *   context_identity.c the identity of a peer, from its certificate or key
  *   context_handover.c     encoding of that identity for another process
  *
- * Threading: one thread fills in a context, which then never changes. Ownership: see each. Errors:
- * sentences that name the file, and never a key.
+ * Threading: one thread fills in a context, which then never changes. Ownership: see each function.
+ * Error messages name the file, and never contain a key.
  */
 #pragma once
 

@@ -17,10 +17,11 @@
  * upgrades only if none are left. A layer never falls back to plain bytes.
  *
  * Threading: the ring's thread; a worker accesses a layer only while the layer waits for it.
- * Ownership: the stream owns its layer from stream_upgrade() on; the layer holds a reference to
- * the context. Errors: -EPROTO: the peer violated TLS; -EACCES: we rejected the peer;
- * -EKEYREJECTED: the peer rejected us; -EAGAIN: no free slot for a handshake; and those of the
- * socket. A record that cannot be authenticated is -EBADMSG and ends both directions.
+ * Ownership: the stream owns its layer from stream_upgrade() on; the layer holds a reference to the
+ * context. Errors: -EPROTO: the peer violated TLS; -EACCES: we rejected the peer; -EKEYREJECTED:
+ * the peer rejected us; -EAGAIN: no free slot for a handshake, or the peer was silent while other
+ * handshakes waited; -ECANCELED: the stream was shut down; -ENOMEM; and those of the socket and of
+ * starting a worker. A record that cannot be authenticated is -EBADMSG and ends both directions.
  */
 #pragma once
 

@@ -22,7 +22,7 @@ struct tls_source {
 	uint8_t key[TLS_SOURCE_BYTES];
 	uint32_t held;
 	uint32_t waiting;
-	/* Time at which its count of failures is 0 again; it falls by one per
+	/* Time at which the source's count of failures is 0 again; the count falls by one per
 	 * TLS_FAILURE_INTERVAL_MS. */
 	uint64_t paid_ns;
 };

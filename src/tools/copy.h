@@ -195,9 +195,9 @@ void copy_loop_moves(struct copy_loop *loop, uint64_t bytes);
 /* --- buffers -----------------------------------------------------------------------------------
  */
 
-/* A fixed number of equal buffers, in memory that servers on the queue can reach
- * (gmb_buffer_alloc()). The buffer that was returned last is used next, because it is still in the
- * processor's caches. */
+/* A fixed number of buffers of equal size. With a queue, they are in memory that the servers on the
+ * queue can access (gmb_buffer_alloc()). The buffer that was returned last is used next, because it
+ * is still in the processor's caches. */
 struct copy_pool {
 	struct gmb_queue *queue;
 	uint8_t *memory;

@@ -168,7 +168,7 @@ static void dial_send_rest(struct nbd_dial *dial)
 	stream_send(&dial->stream, &dial->io_op, &dial->message, dial_sent);
 }
 
-/* Performs the next step: send, receive, or end. */
+/* Passes received bytes to the handshake, and performs its next step: sends, receives, or ends. */
 static void dial_go_on(struct nbd_dial *dial)
 {
 	struct nbd_handshake *handshake = dial->handshake;

@@ -50,7 +50,8 @@ static void reply_ack(struct nbd_session *session)
 	tx_reply_header(session->handshake, NBD_REP_ACK, 0);
 }
 
-/* Sends the single final reply of a rejected option, with a sentence for the user (P11, P20). */
+/* Sends the only reply to a rejected option: an error type and a sentence for the user (rules P11
+ * and P20). */
 GMB_PRINTF(3, 4)
 static void reply_error(struct nbd_session *session, uint32_t type, const char *format, ...)
 {
@@ -582,8 +583,10 @@ static void refuse_without_tls(struct nbd_session *session)
 	}
 }
 
-/* Executes an option. ABORT is always accepted. EXPORT_NAME has no error reply, so its handler also
- * checks whether the server is stopping. */
+/* Executes an option. ABORT is always accepted, even without TLS and while the server is stopping.
+ * Without required TLS, every other option except STARTTLS is refused; while the server is
+ * stopping, every other option. EXPORT_NAME has no error reply, so its own handler checks whether
+ * the server is stopping. */
 static void handle_option(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;

@@ -607,8 +607,8 @@ void reply_flush(struct session *base, bool alone)
 	}
 }
 
-/* Returns whether the session is ready for its handover. The other process may own the connection
- * at any time, so nothing may be sent. */
+/* Returns whether the session is ready for its handover. If so, nothing may be sent, because the
+ * other process may own the connection at any time. */
 static bool rests(struct nbd_session *session)
 {
 	return unlikely(session->base.paused) && nbd_session_rest(&session->base) == SESSION_RESTS;

@@ -303,7 +303,8 @@ static const struct field *top_key(uint32_t idx)
 		       : option_with(idx - ARRAY_COUNT(sections), FIELD_IN_FILE);
 }
 
-/* Context while the list of an option's values is read. */
+/* Context of read_option_value(), which is called for each element in the list of an option's
+ * values. */
 struct option_reader {
 	struct server_config *config;
 	const struct field *field;

@@ -32,8 +32,8 @@ struct acceptor_options {
 
 GMB_MUST_CHECK int acceptor_create(const struct acceptor_options *options,
 	struct acceptor **acceptor_out, struct error *error);
-/* Called when the acceptor was never started or has stopped, and all of its connections are closed.
- * NULL is a no-op. */
+/* Destroys an acceptor that was never started or has stopped, after all of its connections are
+ * closed. NULL is a no-op. */
 void acceptor_destroy(struct acceptor *acceptor);
 
 /* Adopts a connection of another process (engine/handover.h), and takes ownership of fd. The limits

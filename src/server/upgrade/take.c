@@ -771,8 +771,9 @@ int upgrade_take_over(
 	}
 	rc = take_sessions(take, taker, &message, error);
 	if (rc < 0) {
-		/* The process exits immediately, because a clean stop would send to the peers of
-		 * adopted sessions, which still belong to the old process. */
+		/* The process exits immediately, because a clean stop would send bytes on the
+		 * connections of adopted sessions. These connections still belong to the old
+		 * process. */
 		log_error("%s", error->text);
 		upgrade_send_failure(take->channel, error->text);
 		_exit(1);

@@ -218,8 +218,8 @@ void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count);
 /* Discards the pages of these blocks, which read as zeroes from now on. No record contains this
  * change. All blocks must be in one page of the map. */
 void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count);
-/* Called for each entry of record seq after it was applied to the map: discards the older page, or
- * makes the written one clean. */
+/* Called for each entry of record seq after the entry was applied to the map: discards a cached
+ * page that is older than the entry, or marks the page clean if the record contains this page. */
 void flash_cache_written(struct flash *flash, const struct flash_record_entry *entry, uint64_t seq);
 /* Called after all entries of record seq were applied: frees the slots that were held for it. */
 void flash_cache_retired(struct flash *flash, uint64_t seq);

@@ -78,7 +78,7 @@ struct flash_gc {
 	uint32_t most_free;  /* largest number of free segments after a checkpoint */
 	uint32_t vain_count; /* number of victims since most_free was reached */
 	struct flash_record record;
-	/* by entry: its block was appended from the cache during the scan */
+	/* is_moved[i]: the block of entry i was appended from the cache during the scan */
 	bool is_moved[FLASH_RECORD_ENTRIES];
 	struct flash_wait wait;
 	struct flash_io io;

@@ -111,8 +111,9 @@ void flash_log_append(struct flash *flash, const struct flash_record_entry *entr
 /* Returns the number of entries with a block that fit into the record being filled, or, if it is
  * full, into the next one at its position in the log. Always > 0. */
 uint32_t flash_log_fit(const struct flash *flash);
-/* Completes the part when everything that was appended before is written (for FUA and flush:
- * durable), or never will be. Its result is the one in its scratch, or the error of the log. */
+/* Completes the part when everything that was appended before it has been written (for FUA and
+ * flush: is durable), or can no longer be written. The result of the part is the one stored in its
+ * scratch, or the error of the log. */
 void flash_log_add_part(struct flash *flash, struct store_part *part);
 /* Closes the record being filled, if there is one, and writes it. */
 void flash_log_close(struct flash *flash);
