@@ -101,7 +101,7 @@ class FlashCache(support.Case):
         copy = shutil.copyfile(self.file, self.path("copy"))
         with open(cache, "rb") as file:
             before = file.read()
-        self.refused(copy, "was copied or moved", cache, f"blocks of '{self.file}'", "cache-file=leave")
+        self.refused(copy, "was copied or moved", cache, f"1 changed block of '{self.file}'", "cache-file=leave")
         self.refused(copy, "was copied or moved", "without 'readonly'", keys=["readonly"])
         self.assertEqual(self.check(copy)["cache-of"], self.file)
         copied = self.serve(copy, "cache-file=leave")
