@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Applies the wait policy (base/wait_policy.h) to a ring: tells the policy what each turn has
- * brought, and sets the ring to the method that the policy chooses.
+ * Applies the wait policy (base/wait_policy.h) to a ring: passes the requests of each turn to the
+ * policy, and sets the ring to the method that the policy chooses.
  *
  * Threading: the ring's thread. Ownership: borrows the ring. Errors: none.
  */

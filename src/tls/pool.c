@@ -13,7 +13,7 @@ enum { BUCKETS = 256 };
 #define NS_PER_MS UINT64_C(1000000)
 
 _Static_assert(TLS_SOURCES_MAX > TLS_HANDSHAKES_MAX + TLS_WAITING_MAX,
-	"a source that nobody uses can always be forgotten");
+	"an unused source can always be replaced");
 
 /* A source of handshakes. */
 struct tls_source {
