@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "reactor_world.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -131,14 +132,30 @@ int dial(const struct reactor_world *world, uint32_t kind_idx)
 	return fd;
 }
 
+/* The kernel interrupts a thread that closed a ring once more, some time later, and without a
+ * signal: its blocking call then transfers only a part of the bytes. */
+
 void put(int fd, const void *bytes, size_t len)
 {
-	assert_int_equal(send(fd, bytes, len, MSG_NOSIGNAL), len);
+	for (size_t done = 0; done < len;) {
+		ssize_t count = send(fd, (const uint8_t *)bytes + done, len - done, MSG_NOSIGNAL);
+
+		assert_true(count > 0 || (count < 0 && errno == EINTR));
+		done += count > 0 ? (size_t)count : 0;
+	}
 }
 
 bool take(int fd, void *bytes, size_t len)
 {
-	return recv(fd, bytes, len, MSG_WAITALL) == (ssize_t)len;
+	for (size_t done = 0; done < len;) {
+		ssize_t count = recv(fd, (uint8_t *)bytes + done, len - done, MSG_WAITALL);
+
+		if (count == 0 || (count < 0 && errno != EINTR)) {
+			return false;
+		}
+		done += count > 0 ? (size_t)count : 0;
+	}
+	return true;
 }
 
 int dial_nbd(const struct reactor_world *world, const char *name)
