@@ -58,7 +58,7 @@ class Server:
                 assert refused.returncode == 1 and reason in refused.stderr, refused
         Server.count += 1
         self.process = subprocess.Popen(
-            ["gmblock", "serve", "--export", f"={{DISK}},mode=direct", "--threads", "1",
+            ["gmblock", "serve", "--export", f"={{DISK}},mode=direct,sched=off", "--threads", "1",
              "--handshake-timeout", "60s", "--listen", f"nbd+unix:///?socket=/tmp/{{Server.count}}",
              "--listen", f"nbd://127.0.0.1:{{7000 + Server.count}}"],
             stdout=subprocess.PIPE, text=True)

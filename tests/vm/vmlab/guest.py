@@ -87,10 +87,11 @@ class Guest:
             return ""
 
     def story(self):
-        """The end of the guest and of what it said, for an error message."""
+        """The end of the guest and of what it said, for an error message. Its output comes last:
+        a report keeps the last lines."""
         ended = self.failure or ("running" if self.status is None else f"status {self.status}")
         lines = [f"guest {self.name} ({self.kernel.release}): {ended}"]
-        for title, text in (("output", self.output), ("console", self.console)):
+        for title, text in (("console", self.console), ("output", self.output)):
             lines.append(f"--- {self.name}: {title}")
             lines += text.splitlines()[-TOLD_LINES:]
         return "\n".join(lines)
