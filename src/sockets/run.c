@@ -66,7 +66,7 @@ static void show_stats(int pid, struct stats *shown)
 	for (int i = 0; i < REASON_COUNT; i++) {
 		if (shown->reasons[i] > 0) {
 			printf("%s%s %llu",
-				any ? ", " : "  why others are not carried, or no longer: ",
+				any ? ", " : "  not carried, or no longer carried, by reason: ",
 				stats_reason_names[i], (unsigned long long)shown->reasons[i]);
 			any = true;
 		}

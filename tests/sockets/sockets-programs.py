@@ -479,7 +479,7 @@ sys.stdin.read()
         peer.communicate()
         # The server learns of it by itself.
         closed = ("carried by shared memory: 0 now, 1 in total",
-                  "why others are not carried, or no longer: peer 1\n")
+                  "not carried, or no longer carried, by reason: peer 1\n")
         while not all(text in shown for text in closed):
             self.assertIsNone(process.poll())
             shown = subprocess.run([sockets_tool.RUN, "--show", str(process.pid)],
