@@ -123,7 +123,8 @@ static int server_control_listen_at(
 	int rc;
 
 	if (strlen(path) >= sizeof(socket_path)) {
-		return error_set(error, -ENAMETOOLONG, "the path is too long for a socket");
+		return error_set(
+			error, -ENAMETOOLONG, "the path of the control socket is too long");
 	}
 	snprintf(socket_path, sizeof(socket_path), "%s", path);
 	uri.socket_path_bytes = (uint32_t)strlen(path);
@@ -378,7 +379,8 @@ static int server_control_change_rule(const struct server_view *view, json_int_t
 	int rc;
 
 	if (rule < 1 || rule > (json_int_t)rate_rules_count(view->rate_rules)) {
-		return error_set(error, -ENOENT, "there is no rule %lld; this server has %u rules",
+		return error_set(error, -ENOENT,
+			"there is no rate rule %lld; this server has %u rate rules",
 			(long long)rule, rate_rules_count(view->rate_rules));
 	}
 	if (change->is_memory) {
@@ -390,7 +392,8 @@ static int server_control_change_rule(const struct server_view *view, json_int_t
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));
 	}
-	log_info("the %s of rule %lld is now %s", what_of(change), (long long)rule, change->taken);
+	log_info("the %s of rate rule %lld is now %s", what_of(change), (long long)rule,
+		change->taken);
 	return 0;
 }
 
@@ -406,7 +409,8 @@ static void begin_rate(void *context, struct control_client *client, const json_
 
 	if ((rate == NULL) == (memory == NULL) || !json_is_integer(rule)) {
 		control_fail(client, -EINVAL,
-			"\"rule\" (number) and either \"rate\" or \"memory\" (text) are required");
+			"the argument \"rule\" (number) and either \"rate\" or \"memory\" (text) "
+			"are required");
 		return;
 	}
 	rc = parse_change(&change, rate, memory, &error);

@@ -160,7 +160,7 @@ static void begin_drain(struct server *server)
 
 void server_stop_hard(struct server *server, const char *reason)
 {
-	log_error("stopped immediately, with requests in flight: %s", reason);
+	log_error("the server stopped immediately, with requests in flight: %s", reason);
 	close_listeners(server);
 	server_control_stop(server->control);
 	scrape_stop(server->scrape);
@@ -198,7 +198,7 @@ static void handle_signal(struct server *server, const struct signalfd_siginfo *
 		runner_signal(&server->runner, signal_number);
 		begin_stop(server);
 	} else if (clock_now_ns() - server->stop_begin_ns >= CLOCK_SAME_SIGNAL_NS) {
-		server_stop_hard(server, "second signal received");
+		server_stop_hard(server, "a second signal was received");
 	}
 }
 
@@ -398,7 +398,8 @@ static void server_release(struct server *server)
 		server->exit_status = 1;
 	}
 	if (!reload_destroy(server->reload)) {
-		server_stop_hard(server, "re-reading a file hangs");
+		server_stop_hard(
+			server, "a thread hangs while it reads a configuration or TLS file again");
 	}
 	upgrade_destroy(server->upgrade);
 	credentials_close(server->credentials);

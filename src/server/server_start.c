@@ -417,7 +417,9 @@ static int server_start_open_places(struct server *server, struct error *error)
 		if (rc == -EADDRINUSE && server->take != NULL) {
 			/* The old process still listens on a part of the address until it exits, so
 			 * this process has no metrics. */
-			log_warning("no metrics until the next start: %s", error->text);
+			log_warning(
+				"this process serves no metrics, until the server is restarted: %s",
+				error->text);
 			rc = 0;
 		}
 	}

@@ -564,7 +564,7 @@ class Flash(support.Case):
         found = self.check(faults=1)
         self.assertIn("2 flushed records from there on are lost", str(found["faults"]))
         self.refused("the log of the flash store", "2 flushed records",
-                     "export it with readonly (")
+                     "export the disk with readonly (")
         server = self.serve("readonly")
         with nbdmini.open_export(server.uri, b"") as client:
             for number in range(6):
@@ -640,7 +640,7 @@ class Flash(support.Case):
         self.assertIn("--size", self.gmblock("create", "flash:" + self.path("none")).stderr)
         self.assertIn("too small", self.gmblock("create", "--size=1M",
                                                 "flash:" + self.path("none")).stderr)
-        self.assertIn("--segment: it must be at least 64K",
+        self.assertIn("--segment: the value must be at least 64K",
                       self.gmblock("create", "--size=8M", "--segment=32K",
                                    "flash:" + self.path("none")).stderr)
         self.assertEqual(self.gmblock("create", "memory:1M").returncode, 2)

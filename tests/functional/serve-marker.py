@@ -27,8 +27,8 @@ class Marker(support.Case):
         self.check(f"{self.image},marker,write-mode=direct", "mode=cached", "add mode=direct")
 
     def test_what_is_no_disk_is_refused(self):
-        self.check("memory:1M,mode=direct,marker", "'memory:1M'", "it is not a disk")
-        self.check("null:1M,mode=direct,marker", "'null:1M'", "it is not a disk")
+        self.check("memory:1M,mode=direct,marker", "'memory:1M'", "the path is not a disk")
+        self.check("null:1M,mode=direct,marker", "'null:1M'", "the path is not a disk")
 
     def test_a_loop_device_is_refused(self):
         try:

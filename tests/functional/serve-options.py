@@ -98,7 +98,7 @@ class Options(support.Case):
         listen("http://127.0.0.1", "'http'")
         listen("nbd://127.0.0.1:70000", "larger than 65535")
         listen("nbd://::1", "brackets")
-        listen("nbds://127.0.0.1:0?tls-type=psk", "tls- parameters are for clients")
+        listen("nbds://127.0.0.1:0?tls-type=psk", "tls- parameters are only for URIs of clients")
         listen("nbd+unix:///", "socket=PATH")
         listen("nbd://127.0.0.1:0/disk", "has no export name", "--export")
         listen("nbd://127.0.0.1:0/?colour=red", "unknown parameter 'colour'")

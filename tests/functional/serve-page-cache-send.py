@@ -105,9 +105,9 @@ class PageCacheSend(support.Case):
                 (("page-cache-send=off",), "page-cache-send=off", "page-cache-send=off"),
                 (("mode=direct",), "mode=direct", "mode=direct bypasses the page cache"),
                 (("write-mode=direct",), "write-mode=direct", "write-mode=direct bypasses"),
-                (("delay=read:1us",), "delay", "delay= is given"),
-                (("fault=write:EIO",), "fault", "fault= is given"),
-                (("pace=100G",), "pace", "pace= is given")):
+                (("delay=read:1us",), "delay", "the export has the key delay"),
+                (("fault=write:EIO",), "fault", "the export has the key fault"),
+                (("pace=100G",), "pace", "the export has the key pace")):
             with self.subTest(keys):
                 client = self.open(*keys)
                 self.assertEqual(self.read(client, 4096, 4096), self.content[4096:8192])

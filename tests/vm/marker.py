@@ -93,7 +93,7 @@ def nvme(folder):
 def check_served(guest, name):
     with open(f"{guest.results}/{name}", encoding="utf-8") as file:
         said = file.read()
-    match = re.search(r"(\d+) reads watched, (\S+) of their (\S+) detected early; (\d+) reads", said)
+    match = re.search(r"(\d+) reads watched; (\S+) of their (\S+) detected before the reads completed; (\d+) reads", said)
     assert match and int(match[1]) > 0 and match[4] == "0", said
     print(f"{name}: {match[0]}")
 

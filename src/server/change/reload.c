@@ -345,7 +345,8 @@ static void wait_for_reactors(struct reload *reload)
 	if (behind > 0) {
 		reload->result = error_set(&reload->error, -ETIMEDOUT,
 			"the change applies to new connections, but %u of %u server threads have "
-			"not checked all of their connections yet; they continue",
+			"not yet checked all of their existing connections; the threads continue "
+			"to check",
 			behind, reload->options.reactor_count);
 	}
 	change_reload_set_state(reload, RELOAD_REVIEWED);
@@ -407,7 +408,7 @@ void reload_ask(struct reload *reload)
 	if (request != NULL) {
 		change_reload_ask(reload, request);
 	} else if (!asked) {
-		log_error("%s", "no memory for reloads");
+		log_error("%s", "out of memory: the configuration is not reloaded");
 	}
 }
 
@@ -511,9 +512,9 @@ static void change_reload_give_up(struct reload *reload, int result)
 {
 	reload->result = result;
 	if (result < 0 && reload->request->action <= REQUEST_RELOAD) {
-		error_prefix(&reload->error, reload->request->is_dry
-						     ? "a reload would fail and change nothing"
-						     : "reload failed, nothing was changed");
+		error_prefix(&reload->error,
+			reload->request->is_dry ? "a reload would fail and change nothing"
+						: "the reload failed, and nothing was changed");
 	}
 	change_reload_set_state(reload, RELOAD_REVIEWED);
 }
@@ -742,7 +743,7 @@ static void begin_export(void *context, struct control_client *client, const jso
 			return;
 		}
 	}
-	control_fail(client, -EINVAL, "\"action\" is one of add, set, remove and list");
+	control_fail(client, -EINVAL, "\"action\" must be add, set, remove or list");
 }
 
 const struct control_command export_command = {
@@ -775,7 +776,7 @@ static void begin_snapshot(void *context, struct control_client *client, const j
 		begin_request(context, client, REQUEST_SNAPSHOT_DELETE, arguments,
 			reload_request_take_snapshot);
 	} else {
-		control_fail(client, -EINVAL, "\"action\" is one of create, delete and list");
+		control_fail(client, -EINVAL, "\"action\" must be create, delete or list");
 	}
 }
 

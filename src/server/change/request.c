@@ -87,7 +87,7 @@ int reload_request_take_export(
 	int rc;
 
 	if (name == NULL || (request->action == REQUEST_ADD && path == NULL)) {
-		return error_set(error, -EINVAL, "\"name\" (text) is required%s",
+		return error_set(error, -EINVAL, "the argument \"name\" (text) is required%s",
 			request->action == REQUEST_ADD ? ", and \"path\" (text)" : "");
 	}
 	if (json_is_integer(deadline)) {
@@ -118,7 +118,8 @@ int reload_request_take_snapshot(
 	const char *name = json_string_value(json_object_get(arguments, "name"));
 
 	if (export == NULL || name == NULL) {
-		return error_set(error, -EINVAL, "\"export\" and \"name\" (text) are required");
+		return error_set(error, -EINVAL,
+			"the arguments \"export\" and \"name\" (text) are required");
 	}
 	if (json_is_true(json_object_get(arguments, "now"))) {
 		request->deadline_ns = 0;
@@ -185,7 +186,7 @@ static int look_at_size(const struct exports *exports, const struct reload_reque
 	uint64_t wanted = 0;
 	int rc = is_auto	? 0
 		 : text != NULL ? units_parse_bytes(text, &wanted, error)
-				: error_set(error, -EINVAL, "it needs a value");
+				: error_set(error, -EINVAL, "the key 'size' needs a value");
 
 	if (rc < 0) {
 		error_prefix(error, "size");
@@ -245,8 +246,8 @@ static int change_request_foresee(const struct reload_options *options,
 	}
 	if (rc == 0 && forecast_silent(forecast) > 0) {
 		snprintf(line, sizeof(line),
-			"connections of %u of %u threads are not counted: the threads do not "
-			"respond",
+			"the connections of %u of %u server threads are not counted, because these "
+			"threads do not respond",
 			forecast_silent(forecast), options->reactor_count);
 		json_array_append_new(news->lines, json_string(line));
 	}

@@ -180,8 +180,8 @@ static int change_snapshot_create(const struct reload_options *options,
 
 	if (dropped != NULL && !has_snapshot(parent, request->snapshot, NULL)) {
 		return error_set(error, -EEXIST,
-			"the snapshot of %s was dropped and its clients are being disconnected; "
-			"try again",
+			"%s was a snapshot that was dropped, and its clients are still being "
+			"disconnected; try again",
 			change_snapshot_label(dropped, shown));
 	}
 	rc = ask_store(
@@ -217,7 +217,8 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 	}
 	if (clients > 0 && request->deadline_ns > 0) {
 		return error_set(error, -EBUSY,
-			"%s is used by %u connection%s (see 'gmblock stats'); --now closes them",
+			"%s is used by %u connection%s (see 'gmblock stats'); with --now, the "
+			"snapshot is deleted nevertheless and its clients are disconnected",
 			change_snapshot_label(served, shown), clients, clients == 1 ? "" : "s");
 	}
 	if (served == NULL || is_there) {
@@ -328,7 +329,8 @@ int snapshots_json(
 		return no_export(name, error);
 	}
 	if (only != NULL && only->parent != NULL) {
-		return error_set(error, -EOPNOTSUPP, "%s is a snapshot and has no snapshots",
+		return error_set(error, -EOPNOTSUPP,
+			"%s is a snapshot, and a snapshot cannot have snapshots",
 			change_snapshot_label(only, shown));
 	}
 	all = json_array();

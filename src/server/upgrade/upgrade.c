@@ -236,7 +236,7 @@ static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reaso
 	take_back_listeners(upgrade);
 	upgrade_forget(upgrade);
 	reload_begin(upgrade->options.reload);
-	error_set(&error, code, "upgrade failed, this server keeps running: %s", reason);
+	error_set(&error, code, "the upgrade failed, and this server keeps running: %s", reason);
 	log_error("%s", error.text);
 	if (upgrade->client != NULL) {
 		control_fail(upgrade->client, code, error.text);
@@ -425,7 +425,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 	if (ask_all(upgrade, let_engine_go) < 0) {
 		/* This reactor has not released its sessions, and would close connections that
 		 * belong to the new process. */
-		log_error("a thread does not respond: exiting immediately");
+		log_error("a server thread does not respond: this process exits immediately");
 		_exit(1);
 	}
 }
@@ -501,7 +501,7 @@ static bool upgrade_take_message(struct upgrade *upgrade, const struct upgrade_m
 	}
 	if (message->type != expected(upgrade)) {
 		return !upgrade_give_up(
-			upgrade, -EPROTO, "unexpected message from the new process");
+			upgrade, -EPROTO, "unexpected upgrade message from the new process");
 	}
 	if (message->type == UPGRADE_HELLO) {
 		upgrade->pid = message->pid;
@@ -539,14 +539,14 @@ static bool give_up_overdue(struct upgrade *upgrade)
 {
 	static const char *const reasons[UPGRADE_STATE_COUNT] = {
 		[UPGRADE_OFFERED] = "the new process did not connect within 10 seconds",
-		[UPGRADE_TELLING] = "the new process does not read its messages",
+		[UPGRADE_TELLING] = "the new process does not read the messages of this process",
 		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
 		[UPGRADE_FLUSHING] = "the disks were not flushed within 10 seconds",
 		[UPGRADE_HANDSHAKING] =
-			"the first thread of the server does not answer: a disk may "
-			"hang",
+			"the first thread of the server does not respond: a disk may hang",
 		[UPGRADE_PAUSING] = "requests in flight did not complete within 5 seconds",
-		[UPGRADE_HANDING_OVER] = "the new process does not read its messages",
+		[UPGRADE_HANDING_OVER] =
+			"the new process does not read the messages of this process",
 		[UPGRADE_HANDED_OVER] = "the new process did not start serving within 5 seconds",
 	};
 
