@@ -358,7 +358,7 @@ class Messages(TlsCase):
         for folder, hostname, wanted in (("good", "other.example", "'other.example'"),
                                          ("other-ca", "localhost", "authority"),
                                          ("expired", "localhost", "expired"),
-                                         ("not-yet", "localhost", "not valid yet"),
+                                         ("not-yet", "localhost", "not yet valid"),
                                          ("wrong-purpose", "localhost", "server")):
             with self.subTest(folder=folder, hostname=hostname):
                 server = self.nbdkit_x509(folder, name=folder)

@@ -346,7 +346,7 @@ class Push(push_tool.Case):
                 push.kill()
                 push.communicate()
                 self.wait_for(lambda: self.jobs(uris["source"])[-1]["state"] == "failed")
-                self.assertIn("the command that requested it has exited", self.jobs(uris["source"])[-1]["error"])
+                self.assertIn("the command that requested the job has exited", self.jobs(uris["source"])[-1]["error"])
             else:
                 servers[victim] = self.restart(
                     servers[victim], uris[victim], source if victim == "source" else target)

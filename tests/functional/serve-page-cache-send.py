@@ -261,7 +261,7 @@ class PageCacheSend(support.Case):
         self.assertEqual(tuple(told["page_cache_send_" + what]
                                for what in ("bytes", "misses", "refusal")),
                          (2 * MIB, 2, None))
-        self.assertRegex(self.shown(), r"  Large reads copied because data was missing from the page cache, .*: 2\n")
+        self.assertRegex(self.shown(), r"  Large reads that the server copied, because their data was not in the page cache .*: 2\n")
 
     def test_who_does_not_receive_is_lent_little(self):
         client = self.open(arguments=("--memory", "32M", "--threads", "1"))

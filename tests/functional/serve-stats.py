@@ -129,7 +129,7 @@ class Stats(support.Case):
                          {"delay": {"delayed": 4}, "fault": {"failed": 4}})
         code, output, _ = self.run_gmblock("stats", self.control)
         self.assertEqual(code, 0)
-        self.assertIn("\n  delay:\n    Requests that were delayed: 4\n", output)
+        self.assertIn("\n  delay:\n    Requests delayed by a delay= rule: 4\n", output)
 
     def test_the_socket_is_its_owners_and_goes_with_the_server(self):
         server = self.serve("memory:1M")
