@@ -310,7 +310,7 @@ static void change_reload_work(struct reload *reload)
 	reload->turn++;
 	pthread_mutex_unlock(&reload->lock);
 	if (request == &reload->look && begun) {
-		reload_look_at_sizes(reload->options.exports);
+		exports_look_at_sizes(reload->options.exports);
 	}
 	if (request == &reload->look && !credentials_are_stale(reload->options.credentials)) {
 		pthread_mutex_lock(&reload->lock);

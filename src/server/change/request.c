@@ -181,6 +181,7 @@ static int look_at_size(const struct exports *exports, const struct reload_reque
 {
 	const char *text = request->settings.list[0].value;
 	bool is_auto = text != NULL && strcmp(text, "auto") == 0;
+	struct served_export *served;
 	char line[SERVED_EXPORT_LINE_BYTES];
 	uint64_t wanted = 0;
 	int rc = is_auto	? 0
@@ -191,34 +192,16 @@ static int look_at_size(const struct exports *exports, const struct reload_reque
 		error_prefix(error, "size");
 		return rc;
 	}
-	for (uint32_t i = 0; i < exports->count; i++) {
-		if (strcmp(exports->list[i]->about.name, request->name) != 0) {
-			continue;
-		}
-		rc = served_export_check_size(
-			exports->list[i], is_auto ? NULL : &wanted, line, error);
-		news->lines = json_array();
-		if (rc > 0) {
-			json_array_append_new(news->lines, json_string(line));
-		}
-		return MIN(rc, 0);
+	rc = exports_need(exports, request->name, &served, error);
+	if (rc < 0) {
+		return rc;
 	}
-	return error_set(error, -ENOENT, "there is no export \"%s\"", quote(request->name));
-}
-
-void reload_look_at_sizes(const struct exports *exports)
-{
-	for (uint32_t i = 0; i < exports->count; i++) {
-		char line[SERVED_EXPORT_LINE_BYTES];
-		struct error error;
-		int rc = served_export_check_size(exports->list[i], NULL, line, &error);
-
-		if (rc < 0) {
-			log_warning("%s", error.text);
-		} else if (rc > 0) {
-			log_info("%s", line);
-		}
+	rc = served_export_check_size(served, is_auto ? NULL : &wanted, line, error);
+	news->lines = json_array();
+	if (rc > 0) {
+		json_array_append_new(news->lines, json_string(line));
 	}
+	return MIN(rc, 0);
 }
 
 /* Adds lines of text about the effect of new rules and files on connections. */

@@ -83,6 +83,3 @@ GMB_MUST_CHECK int reload_request_read(const struct reload_options *options,
 void reload_news_drop(struct reload_news *news);
 /* NULL is a no-op. */
 void reload_config_free(struct server_config *config);
-/* Checks for disks whose size has changed and logs them, so that enlarging a disk needs no command.
- * Blocks. */
-void reload_look_at_sizes(const struct exports *exports);

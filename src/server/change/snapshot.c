@@ -22,16 +22,6 @@ static const char *change_snapshot_label(const struct served_export *served, cha
 	return out;
 }
 
-static struct served_export *change_snapshot_find(const struct exports *exports, const char *name)
-{
-	for (uint32_t i = 0; i < exports->count; i++) {
-		if (strcmp(exports->list[i]->about.name, name) == 0) {
-			return exports->list[i];
-		}
-	}
-	return NULL;
-}
-
 /* Returns the export that serves the snapshot, or NULL. */
 static struct served_export *find_snapshot(
 	const struct exports *exports, const struct served_export *parent, const char *snapshot)
@@ -146,27 +136,18 @@ static int ask_store(const struct reload_options *options, struct reload *reload
 
 /* --- changes --------------------------------------------------------------------------------- */
 
-static int no_export(const char *name, struct error *error)
-{
-	return error_set(error, -ENOENT, "there is no export \"%s\"", quote(name));
-}
-
 static int find_parent(const struct exports *exports, const char *name,
-	const struct served_export **parent_out, struct error *error)
+	struct served_export **parent_out, struct error *error)
 {
-	const struct served_export *parent = change_snapshot_find(exports, name);
+	int rc = exports_need(exports, name, parent_out, error);
 	char shown[SHOWN_BYTES];
 
-	if (parent == NULL) {
-		return no_export(name, error);
-	}
-	if (!store_has_snapshots(parent->export->store)) {
-		return error_set(error, -EOPNOTSUPP,
+	if (rc == 0 && !store_has_snapshots((*parent_out)->export->store)) {
+		rc = error_set(error, -EOPNOTSUPP,
 			"%s cannot have snapshots; only flash stores (flash:PATH) support them",
-			change_snapshot_label(parent, shown));
+			change_snapshot_label(*parent_out, shown));
 	}
-	*parent_out = parent;
-	return 0;
+	return rc;
 }
 
 static int change_snapshot_create(const struct reload_options *options,
@@ -230,7 +211,7 @@ static int delete_one(const struct reload_options *options, struct reload_reques
 int snapshot_change(const struct reload_options *options, struct reload_request *request,
 	struct change *change, struct error *error)
 {
-	const struct served_export *parent = NULL;
+	struct served_export *parent;
 	int rc = find_parent(options->exports, request->name, &parent, error);
 
 	if (rc < 0) {
@@ -243,7 +224,7 @@ int snapshot_change(const struct reload_options *options, struct reload_request 
 
 void snapshot_undo(const struct reload_options *options, struct reload_request *request)
 {
-	const struct served_export *parent = change_snapshot_find(options->exports, request->name);
+	const struct served_export *parent = exports_find(options->exports, request->name);
 	struct error error;
 
 	if (ask_store(options, request->reload, parent, STORE_SNAPSHOT_DELETE, request->snapshot,
@@ -319,13 +300,13 @@ static json_t *snapshot_json(const struct exports *exports, const struct served_
 int snapshots_json(
 	const struct exports *exports, const char *name, json_t **all_out, struct error *error)
 {
-	const struct served_export *only =
-		name != NULL ? change_snapshot_find(exports, name) : NULL;
+	struct served_export *only = NULL;
+	int rc = name != NULL ? exports_need(exports, name, &only, error) : 0;
 	char shown[SHOWN_BYTES];
 	json_t *all;
 
-	if (name != NULL && only == NULL) {
-		return no_export(name, error);
+	if (rc < 0) {
+		return rc;
 	}
 	if (only != NULL && only->parent != NULL) {
 		return error_set(error, -EOPNOTSUPP, "%s is a snapshot and has no snapshots",
