@@ -34,23 +34,25 @@ static int no_scheme(const char *text, struct error *error)
 				"/.-_:[]") == strlen(name);
 	if (is_plain && is_path) {
 		return error_set(error, -EINVAL,
-			"it has no scheme; for a Unix socket, write nbd+unix:///?socket=%s", name);
+			"the URI has no scheme; for a Unix socket, write nbd+unix:///?socket=%s",
+			name);
 	}
 	if (is_plain && strspn(name, "0123456789") == strlen(name) &&
 		strtoul(name, NULL, 10) <= UINT16_MAX) {
 		return error_set(error, -EINVAL,
-			"it has no scheme; for a port, write nbd://127.0.0.1:%s, or the host's "
-			"name or address in place of 127.0.0.1",
+			"the URI has no scheme; for a port, write nbd://127.0.0.1:%s, or the "
+			"host's name or address in place of 127.0.0.1",
 			name);
 	}
 	if (is_plain) {
 		return error_set(error, -EINVAL,
-			"it has no scheme; write nbd://%s for a host, or nbd+unix:///?socket=PATH "
+			"the URI has no scheme; write nbd://%s for a host, or "
+			"nbd+unix:///?socket=PATH "
 			"for a Unix socket",
 			name);
 	}
 	return error_set(error, -EINVAL,
-		"it has no scheme; write nbd://HOST[:PORT]/EXPORT or "
+		"the URI has no scheme; write nbd://HOST[:PORT]/EXPORT or "
 		"nbd+unix:///EXPORT?socket=PATH");
 }
 

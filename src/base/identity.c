@@ -118,12 +118,14 @@ int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid, size_t 
 	}
 	if (value_bytes == 0 || value_bytes > IDENTITY_STRING_BYTES_MAX) {
 		return error_set(error, -EINVAL,
-			"an attribute of the name has %zu bytes; it must have 1 to %d", value_bytes,
-			IDENTITY_STRING_BYTES_MAX);
+			"an attribute of a distinguished name has %zu bytes; it must have 1 to %d "
+			"bytes",
+			value_bytes, IDENTITY_STRING_BYTES_MAX);
 	}
 	if (memchr(value, 0, value_bytes) != NULL || !utf8_valid(value, value_bytes)) {
-		return error_set(
-			error, -EINVAL, "an attribute of the name has a zero byte or is not UTF-8");
+		return error_set(error, -EINVAL,
+			"an attribute of a distinguished name contains a zero byte or is not valid "
+			"UTF-8");
 	}
 	attribute[0] = (uint8_t)oid_bytes;
 	memcpy(attribute + 1, oid, oid_bytes);
@@ -135,7 +137,8 @@ int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid, size_t 
 	if ((!joins && dn->rdn_count == IDENTITY_RDNS_MAX) ||
 		(joins && dn->bytes[dn->rdn_at] == UINT8_MAX) ||
 		dn->len + 1 + bytes > sizeof(dn->bytes)) {
-		return error_set(error, -EINVAL, "the name has too many parts");
+		return error_set(error, -EINVAL,
+			"the distinguished name has too many parts, or is too long");
 	}
 	if (!joins) {
 		dn->rdn_at = dn->len++;
@@ -201,7 +204,8 @@ static int parse_type(const char **at, char oid[IDENTITY_OID_BYTES_MAX + 1], str
 
 	if (*after != '=' || length == 0) {
 		return error_set(error, -EINVAL,
-			"'%.40s' does not start with a type and '=', as in 'CN=host-a,O=Example'",
+			"'%.40s' does not start with an attribute type and '=', as in "
+			"'CN=host-a,O=Example'",
 			begin);
 	}
 	*at = after + 1;
@@ -247,7 +251,8 @@ static int parse_hex_value(const char **at, struct dn_value *value, struct error
 	value->len = 0;
 	for (int byte; (byte = hex_byte(text)) >= 0; text += 2) {
 		if (value->len == sizeof(value->bytes)) {
-			return error_set(error, -EINVAL, "'%.40s...' is too long", *at);
+			return error_set(error, -EINVAL,
+				"the hexadecimal value '%.40s...' is too long", *at);
 		}
 		value->bytes[value->len++] = (uint8_t)byte;
 	}
@@ -294,7 +299,8 @@ static int parse_string_value(const char **at, struct dn_value *value, struct er
 				byte, *at);
 		}
 		if (value->len == IDENTITY_STRING_BYTES_MAX) {
-			return error_set(error, -EINVAL, "'%.40s...' is longer than %d bytes", *at,
+			return error_set(error, -EINVAL,
+				"the value '%.40s...' is longer than %d bytes", *at,
 				IDENTITY_STRING_BYTES_MAX);
 		}
 		value->bytes[value->len++] = (uint8_t)byte;
@@ -332,7 +338,8 @@ static int parse_dn(const char *text, struct identity_dn *dn, struct error *erro
 		}
 		if (*text != ',' && *text != '+') {
 			return error_set(error, -EINVAL,
-				"'%.40s' after a hexadecimal value is not ',' or '+'", text);
+				"'%.40s' after a hexadecimal value does not begin with ',' or '+'",
+				text);
 		}
 		joins = *text++ == '+';
 	}
@@ -420,13 +427,13 @@ static int parse_as_is(
 	enum identity_kind kind, const char *text, size_t bytes, uint8_t *out, struct error *error)
 {
 	if (bytes > IDENTITY_STRING_BYTES_MAX) {
-		return error_set(error, -EINVAL, "'%.40s...' is longer than %d bytes", text,
-			IDENTITY_STRING_BYTES_MAX);
+		return error_set(error, -EINVAL, "the value '%.40s...' is longer than %d bytes",
+			text, IDENTITY_STRING_BYTES_MAX);
 	}
 	if (kind == IDENTITY_PSK ? strpbrk(text, ":\n\r") != NULL : !utf8_valid(text, bytes)) {
 		return error_set(error, -EINVAL,
 			kind == IDENTITY_PSK ? "a key name cannot contain a colon or a newline"
-					     : "the text is not UTF-8");
+					     : "the value is not valid UTF-8");
 	}
 	memcpy(out, text, bytes);
 	return 0;
@@ -440,7 +447,7 @@ int identity_value_parse(enum identity_kind kind, const char *text,
 	int rc;
 
 	if (bytes == 0) {
-		return error_set(error, -EINVAL, "the text is empty");
+		return error_set(error, -EINVAL, "the value is empty");
 	}
 	switch (kind) {
 	case IDENTITY_CERT_DN:

@@ -176,8 +176,8 @@ static int take_credential(struct place *place, const char *text, size_t bytes, 
 		return *known[i].field != NULL ? 0 : error_oom_for(error, "a destination");
 	}
 	return error_set(error, -EINVAL,
-		"'%s' is not one of tls-certificates=DIR, tls-psk-file=FILE, tls-username=NAME and "
-		"tls-hostname=NAME, which follow the destination and its port",
+		"'%s' is not valid after a destination and its port; only tls-certificates=DIR, "
+		"tls-psk-file=FILE, tls-username=NAME and tls-hostname=NAME can follow",
 		shown);
 }
 
@@ -196,8 +196,8 @@ static int check_credentials(const struct place *place, struct error *error)
 		problem = "tls-psk-file and tls-username require each other: the user name selects "
 			  "the key";
 	} else if (place->tls_psk_file != NULL && place->tls_hostname != NULL) {
-		problem = "tls-hostname is the name in a certificate; a pre-shared key has no "
-			  "certificate";
+		problem = "tls-hostname cannot be used with tls-psk-file: it is compared with the "
+			  "server's certificate, and a pre-shared key has no certificate";
 	} else if (place->tls_certificates != NULL && place->path != NULL &&
 		   place->tls_hostname == NULL) {
 		problem = "a Unix socket has no host name to check in the server's certificate; "

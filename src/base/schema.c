@@ -103,16 +103,16 @@ static int parse_amount(
 
 	if (rc == 0 && *value < field->min) {
 		rc = field->low != NULL ? error_set(error, -ERANGE, "%s", field->low)
-		     : field->min == 1	? error_set(error, -ERANGE, "it must not be 0")
-		     : is_time		? error_set(error, -ERANGE, "it must be at least %llu ms",
-						  (unsigned long long)field->min / 1000000)
-					: error_set(error, -ERANGE, "it must be at least %s",
-						  units_format_bytes(shown, field->min));
+		     : field->min == 1	? error_set(error, -ERANGE, "the value must not be 0")
+		     : is_time ? error_set(error, -ERANGE, "the value must be at least %llu ms",
+					 (unsigned long long)field->min / 1000000)
+			       : error_set(error, -ERANGE, "the value must be at least %s",
+					 units_format_bytes(shown, field->min));
 	}
 	if (rc == 0 && field->max != 0 && *value > field->max) {
-		rc = is_time ? error_set(error, -ERANGE, "it must be at most %llu s",
+		rc = is_time ? error_set(error, -ERANGE, "the value must be at most %llu s",
 				       (unsigned long long)field->max / 1000000000)
-			     : error_set(error, -ERANGE, "it must be at most %s",
+			     : error_set(error, -ERANGE, "the value must be at most %s",
 				       units_format_bytes(shown, field->max));
 	}
 	return rc;

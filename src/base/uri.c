@@ -139,7 +139,7 @@ static int parse_scheme(const char **cursor, struct uri *uri, struct error *erro
 	size_t len = end != NULL ? (size_t)(end - *cursor) : 0;
 
 	if (len == 0) {
-		return error_set(error, -EINVAL, "it has no scheme");
+		return error_set(error, -EINVAL, "the URI has no scheme");
 	}
 	uri->scheme = strndup(*cursor, len);
 	if (uri->scheme == NULL) {
@@ -207,7 +207,7 @@ const char *uri_unix_advice(const char *socket_path, int err)
 		return "check that the server is running and that this is the path of its socket";
 	case ECONNREFUSED:
 		if (is_path && stat(socket_path, &status) == 0 && !S_ISSOCK(status.st_mode)) {
-			return "not a socket; give the path of the server's socket";
+			return "the path is not a socket; give the path of the server's socket";
 		}
 		return is_path ? "check that the server is running; the socket file may be left "
 				 "over from an earlier server"
@@ -294,7 +294,8 @@ static int parse_query(const char *query, struct uri *uri, struct error *error)
 		if (strcmp(parameter.name, "socket") == 0) {
 			if (!uri->is_unix) {
 				rc = error_set(error, -EINVAL,
-					"socket= requires the scheme %s+unix", uri->scheme);
+					"the parameter 'socket' requires the scheme %s+unix",
+					uri->scheme);
 			} else if (uri->socket_path != NULL) {
 				rc = error_set(
 					error, -EINVAL, "the parameter 'socket' is given twice");
@@ -310,7 +311,7 @@ static int parse_query(const char *query, struct uri *uri, struct error *error)
 		}
 	}
 	if (rc == 0 && uri->is_unix && uri->socket_path_bytes == 0) {
-		return error_set(error, -EINVAL, "it has no socket path; add ?socket=PATH");
+		return error_set(error, -EINVAL, "the URI has no socket path; add ?socket=PATH");
 	}
 	return rc;
 }
@@ -323,13 +324,14 @@ static int parse_parts(const char *cursor, struct uri *uri, struct error *error)
 	for (const char *c = cursor; *c != '\0'; c++) {
 		if ((uint8_t)*c <= 0x20 || *c == 0x7f) {
 			return error_set(error, -EINVAL,
-				"it contains a space or control character; write %%%02X instead",
+				"the URI contains a space or control character; write %%%02X "
+				"instead",
 				(unsigned int)(uint8_t)*c);
 		}
 	}
 	if (strchr(cursor, '#') != NULL) {
 		return error_set(
-			error, -EINVAL, "'#' is not allowed; write %%23 in a name or path");
+			error, -EINVAL, "a URI cannot contain '#'; write %%23 in a name or path");
 	}
 	rc = parse_scheme(&cursor, uri, error);
 	if (rc < 0) {

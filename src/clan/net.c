@@ -528,7 +528,7 @@ static int clan_net_hello_arrived(struct net_conn *conn, const uint8_t *data, ui
 		head.cookies > CLAN_TABLE_MAX || head.hello_bytes > CLAN_HELLO_BYTES_MAX ||
 		head.hello_bytes != bytes - sizeof(head) ||
 		conn->conn.state != (connector ? CLAN_CONNECTING : CLAN_OPENING)) {
-		return net_broken(conn, 8, "its hello is invalid");
+		return net_broken(conn, 8, "the hello is invalid");
 	}
 	if (head.version_min > NET_VERSION || head.version_max < NET_VERSION) {
 		net_conn_end(conn, -EPROTONOSUPPORT, "the peer has no supported version");
@@ -559,7 +559,7 @@ static int clan_net_refused_arrived(struct net_conn *conn, const uint8_t *data, 
 	memcpy(&head, data, sizeof(head));
 	if (conn->conn.state != CLAN_CONNECTING || head.text_bytes != bytes - sizeof(head) ||
 		head.text_bytes > CLAN_HELLO_BYTES_MAX || head.error != ECONNREFUSED) {
-		return net_broken(conn, 8, "its refusal is invalid");
+		return net_broken(conn, 8, "the refusal is invalid");
 	}
 	clan_conn_refused(&conn->conn, data + sizeof(head), head.text_bytes, reason);
 	net_conn_end(conn, -ECONNREFUSED, reason);
@@ -591,7 +591,7 @@ int net_setup_arrived(
 		return clan_net_refused_arrived(conn, data, bytes);
 	}
 	if ((type == NET_WELCOME) != conn->conn.connector) {
-		return net_broken(conn, 8, "it sent a record that only the other side may send");
+		return net_broken(conn, 8, "a record of a type that only the other side may send");
 	}
 	return clan_net_hello_arrived(conn, data, bytes);
 }
@@ -797,7 +797,7 @@ static int net_listen(struct clan_queue *queue, const char *address,
 	if (options->access == CLAN_ACCESS_OWNER) {
 		return error_set(error, -EINVAL,
 			"cannot listen on \"%s\": users of other machines cannot be identified, so "
-			"all must be admitted (CLAN_ACCESS_ANY)",
+			"the listener must admit all users (CLAN_ACCESS_ANY)",
 			address);
 	}
 	result = parsed.transport->look_up(&parsed, true, &found, &reason);

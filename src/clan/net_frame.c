@@ -443,23 +443,24 @@ static bool net_frame_head_is_valid(
 	}
 	/* A received frame counts until a frame of ours has returned its credit. */
 	if (conn->owed_credits == NET_RECEIVES) {
-		net_broken(conn, 2, "it sent more frames than there are receive buffers");
+		net_broken(conn, 2, "more frames than there are receive buffers");
 		return false;
 	}
 	if (head->credits > conn->transport->receives - conn->credits) {
-		net_broken(conn, 2, "it acknowledged frames that were not sent");
+		net_broken(conn, 2, "an acknowledgement of frames that were not sent");
 		return false;
 	}
 	for (int class = 0; class < NET_RING_COUNT; class ++) {
 		struct net_out *out = &conn->out[class];
 
 		if (head->taken[class] - out->taken > out->write - out->taken) {
-			net_broken(conn, 3, "it consumed messages that were not sent");
+			net_broken(conn, 3,
+				"the count of consumed messages exceeds that of sent messages");
 			return false;
 		}
 	}
 	if (head->popped - conn->peer_popped > conn->pushed - conn->peer_popped) {
-		net_broken(conn, 4, "it consumed cookies that were not sent");
+		net_broken(conn, 4, "the count of consumed cookies exceeds that of sent cookies");
 		return false;
 	}
 	return true;
@@ -494,7 +495,7 @@ static int net_frame_message_arrived(
 		return 0; /* the program does not receive any more */
 	}
 	if (slots > ring->slots - (ring->write - ring->read)) {
-		return net_broken(conn, 7, "it sent more messages than there is space for");
+		return net_broken(conn, 7, "more messages than there is space for");
 	}
 	memcpy(ring->data + (size_t)(ring->write & (ring->slots - 1)) * NET_SLOT_BYTES, record,
 		head->bytes);

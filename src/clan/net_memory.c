@@ -151,7 +151,7 @@ static int region_answered(struct net_conn *conn, const struct net_region_answer
 	if (share == NULL || share->generation != answer->generation ||
 		share->state != CLAN_SHARE_ASKED ||
 		list_is_linked(&((struct net_key *)share->carrier)->owed.node)) {
-		return net_broken(conn, 10, "it replied for a region that was not offered");
+		return net_broken(conn, 10, "a reply for a region that was not offered");
 	}
 	if (answer->error != 0) {
 		key_free(share);
@@ -167,10 +167,10 @@ static int region_returned(struct net_conn *conn, const struct net_region_answer
 	if (share == NULL || share->generation != answer->generation ||
 		share->state != CLAN_SHARE_ENDING ||
 		list_is_linked(&((struct net_key *)share->carrier)->owed.node)) {
-		return net_broken(conn, 10, "it returned a region that was not requested");
+		return net_broken(conn, 10, "the return of a region that was not requested");
 	}
 	if (!free_grants(conn, share)) {
-		return net_broken(conn, 10, "it returned a region that it still reads");
+		return net_broken(conn, 10, "the return of a region with reads in progress");
 	}
 	key_free(share);
 	clan_share_returned(share);
@@ -291,7 +291,7 @@ static int region_offered(struct net_conn *conn, const struct net_region *record
 		record->rights > (CLAN_READ | CLAN_WRITE) || record->bytes == 0 ||
 		record->base > UINT64_MAX - record->bytes || conn->region_count >= CLAN_TABLE_MAX ||
 		net_memory_find_region(conn, record->region) != NULL) {
-		return net_broken(conn, 9, "it offered an invalid region");
+		return net_broken(conn, 9, "an offer of an invalid region");
 	}
 	if (conn->region_table == NULL) {
 		conn->region_table = calloc(CLAN_TABLE_MAX, sizeof(region));
@@ -337,8 +337,7 @@ static int region_asked_back(struct net_conn *conn, const struct net_region_answ
 
 	if (region == NULL || region->generation != record->generation ||
 		region->state != NET_REGION_LIVE || list_is_linked(&region->owed.node)) {
-		return net_broken(
-			conn, 10, "it requested the return of a region that it did not share");
+		return net_broken(conn, 10, "a request to return a region that was not shared");
 	}
 	for (uint32_t i = 0; conn->tickets != NULL && i < conn->ticket_count; i++) {
 		if (conn->tickets[i].region == region) {
@@ -551,10 +550,10 @@ static int revoked_arrived(struct net_conn *conn, const struct net_revoke *recor
 	struct net_grant *grant = find_grant(conn, record->slot, record->generation);
 
 	if (grant == NULL || grant->state != GRANT_LEAVING || list_is_linked(&grant->owed.node)) {
-		return net_broken(conn, 12, "it replied for a cookie that was not revoked");
+		return net_broken(conn, 12, "a reply for a cookie that was not revoked");
 	}
 	if (grant->reads > 0) {
-		return net_broken(conn, 12, "it released a cookie that it is still reading with");
+		return net_broken(conn, 12, "the release of a cookie with reads in progress");
 	}
 	list_for_each(node, &conn->revocations)
 	{
@@ -602,7 +601,7 @@ static int granted(struct net_conn *conn, const struct clan_cookie *cookie)
 		(cookie->flags & ~CLAN_COOKIE_ONCE) != 0 || cookie->bytes == 0 ||
 		cookie->reserved != 0 ||
 		!range_inside(cookie->offset, cookie->bytes, region->bytes)) {
-		return net_broken(conn, 11, "it granted an invalid cookie");
+		return net_broken(conn, 11, "a grant of an invalid cookie");
 	}
 	ticket = &conn->tickets[cookie->slot];
 	ticket->generation = cookie->generation;
@@ -634,7 +633,7 @@ static int revoke_arrived(struct net_conn *conn, const struct net_revoke *record
 	if (record->slot >= conn->ticket_count || record->generation == 0 ||
 		record->generation < conn->tickets[record->slot].generation ||
 		conn->tickets[record->slot].revoked) {
-		return net_broken(conn, 11, "it revoked a cookie that was not granted");
+		return net_broken(conn, 11, "a revocation of a cookie that was not granted");
 	}
 	ticket = &conn->tickets[record->slot];
 	ticket->generation = record->generation;
@@ -694,7 +693,7 @@ int net_put_arrived(struct net_conn *conn, const struct net_put *record)
 	uint64_t end;
 
 	if (!checked_add_u64(record->offset, record->bytes, &end)) {
-		return net_broken(conn, 8, "it wrote to an invalid position");
+		return net_broken(conn, 8, "a write to an invalid position");
 	}
 	for (uint32_t i = 0; conn->watches != NULL && i < conn->conn.options.tripwires; i++) {
 		struct net_watch *watch = &conn->watches[i];
@@ -795,7 +794,7 @@ static int net_memory_cookie_arrived(struct net_conn *conn, const struct net_coo
 	uint32_t entry;
 
 	if (record->queue >= CLAN_COOKIE_QUEUES || conn->fifo_count == conn->ticket_count) {
-		return net_broken(conn, 13, "it sent more cookies than it announced");
+		return net_broken(conn, 13, "more cookies than announced");
 	}
 	if (conn->fifo == NULL && net_memory_make_fifo(conn) != 0) {
 		net_conn_end(conn, -ENOMEM, "not enough memory for cookies that the peer sent");

@@ -567,7 +567,8 @@ int clan_rpc_mesh(struct clan_rpc *rpc, const char *const *addresses, uint32_t c
 	int result = 0;
 
 	if (rpc->options.node >= count || count > INT32_MAX) {
-		error_set(&text, -EINVAL, "cannot connect the nodes: this node is not among them");
+		error_set(&text, -EINVAL,
+			"cannot connect the nodes: the list of nodes does not contain this node");
 		return clan_error_give(error, &text);
 	}
 	if (rpc->listener == NULL) {

@@ -391,7 +391,7 @@ static bool hello_is_valid(const struct rpc_hello *hello, size_t bytes)
  * it ends if one of them cannot be accepted. */
 void rpc_node_offered(struct clan_rpc *rpc, struct clan_conn *conn)
 {
-	const char *reason = "it does not speak RPC";
+	const char *reason = "the connection does not use the clan RPC protocol";
 	struct rpc_node *node = NULL;
 	struct rpc_hello hello;
 	struct rpc_link *link;

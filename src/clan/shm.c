@@ -125,7 +125,7 @@ int shm_conn_map_peer(struct shm_conn *conn, int fd)
 	int result;
 
 	if (segment_check(fd, SEGMENT_SEALED_SIZE | SEGMENT_SEALED_WRITER, &identity) != 0) {
-		return shm_broken(conn, 1, "its segment is not a sealed memfd");
+		return shm_broken(conn, 1, "the segment is not a sealed memfd");
 	}
 	/* The shape of the largest segment that our limits permit. */
 	shape = (struct shm_shape){
@@ -136,7 +136,7 @@ int shm_conn_map_peer(struct shm_conn *conn, int fd)
 	shm_shape_fill(&shape);
 	if (identity.bytes < SHM_SEGMENT_ALIGN || identity.bytes > shape.bytes ||
 		!is_aligned(identity.bytes, SHM_SEGMENT_ALIGN)) {
-		return shm_broken(conn, 3, "its segment has an invalid size");
+		return shm_broken(conn, 3, "the segment has an invalid size");
 	}
 	result = segment_map(fd, 0, identity.bytes, false, &base);
 	if (result != 0) {
@@ -146,14 +146,14 @@ int shm_conn_map_peer(struct shm_conn *conn, int fd)
 	conn->peer_bytes = identity.bytes;
 	memcpy(&head, base, offsetof(struct shm_conn_head, want));
 	if (!shm_head_is_valid(conn, &head)) {
-		return shm_broken(conn, 4, "the header of its segment is invalid");
+		return shm_broken(conn, 4, "the header of the segment is invalid");
 	}
 	memcpy(shape.slots, head.slots, sizeof(shape.slots));
 	shape.cookies = head.cookies;
 	shape.tripwires = head.tripwires;
 	shm_shape_fill(&shape);
 	if (shape.bytes != identity.bytes || head.bytes != identity.bytes) {
-		return shm_broken(conn, 3, "its segment has a different size than its header says");
+		return shm_broken(conn, 3, "the segment has a different size than its header says");
 	}
 	conn->peer_cookies = (const struct shm_cookie *)(const void *)(base + SHM_HEADER_BYTES);
 	conn->peer_cookie_count = shape.cookies;
@@ -505,7 +505,8 @@ static int shm_connect(struct clan_queue *queue, const char *where,
 	if (connect(fd, (struct sockaddr *)&address, length) != 0) {
 		result = errno == EAGAIN ? -ENOBUFS : -errno;
 		error_set(error, result, "cannot connect to \"shm:%s\": %s", place,
-			result == -ENOBUFS ? "its backlog is full" : strerror(-result));
+			result == -ENOBUFS ? "the backlog of the listener is full"
+					   : strerror(-result));
 		close(fd);
 		return result;
 	}
@@ -596,10 +597,10 @@ static int shm_adopt(struct clan_queue *queue, int fd, const struct clan_conn_op
 	if (result != 0) {
 		conn_abandon(conn);
 		return error_set(error, result, "cannot accept a connection: %s",
-			result == -EACCES ? "it belongs to another user"
+			result == -EACCES ? "the peer belongs to another user"
 			: result == -EDQUOT
-				? "its user, or several users together, have sent too many "
-				  "descriptors that are not yet closed; reconnect later"
+				? "the user of the peer, or several users together, have sent too "
+				  "many descriptors that are not yet closed; reconnect later"
 				: strerror(-result));
 	}
 	rights_permit(fd);

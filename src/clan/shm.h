@@ -274,7 +274,8 @@ static inline struct shm_conn *shm_conn(struct clan_conn *conn)
 }
 static inline const struct shm_conn *shm_conn_const(const struct clan_conn *conn)
 {
-	_Static_assert(offsetof(struct shm_conn, conn) == 0, "it begins with the connection");
+	_Static_assert(offsetof(struct shm_conn, conn) == 0,
+		"the struct begins with its base, the connection");
 	return (const struct shm_conn *)conn;
 }
 

@@ -509,7 +509,7 @@ static bool shm_group_take_ready(struct shm_group *group)
 		return false;
 	}
 	if (write - group->taken > group->peer_ready_slots) {
-		group_broken(group, 18, "its ready ring has more entries than slots");
+		group_broken(group, 18, "the ready ring has more entries than slots");
 		group->taken = write;
 		return true;
 	}
@@ -520,7 +520,7 @@ static bool shm_group_take_ready(struct shm_group *group)
 
 		group->taken++;
 		if (number >= SHM_NUMBERS_MAX) {
-			group_broken(group, 19, "its ready ring names an invalid connection");
+			group_broken(group, 19, "the ready ring names an invalid connection");
 			found = true;
 		} else if (number < group->conns_slots && group->conns[number] != NULL) {
 			struct shm_conn *conn = group->conns[number];

@@ -271,7 +271,7 @@ int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, 
 
 	if (!message_is_valid(conn, message)) {
 		dispose_fd(fd, conn->conn.peer.uid, passive);
-		return shm_broken(conn, 8, "its message that shares a region has invalid values");
+		return shm_broken(conn, 8, "a message that shares a region has invalid values");
 	}
 	if (message->region >= conn->conn.options.peer_regions_max ||
 		message->bytes > conn->conn.options.peer_region_bytes_max - conn->region_bytes) {
@@ -327,7 +327,8 @@ int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t gener
 
 	if (region == NULL || region->generation != generation ||
 		region->state != SHM_REGION_LIVE) {
-		return shm_broken(conn, 9, "it requested a region that it does not share");
+		return shm_broken(
+			conn, 9, "a request for the return of a region that is not shared");
 	}
 	region->asked_back = true;
 	shm_region_leaves(region);

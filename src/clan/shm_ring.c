@@ -38,7 +38,8 @@ static bool load_read(struct shm_conn *conn, enum shm_class class)
 	uint32_t read = atomic_load_explicit(&conn->peer->read[class], memory_order_acquire);
 
 	if (read - out->read_seen > out->published - out->read_seen) {
-		shm_broken(conn, 12, "it consumed messages that were not sent");
+		shm_broken(
+			conn, 12, "the count of consumed messages exceeds that of sent messages");
 		return false;
 	}
 	out->read_seen = read;
@@ -210,7 +211,7 @@ bool shm_has_message(struct shm_conn *conn, enum shm_class class)
 	/* Acquire: the slots were written before the index. */
 	write = atomic_load_explicit(&conn->peer->write[class], memory_order_acquire);
 	if (write - in->read > in->mask + 1) {
-		shm_broken(conn, 13, "it published more messages than fit in its ring");
+		shm_broken(conn, 13, "more messages than fit in the ring");
 		return false;
 	}
 	in->write_seen = write;
@@ -477,10 +478,10 @@ static int shm_ring_cookie_arrived(
 	uint32_t entry;
 
 	if (number >= CLAN_COOKIE_QUEUES || conn->fifo_count == conn->peer_cookie_count) {
-		return shm_broken(conn, 21, "it sent more cookies than it announced");
+		return shm_broken(conn, 21, "more cookies than announced");
 	}
 	if (conn->fifo == NULL && shm_ring_make_fifo(conn) != 0) {
-		shm_conn_end(conn, -ENOMEM, "not enough memory for cookies that it sent");
+		shm_conn_end(conn, -ENOMEM, "not enough memory for cookies that the peer sent");
 		return -EPROTO;
 	}
 	entry = conn->fifo_free;
@@ -544,7 +545,8 @@ bool shm_cookie_room(struct shm_conn *conn)
 		popped = atomic_load_explicit(&conn->peer->cookies_popped, memory_order_acquire);
 		if (popped - conn->peer_popped_seen >
 			conn->cookies_pushed - conn->peer_popped_seen) {
-			shm_broken(conn, 22, "it consumed cookies that were not sent");
+			shm_broken(conn, 22,
+				"the count of consumed cookies exceeds that of sent cookies");
 			return false;
 		}
 		conn->peer_popped_seen = popped;

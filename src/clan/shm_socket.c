@@ -361,17 +361,17 @@ static int meet_peer(struct shm_conn *conn, struct arrival *arrival, uint32_t be
 	int result = 0;
 
 	if (bell != CLAN_BELL_FUTEX && bell != CLAN_BELL_SOCKET) {
-		return shm_broken(conn, 11, "its wake-up method is unknown");
+		return shm_broken(conn, 11, "the wake-up method is unknown");
 	}
 	if (number >= SHM_NUMBERS_MAX) {
-		return shm_broken(conn, 10, "its connection number is invalid");
+		return shm_broken(conn, 10, "the connection number is invalid");
 	}
 	if (conn->group->peer == NULL) {
 		uint32_t rule;
 
 		result = shm_group_map_peer(conn->group, arrival->fds[1], &rule);
 		if (result == -EPROTO) {
-			return shm_broken(conn, rule, "its group header is invalid");
+			return shm_broken(conn, rule, "the group header is invalid");
 		}
 	}
 	if (result == 0) {
@@ -442,8 +442,8 @@ static int shm_socket_hello_arrived(struct shm_conn *conn, struct arrival *arriv
 		return wrong_fds(conn);
 	}
 	if (hello.version_min > SHM_VERSION || hello.version_max < SHM_VERSION) {
-		shm_send_refused(
-			conn, -EPROTONOSUPPORT, "only version 1 of clan is supported here");
+		shm_send_refused(conn, -EPROTONOSUPPORT,
+			"the listener supports only version 1 of the clan protocol");
 		shm_conn_end(conn, -EPROTONOSUPPORT, "no version in common");
 		return -EPROTO;
 	}
@@ -598,7 +598,7 @@ static int shm_socket_answer_arrived(
 	share = clan_share_find(&conn->conn, answer.region);
 	if (share == NULL || share->generation != answer.generation ||
 		share->state != (type == SHM_REGION_OK ? CLAN_SHARE_ASKED : CLAN_SHARE_ENDING)) {
-		return shm_broken(conn, 9, "it replied for a region that was not requested");
+		return shm_broken(conn, 9, "a reply for a region that was not requested");
 	}
 	if (type == SHM_REGION_OK) {
 		clan_share_answered(share, -(int)answer.error);

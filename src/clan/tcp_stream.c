@@ -300,7 +300,7 @@ static int access_arrived(struct tcp_conn *conn, const struct tcp_access_head *h
 		return net_broken(net, 14, "reserved bytes of a header are not 0");
 	}
 	if (!net_access_find(net, &access)) {
-		return net_broken(net, 15, "it used a cookie that it does not have");
+		return net_broken(net, 15, "the use of a cookie that was not granted");
 	}
 	if (write) {
 		conn->target = access.memory;
@@ -311,7 +311,7 @@ static int access_arrived(struct tcp_conn *conn, const struct tcp_access_head *h
 		return 0;
 	}
 	if (conn->answers == TCP_READS) {
-		return net_broken(net, 16, "it has more reads in progress than allowed");
+		return net_broken(net, 16, "more reads in progress than allowed");
 	}
 	conn->answers++;
 	access.grant->reads++;
@@ -331,7 +331,7 @@ static int tcp_stream_answer_arrived(struct tcp_conn *conn, const struct tcp_hea
 {
 	if (conn->gets_read == conn->gets_write ||
 		conn->gets[conn->gets_read % TCP_READS]->record.bytes != head->bytes) {
-		return net_broken(&conn->net, 17, "it replied without a request");
+		return net_broken(&conn->net, 17, "a reply without a request");
 	}
 	conn->target = NULL;
 	conn->payload_left = head->bytes;
@@ -345,7 +345,7 @@ static int bad_head(struct tcp_conn *conn)
 			"cannot connect: the listener uses another protocol; check the port");
 		return -EPROTO;
 	}
-	return net_broken(&conn->net, 14, "it sent an invalid header");
+	return net_broken(&conn->net, 14, "an invalid header");
 }
 
 /* Processes the next head in in[], and a complete frame. Returns false if it is incomplete or the

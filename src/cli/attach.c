@@ -16,7 +16,8 @@ static const char help[] =
 	"Usage: gmblock attach [OPTION]... URI\n"
 	"       gmblock attach --list [--json]\n"
 	"Attaches a server's export as a local disk and prints the path of the disk. A daemon\n"
-	"serves the disk until gmblock detach and reconnects after a connection loss.\n"
+	"serves the disk until 'gmblock detach' stops it, and reconnects to the server if the\n"
+	"connection is lost.\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -93,15 +94,17 @@ static int check_list(const struct arguments *arguments, int argc)
 	attach_options_init(&defaults);
 	for (size_t i = 0; i < ARRAY_COUNT(options); i++) {
 		if (options[i].given) {
-			return cli_usage_error(
-				name, "--%s is for attaching, not for --list", options[i].name);
+			return cli_usage_error(name,
+				"--%s can be used only to attach a disk, not with --list",
+				options[i].name);
 		}
 	}
 	if (attach->connect_timeout_ns != defaults.connect_timeout_ns ||
 		attach->request_timeout_ns != defaults.request_timeout_ns ||
 		attach->slow_timeout_ns != defaults.slow_timeout_ns ||
 		attach->reconnect_timeout_ns != defaults.reconnect_timeout_ns) {
-		return cli_usage_error(name, "timeouts are for attaching, not for --list");
+		return cli_usage_error(
+			name, "timeout options can be used only to attach a disk, not with --list");
 	}
 	return argc == optind ? CLI_GO_ON : cli_usage_error(name, "--list takes no URI");
 }
@@ -135,17 +138,19 @@ static int check_arguments(const struct arguments *arguments, int argc)
 		return cli_usage_error(name, "--force needs --fuse");
 	}
 	if (attach->kind == ATTACH_FUSE && attach->number >= 0) {
-		return cli_usage_error(name, "--device is for block devices, not for --fuse");
+		return cli_usage_error(
+			name, "--device can be used only for block devices, not with --fuse");
 	}
 	if (attach->queues > 0 && attach->kind != ATTACH_UBLK && attach->kind != ATTACH_ANY) {
-		return cli_usage_error(name, "--queues is for ublk");
+		return cli_usage_error(name, "--queues can be used only with the ublk driver");
 	}
 	status = cli_uri(name, attach->uri, &uri);
 	if (status != CLI_GO_ON) {
 		return status;
 	}
 	if (attach->tls_records != TLS_RECORDS_AUTO && (attach->kind != ATTACH_NBD || !uri.tls)) {
-		status = cli_usage_error(name, "--tls-records is for --nbd and a URI with TLS");
+		status = cli_usage_error(
+			name, "--tls-records can be used only with --nbd and a URI with TLS");
 	}
 	export_uri_fini(&uri);
 	return status;
@@ -154,45 +159,52 @@ static int check_arguments(const struct arguments *arguments, int argc)
 #define AT(member) FIELD_IN(struct arguments, member)
 
 static const struct field fields[] = {
-	{ "ublk", NULL, "a block device through the ublk driver (/dev/ublkbN)", .type = FIELD_FLAG,
-		AT(ublk) },
-	{ "nbd", NULL, "a block device through the nbd driver (/dev/nbdN)", .type = FIELD_FLAG,
+	{ "ublk", NULL, "attach as a block device of the ublk driver (/dev/ublkbN)",
+		.type = FIELD_FLAG, AT(ublk) },
+	{ "nbd", NULL, "attach as a block device of the nbd driver (/dev/nbdN)", .type = FIELD_FLAG,
 		AT(nbd) },
 	{ "fuse", "FILE",
-		"a file, through FUSE, for example for losetup (default: ublk, or nbd if the "
-		"kernel has no ublk)",
+		"attach as the regular file FILE through FUSE, for example for losetup (default: "
+		"as a block device of ublk, or of nbd if the kernel has no ublk)",
 		.type = FIELD_ARGUMENT, AT(attach.file) },
 	{ "force", NULL,
-		"with --fuse: accept a FILE with contents, which are hidden until gmblock detach",
+		"with --fuse: accept a FILE that is not empty; its contents are hidden until the "
+		"disk is detached",
 		.type = FIELD_FLAG, AT(attach.cover) },
-	{ "device", "N", "use the device with this number (default: any free one)",
+	{ "device", "N", "use the block device with this number (default: any free number)",
 		.set = take_device },
-	{ "read-only", NULL, "reject writes even if the server allows them", .type = FIELD_FLAG,
-		AT(attach.read_only) },
-	{ "connections", "N", "connections to the server, 1 to 16 (default: automatic)",
+	{ "read-only", NULL, "reject writes to the disk, even if the server allows them",
+		.type = FIELD_FLAG, AT(attach.read_only) },
+	{ "connections", "N", "number of connections to the server, 1 to 16 (default: automatic)",
 		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.connections) },
-	{ "queues", "N", "ublk: threads with their own connections, 1 to 16 (1)",
+	{ "queues", "N",
+		"number of ublk threads, each with its own connections, 1 to 16 (default: 1)",
 		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.queues) },
-	{ "connect-timeout", "TIME", "time limit for the first connection (10s)",
+	{ "connect-timeout", "TIME",
+		"time limit for the first connection to the server (default: 10s)",
 		.type = FIELD_TIME, .min = 1, AT(attach.connect_timeout_ns) },
 	{ "request-timeout", "TIME",
-		"time without a response after which a connection counts as lost (30s)",
+		"time without a response of the server after which a connection counts as lost "
+		"(default: 30s)",
 		.type = FIELD_TIME, .min = 1, AT(attach.request_timeout_ns) },
-	{ "slow-timeout", "TIME", "the same for flushing, trimming and zeroing (10min)",
+	{ "slow-timeout", "TIME",
+		"like --request-timeout, but for flush, trim, zero and durable write requests "
+		"(default: 10min)",
 		.type = FIELD_TIME, .min = 1, AT(attach.slow_timeout_ns) },
 	{ "reconnect-timeout", "TIME",
-		"how long requests wait for a reconnection before they fail (10min)",
+		"time that requests wait for a reconnection before they fail (default: 10min)",
 		.type = FIELD_TIME, .min = 1, AT(attach.reconnect_timeout_ns) },
 	{ "tls-records", NULL,
-		"nbd with TLS: kernel encrypts in the kernel; user relays through the daemon; auto "
-		"(default) uses the first that works",
+		"with --nbd and TLS: encrypt in the kernel (kernel), or in the daemon, which then "
+		"relays all data (user); auto (default) uses the kernel if it can",
 		.type = FIELD_WORD, .words = records_words, AT(attach.tls_records) },
-	{ "foreground", NULL, "do not start a daemon; for service managers", .type = FIELD_FLAG,
-		AT(attach.foreground) },
+	{ "foreground", NULL,
+		"serve the disk in the foreground instead of in a daemon; for service managers",
+		.type = FIELD_FLAG, AT(attach.foreground) },
 	{ "list", NULL, "list the attached disks", .type = FIELD_FLAG, AT(list) },
-	{ "json", NULL, "with --list or --timings: as JSON", .type = FIELD_FLAG, AT(json) },
-	{ "timings", NULL, "report the duration of each step on standard error", .type = FIELD_FLAG,
-		AT(measure) },
+	{ "json", NULL, "with --list or --timings: print JSON", .type = FIELD_FLAG, AT(json) },
+	{ "timings", NULL, "report the duration of each step of attaching on standard error",
+		.type = FIELD_FLAG, AT(measure) },
 };
 
 static int cli_attach_parse_arguments(struct arguments *arguments, int argc, char **argv)

@@ -101,7 +101,7 @@ static int take_seconds(const char *text, bool zero_allowed, uint64_t *ns, struc
 
 	if (rc == 0 && (*ns > SECONDS_MAX * NS_PER_S ||
 			       (*ns < NS_PER_US && !(zero_allowed && *ns == 0)))) {
-		rc = error_set(error, -ERANGE, "from 0.000001 to %llu seconds",
+		rc = error_set(error, -ERANGE, "the time must be from 0.000001 to %llu seconds",
 			(unsigned long long)SECONDS_MAX);
 	}
 	return rc;
@@ -148,7 +148,7 @@ static int take_requests(void *context, const char *text, struct error *error)
 	int rc = take_number(text, &arguments->work.requests_max, error);
 
 	return rc == 0 && arguments->work.requests_max == 0
-		       ? error_set(error, -ERANGE, "at least 1")
+		       ? error_set(error, -ERANGE, "the number must be at least 1")
 		       : rc;
 }
 
@@ -168,7 +168,8 @@ static int take_rate(void *context, const char *text, struct error *error)
 	} else {
 		err = units_parse_bytes(text, &work->rate_bytes, error);
 		if (err == 0 && (work->rate_bytes == 0 || work->rate_bytes > RATE_BYTES_MAX)) {
-			err = error_set(error, -EINVAL, "from 1 byte to 1T per second");
+			err = error_set(
+				error, -EINVAL, "the rate must be from 1 byte to 1T per second");
 		}
 	}
 	work->rate_requests = requests;
@@ -199,7 +200,7 @@ static int bench_arguments_check(struct bench_arguments *arguments)
 	char most[UNITS_TEXT_BYTES];
 
 	if (arguments->block_bytes > BENCH_BLOCK_BYTES_MAX) {
-		return cli_usage_error("bench", "--bs: at most %s",
+		return cli_usage_error("bench", "--bs: the request size must be at most %s",
 			units_format_bytes(most, BENCH_BLOCK_BYTES_MAX));
 	}
 	work->block_bytes = (uint32_t)arguments->block_bytes;
@@ -220,7 +221,7 @@ static int bench_arguments_check(struct bench_arguments *arguments)
 		work->connections = work->threads;
 	} else if (work->connections > 0 && work->threads > work->connections) {
 		return cli_usage_error("bench",
-			"--threads: each thread needs a connection, and there are only %u",
+			"--threads: each thread needs a connection, but --connections is only %u",
 			work->connections);
 	}
 	return buffers_check(work);
@@ -231,44 +232,55 @@ static int bench_arguments_check(struct bench_arguments *arguments)
 static const char *const spin_words[] = { "auto", "off", NULL };
 
 static const struct field fields[] = {
-	{ "rw", "PATTERN", "read, write, randread, randwrite, rw or randrw (default randread)",
+	{ "rw", "PATTERN",
+		"access pattern: read, write, randread, randwrite, rw or randrw (default randread)",
 		.set = take_pattern },
-	{ "read-percent", "N", "percentage of reads with rw and randrw (default 50)",
+	{ "read-percent", "N", "percentage of reads in the patterns rw and randrw (default 50)",
 		.type = FIELD_COUNT, .max = 100, AT(read_percent) },
 	{ "bs", "SIZE", "request size (default 4K)", .type = FIELD_BYTES, .min = 1,
 		AT(block_bytes) },
-	{ "depth", "N", "requests in flight per connection (default 64)", .type = FIELD_COUNT,
-		.min = 1, .max = BENCH_DEPTH_MAX, AT(work.depth) },
-	{ "connections", "N", "connections (default: one per thread); auto: chosen by the library",
+	{ "depth", "N", "number of requests in flight per connection (default 64)",
+		.type = FIELD_COUNT, .min = 1, .max = BENCH_DEPTH_MAX, AT(work.depth) },
+	{ "connections", "N",
+		"number of connections (default: one per thread), or auto: the library chooses the "
+		"number",
 		.set = take_connections },
-	{ "threads", "N", "threads that share the connections (default 1)", .type = FIELD_COUNT,
-		.min = 1, .max = BENCH_THREADS_MAX, AT(work.threads) },
-	{ "seconds", "T", "duration, in seconds or with a unit (default 10)",
+	{ "threads", "N", "number of threads that share the connections (default 1)",
+		.type = FIELD_COUNT, .min = 1, .max = BENCH_THREADS_MAX, AT(work.threads) },
+	{ "seconds", "T", "duration of the measurement, in seconds or with a unit (default 10)",
 		.set = take_duration },
-	{ "warmup", "T", "time before the measurement (default 0)", .set = take_warmup },
-	{ "requests", "N", "stop after N requests", .set = take_requests },
+	{ "warmup", "T",
+		"duration of the warm-up before the measurement, in seconds or with a unit "
+		"(default 0)",
+		.set = take_warmup },
+	{ "requests", "N", "stop after N requests, including those of the warm-up",
+		.set = take_requests },
 	{ "rate", "RATE",
-		"send at a fixed rate per second: bytes, such as 100M, or requests=N (default: as "
-		"fast as possible)",
+		"send requests at a fixed rate per second: bytes, such as 100M, or requests=N "
+		"(default: as fast as possible)",
 		.set = take_rate },
-	{ "once", NULL, "use no block twice, and stop after the last one", .type = FIELD_FLAG,
-		AT(work.once) },
-	{ "offset", "SIZE", "start of the range (default 0)", .type = FIELD_BYTES,
-		AT(work.offset) },
-	{ "size", "SIZE", "length of the range (default: up to the end)", .type = FIELD_BYTES,
-		.min = 1, AT(work.size) },
-	{ "seed", "N", "seed of random offsets and contents (default: random)", .set = take_seed },
+	{ "once", NULL,
+		"access each block at most once, and stop when all blocks have been accessed",
+		.type = FIELD_FLAG, AT(work.once) },
+	{ "offset", "SIZE", "start of the accessed range of the export (default 0)",
+		.type = FIELD_BYTES, AT(work.offset) },
+	{ "size", "SIZE",
+		"length of the accessed range of the export (default: up to the end of the export)",
+		.type = FIELD_BYTES, .min = 1, AT(work.size) },
+	{ "seed", "N", "seed for random offsets and random data (default: random)",
+		.set = take_seed },
 	{ "fua", NULL, "make each write durable before it completes", .type = FIELD_FLAG,
 		AT(work.fua) },
-	{ "force", NULL, "overwrite an export that has contents", .type = FIELD_FLAG,
-		AT(work.force) },
+	{ "force", NULL, "allow writes to an export that contains data, which they overwrite",
+		.type = FIELD_FLAG, AT(work.force) },
 	{ "spin", NULL,
-		"poll for replies for up to 50 us before sleeping if it pays off (auto, the "
-		"default), or never (off)",
+		"auto (default): poll for replies for up to 50 us before sleeping, if this makes "
+		"requests faster; off: do not poll",
 		.type = FIELD_WORD, .words = spin_words, AT(work.spin) },
 	{ "timeout", "TIME", "give up if the server does not respond for this time (default 30s)",
 		.type = FIELD_TIME, .min = 1, AT(work.timeout_ns) },
-	{ "plot", "FILE", "draw the latencies as SVG", .type = FIELD_ARGUMENT, AT(plot_path) },
+	{ "plot", "FILE", "write a diagram (SVG) of the latencies to FILE", .type = FIELD_ARGUMENT,
+		AT(plot_path) },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
@@ -331,7 +343,7 @@ static int measure(struct bench_arguments *arguments, struct bench_result *resul
 		err = plot_write(arguments, result, &error);
 	}
 	if (err == 0 && result->interrupted) {
-		err = error_set(&error, -EINTR, "interrupted before the end of the run");
+		err = error_set(&error, -EINTR, "the measurement was interrupted before its end");
 	}
 	return err != 0 ? cli_failure("bench", &error) : CLI_OK;
 }

@@ -28,7 +28,7 @@ enum {
 #define FOREGROUND                                                                                 \
 	"the server stays in the foreground; start it with systemd, or run a command with --run"
 #define FOREGROUND_OR_FORMAT                                                                       \
-	"the server always stays in the foreground (nbdkit), and disks are always raw (qemu-nbd)"
+	"the server always stays in the foreground, and disks are always raw; omit -f"
 #define EXPORT_NAME "write --export NAME=PATH"
 #define URI_NAME    "the name of the export is part of the URI: nbd://HOST/NAME"
 
@@ -74,13 +74,13 @@ static const struct habit {
 	{ "serve", "t", "the server always keeps running after clients disconnect" },
 	{ "serve", "persistent", "the server always keeps running after clients disconnect" },
 	{ "serve", "shared",
-		"write --max-connections; the server accepts several clients by default" },
+		"write --max-connections; by default, the server accepts several clients" },
 	{ "serve", "format", "disks are always raw; format=raw is a key of --export NAME=PATH" },
 	{ "serve", "cache", "write mode=cached or mode=direct, as in --export =PATH,mode=direct" },
 	{ "serve", "tls-creds", "write --tls-certificates or --tls-psk" },
 
-	{ "export", "read-only", "write readonly as a key after PATH" },
-	{ "export", "readonly", "write readonly as a key after PATH" },
+	{ "export", "read-only", "write the key readonly after PATH" },
+	{ "export", "readonly", "write the key readonly after PATH" },
 	{ "export", "export", "write 'gmblock export add NAME PATH'" },
 	{ "export", "force", "write --now" },
 
@@ -100,7 +100,8 @@ static const struct habit {
 	{ "bench", "output-format", "write --json" },
 	{ "bench", "filename", "give the URI of the export as an operand, without an option" },
 	{ "bench", "uri", "give the URI of the export as an operand, without an option" },
-	{ "bench", "ioengine", "requests are always asynchronous; --depth sets the queue depth" },
+	{ "bench", "ioengine",
+		"bench always sends requests asynchronously; --depth sets the queue depth" },
 
 	{ "copy", "p", "write --progress; on a terminal, progress is shown by default" },
 	{ "copy", "C", "write --connections" },
@@ -120,7 +121,7 @@ static const struct habit {
 	{ "attach", "x", URI_NAME },
 	{ "attach", "unix", "a Unix socket is part of the URI: nbd+unix:///NAME?socket=PATH" },
 	{ "attach", "persist",
-		"the disk reconnects by default; --reconnect-timeout limits how long" },
+		"attached disks always reconnect; --reconnect-timeout limits the time" },
 	{ "attach", "nofork", "write --foreground" },
 };
 
@@ -427,8 +428,8 @@ int cli_operand(const char *command, const char *noun, int argc, char **argv, co
 	if (argc - optind > 1) {
 		const char *second = argv[optind + 1];
 
-		return cli_usage_error(
-			command, "only one %s can be given; unexpected '%s'", noun, quote(second));
+		return cli_usage_error(command,
+			"only one %s can be given; unexpected argument '%s'", noun, quote(second));
 	}
 	*operand = optind < argc ? argv[optind] : NULL;
 	return CLI_GO_ON;
@@ -440,8 +441,8 @@ int cli_server(const char *command, int argc, char **argv, const char **server)
 	int status = cli_operand(command, "server", argc, argv, &operand);
 
 	if (status == CLI_GO_ON && operand != NULL && *server != NULL) {
-		return cli_usage_error(
-			command, "give one server, with --server or as the last operand");
+		return cli_usage_error(command,
+			"give only one server, either with --server or as the last operand");
 	}
 	if (operand != NULL) {
 		*server = operand;

@@ -45,8 +45,8 @@ struct cli_command {
  * "server". */
 #define CLI_FIELDS(table) .fields = (table), .field_count = ARRAY_COUNT(table)
 #define CLI_SERVER_HELP                                                                            \
-	"one of its URIs, its control socket, or its process id; optional if there is only one "   \
-	"server"
+	"the server: one of its URIs, its control socket, or its process ID; optional if the "     \
+	"user runs only one server"
 #define CLI_SERVER(object)                                                                         \
 	{                                                                                          \
 		"server", "SERVER", CLI_SERVER_HELP, .type = FIELD_ARGUMENT,                       \
@@ -54,7 +54,8 @@ struct cli_command {
 	}
 #define CLI_SERVER_OR_OPERAND(object)                                                              \
 	{                                                                                          \
-		"server", "SERVER", CLI_SERVER_HELP "; can also be given as the last operand",     \
+		"server", "SERVER",                                                                \
+			CLI_SERVER_HELP "; SERVER can also be the last operand, without --server", \
 			.type = FIELD_ARGUMENT, FIELD_IN(object, server)                           \
 	}
 

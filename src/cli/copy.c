@@ -93,7 +93,7 @@ static int take_power(
 	int rc = units_parse_bytes(text, bytes, error);
 
 	return rc == 0 && (!is_power_of_two(*bytes) || *bytes < min || *bytes > max)
-		       ? error_set(error, -ERANGE, "it must be a power of two from %s to %s",
+		       ? error_set(error, -ERANGE, "the size must be a power of two from %s to %s",
 				 units_format_bytes(low, min), units_format_bytes(high, max))
 		       : rc;
 }
@@ -159,13 +159,14 @@ static int contradictions_check(const struct copy_arguments *arguments)
 		{ arguments->journal != NULL && strcmp(arguments->journal, arguments->target) == 0,
 			"--resume names the target; give the journal a separate file" },
 		{ arguments->json && strcmp(arguments->target, "-") == 0,
-			"--json and the target - both use standard output" },
+			"--json and the target '-' cannot be combined, because both use standard "
+			"output" },
 		{ strcmp(arguments->target, "-") == 0 && isatty(STDOUT_FILENO) == 1,
-			"the target - is standard output, which is a terminal; redirect it to a "
-			"file or a pipe" },
+			"the target '-' is standard output, which is a terminal; redirect standard "
+			"output to a file or a pipe" },
 		{ strcmp(arguments->source, "-") == 0 && isatty(STDIN_FILENO) == 1,
-			"the source - is standard input, which is a terminal; redirect it from a "
-			"file or a pipe" },
+			"the source '-' is standard input, which is a terminal; redirect standard "
+			"input from a file or a pipe" },
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(pairs); i++) {
@@ -302,31 +303,41 @@ static int cli_copy_arguments_check(int argc, char **argv, struct copy_arguments
 static const struct field fields[] = {
 	{ "allocate", NULL, "allocate every block of the target, including zeroes",
 		.type = FIELD_FLAG, AT(allocate) },
-	{ "checkpoint", "SIZE", "with --resume: flush and record after SIZE bytes (default 1G)",
+	{ "checkpoint", "SIZE",
+		"with --resume: flush the target and record the progress after every SIZE bytes "
+		"(default 1G), and at least every 5 seconds",
 		.type = FIELD_BYTES, .min = 1, AT(checkpoint_bytes) },
-	{ "connections", "N", "connections to each server (default: 4)", .type = FIELD_COUNT,
-		.min = 1, .max = CONNECTIONS_MAX, AT(connections) },
-	{ "destination-is-zero", NULL, "the target reads as zeroes: skip zeroes",
+	{ "connections", "N", "number of connections to each server (default: 4)",
+		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(connections) },
+	{ "destination-is-zero", NULL,
+		"assume that the target reads as zeroes, and write no zeroes to it",
 		.type = FIELD_FLAG, AT(target_is_zero) },
 	{ "direct", NULL, "use direct I/O for files and devices", .type = FIELD_FLAG, AT(direct) },
-	{ "rate", "BYTES", "limit of bytes per second", .type = FIELD_BYTES, .min = 1, AT(rate) },
-	{ "json", NULL, "print a summary as JSON", .type = FIELD_FLAG, AT(json) },
+	{ "rate", "BYTES", "maximum number of bytes that are copied per second",
+		.type = FIELD_BYTES, .min = 1, AT(rate) },
+	{ "json", NULL, "print a summary of the copy as JSON", .type = FIELD_FLAG, AT(json) },
 	{ "no-progress", NULL, "do not show progress on a terminal", .type = FIELD_FLAG,
 		AT(no_progress) },
-	{ "no-sparse", NULL, "do not search data for zeroes", .type = FIELD_FLAG, AT(no_sparse) },
+	{ "no-sparse", NULL, "do not search the data of the source for zeroes", .type = FIELD_FLAG,
+		AT(no_sparse) },
 	{ "progress", NULL, "show progress even without a terminal", .type = FIELD_FLAG,
 		AT(progress) },
 	{ "request-size", "SIZE", "request size, a power of two (default 512K)",
 		.set = take_request_size },
-	{ "requests", "N", "requests in flight (default: 6 to 128, depending on latency)",
+	{ "requests", "N", "number of requests in flight (default: 6 to 128, depending on latency)",
 		.type = FIELD_COUNT, .min = 1, .max = REQUESTS_MAX, AT(requests) },
-	{ "resume", "FILE", "keep a journal in FILE, and resume from it", .type = FIELD_ARGUMENT,
-		AT(journal) },
-	{ "skip-errors", "FILE", "continue after read errors, and list them in FILE",
+	{ "resume", "FILE",
+		"record the progress in the journal FILE; if FILE exists, resume the copy that it "
+		"records",
+		.type = FIELD_ARGUMENT, AT(journal) },
+	{ "skip-errors", "FILE",
+		"continue after read errors, and list the ranges that cannot be read in FILE",
 		.type = FIELD_ARGUMENT, AT(map) },
-	{ "sparse", "SIZE", "search for zeroes in blocks of SIZE (default 4K)",
+	{ "sparse", "SIZE",
+		"search the data of the source for blocks of SIZE bytes that contain only zeroes "
+		"(default 4K)",
 		.set = take_sparse },
-	{ "verify", NULL, "at the end read source and target again and compare them",
+	{ "verify", NULL, "at the end, read source and target again and compare them",
 		.type = FIELD_FLAG, AT(verify) },
 };
 

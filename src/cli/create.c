@@ -24,15 +24,19 @@ static const char notes[] = "\n"
 static const struct field fields[] = {
 	{ "size", "SIZE", "create a new file of this size; the disk in it is smaller",
 		.type = FIELD_BYTES, .min = 1, AT(size) },
-	{ "spare", "PERCENT", "percentage reserved for garbage collection, 7 to 50 (default 15)",
+	{ "spare", "PERCENT",
+		"percentage of the space that is reserved for garbage collection, 7 to 50 (default "
+		"15)",
 		.type = FIELD_COUNT, .min = 7, .max = 50, AT(spare_percent) },
-	{ "segment", "SIZE", "segment size, 64K to 256M (default 64M, less on small devices)",
+	{ "segment", "SIZE",
+		"segment size of the flash store, 64K to 256M (default 64M, less on small devices)",
 		.type = FIELD_BYTES, .min = 65536, AT(segment_bytes) },
-	{ "label", "TEXT", "a label, which 'gmblock check' shows", .type = FIELD_ARGUMENT,
-		AT(label) },
-	{ "base", "PATH", "the base disk of an overlay", .type = FIELD_ARGUMENT, AT(base) },
+	{ "label", "TEXT", "label of the flash store, which 'gmblock check' shows",
+		.type = FIELD_ARGUMENT, AT(label) },
+	{ "base", "PATH", "path of the base disk of an overlay", .type = FIELD_ARGUMENT, AT(base) },
 	{ "force", NULL,
-		"overwrite the device or file; the changes in an existing overlay are discarded",
+		"overwrite an existing device or file; the changes in an existing overlay are "
+		"discarded",
 		.type = FIELD_FLAG, AT(force) },
 };
 

@@ -25,10 +25,11 @@ static const char help[] =
 	"\n"
 	"  add            serve PATH as NAME, with the same keys as serve --export\n"
 	"  set            change export keys; KEY=default restores the default.\n"
-	"                 Changing only keys marked (live) keeps clients connected. Other\n"
-	"                 keys, including path=PATH, disconnect clients after their requests\n"
-	"                 in flight. size=auto alone reports to clients that the disk has\n"
-	"                 grown; size=SIZE also checks that it has that size\n"
+	"                 If only keys marked (live) below change, clients stay connected.\n"
+	"                 Other keys, including path=PATH, disconnect clients after their\n"
+	"                 requests in flight. size=auto, without other keys, tells clients\n"
+	"                 that the disk has grown; size=SIZE also checks that the disk has\n"
+	"                 this size\n"
 	"  remove         stop serving the export after the requests in flight\n"
 	"  list           show the exports with the keys that were set\n"
 	"\n";
@@ -61,7 +62,7 @@ static int take_deadline(void *context, const char *text, struct error *error)
 
 	arguments->has_deadline = true;
 	if (rc == 0 && arguments->deadline_ns > DEADLINE_NS_MAX) {
-		rc = error_set(error, -ERANGE, "at most one hour");
+		rc = error_set(error, -ERANGE, "the time must be at most one hour");
 	}
 	return rc;
 }
@@ -183,7 +184,7 @@ static int cli_export_ask(const struct export_arguments *arguments, bool lists, 
 	rc = control_ask(path, "export", wire, timeout_ms, &result, &error);
 	if (rc == 0) {
 		rc = lists ? cli_export_print_list(result, arguments->json, &error)
-			   : cli_print_changes(result, "nothing has changed", &error);
+			   : cli_print_changes(result, "the command has changed nothing", &error);
 		json_decref(result);
 	}
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
@@ -193,10 +194,12 @@ static int cli_export_ask(const struct export_arguments *arguments, bool lists, 
 
 static const struct field fields[] = {
 	CLI_SERVER(struct export_arguments),
-	{ "deadline", "TIME", "time limit for requests in flight (default: 10s)",
+	{ "deadline", "TIME",
+		"with set and remove: time limit for the requests in flight (default: 10s)",
 		.set = take_deadline },
-	{ "now", NULL, "do not wait for requests in flight", .type = FIELD_FLAG, AT(now) },
-	{ "json", NULL, "print the response of the server", .type = FIELD_FLAG, AT(json) },
+	{ "now", NULL, "with set and remove: do not wait for requests in flight",
+		.type = FIELD_FLAG, AT(now) },
+	{ "json", NULL, "with list: print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
 int cmd_export(int argc, char **argv)

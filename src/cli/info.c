@@ -71,14 +71,18 @@ static int cli_info_arguments_check(const struct info_arguments *arguments)
 
 static const struct field fields[] = {
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
-	{ "list", NULL, "show every export of the server", .type = FIELD_FLAG, AT(list) },
-	{ "local", NULL, "show which kernel features are available and which are used",
+	{ "list", NULL, "show all exports of the server instead of one", .type = FIELD_FLAG,
+		AT(list) },
+	{ "local", NULL,
+		"show which of the kernel features that gmblock uses are available on this machine",
 		.type = FIELD_FLAG, AT(local) },
 	{ "map", NULL, "show which ranges of the export are data, holes or zeroes",
 		.type = FIELD_FLAG, AT(map) },
 	{ "path", "PATH", "with --local: also show what a file or block device supports",
 		.type = FIELD_ARGUMENT, AT(path) },
-	{ "timeout", "TIME", "give up after this time (default 10s; 10min for a whole map)",
+	{ "timeout", "TIME",
+		"time limit for connecting and for the responses of the server (default 10s; with "
+		"--map, 10min for the map)",
 		.type = FIELD_TIME, .min = 1, AT(timeout_ns) },
 };
 

@@ -51,14 +51,15 @@ static const char notes[] = "\n"
 #define AT(member) FIELD_IN(struct list_arguments, member)
 
 static const struct field fields[] = {
-	{ "local", NULL, "list servers", .type = FIELD_FLAG, AT(local) },
-	{ "long", NULL, "also print size, access and description", .type = FIELD_FLAG,
-		AT(as_table) },
+	{ "local", NULL, "list the servers on this machine", .type = FIELD_FLAG, AT(local) },
+	{ "long", NULL, "also print the size, access and description of each export",
+		.type = FIELD_FLAG, AT(as_table) },
 	{ "uri", NULL, "print the URI of each export instead of its name", .type = FIELD_FLAG,
 		AT(as_uris) },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(as_json) },
-	{ "timeout", "TIME", "give up after this time (default 10s)", .type = FIELD_TIME, .min = 1,
-		AT(timeout_ns) },
+	{ "timeout", "TIME",
+		"time limit for connecting and for the responses of the server (default 10s)",
+		.type = FIELD_TIME, .min = 1, AT(timeout_ns) },
 };
 
 static int cli_list_arguments_parse(int argc, char **argv, struct list_arguments *arguments)

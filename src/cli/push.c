@@ -46,14 +46,14 @@ static int cli_push_take_range(void *context, const char *text, struct error *er
 	int rc;
 
 	if (plus == NULL || (size_t)(plus - text) >= sizeof(offset)) {
-		return error_set(error, -EINVAL, "write OFFSET+LENGTH, such as 0+64M");
+		return error_set(error, -EINVAL, "write the range as OFFSET+LENGTH, such as 0+64M");
 	}
 	memcpy(offset, text, (size_t)(plus - text));
 	offset[plus - text] = '\0';
 	rc = units_parse_bytes(offset, &arguments->options.offset, error);
 	rc = rc ?: units_parse_bytes(plus + 1, &arguments->options.length, error);
 	return rc == 0 && arguments->options.length == 0
-		       ? error_set(error, -EINVAL, "the length is 0")
+		       ? error_set(error, -EINVAL, "the length of the range must not be 0")
 		       : rc;
 }
 
@@ -126,27 +126,29 @@ static int run_jobs(const struct push_arguments *arguments, int argc, char **arg
 #define AT(member) FIELD_IN(struct push_arguments, member)
 
 static const struct field fields[] = {
-	{ "range", "OFFSET+LENGTH", "push this part of the source (default: all of it)",
+	{ "range", "OFFSET+LENGTH", "range of the source to push (default: the whole source)",
 		.set = cli_push_take_range },
-	{ "to-offset", "OFFSET", "offset in the destination (default: the offset in the source)",
+	{ "to-offset", "OFFSET",
+		"offset of the range in the destination (default: the offset in the source)",
 		.set = take_to },
-	{ "rate", "BYTES", "limit of bytes per second", .type = FIELD_BYTES, .min = 1,
-		AT(options.rate) },
+	{ "rate", "BYTES", "maximum number of bytes that are pushed per second",
+		.type = FIELD_BYTES, .min = 1, AT(options.rate) },
 	{ "resume", NULL,
 		"skip the data that an interrupted push has already written to the destination",
 		.type = FIELD_FLAG, AT(options.resume) },
 	{ "live", NULL,
-		"do not take a snapshot of a flash store; push concurrent writes as they arrive",
+		"do not take a snapshot of a source that is a flash store; also push writes that "
+		"clients make meanwhile",
 		.type = FIELD_FLAG, AT(options.live) },
-	{ "verify", "read", "read the destination back at the end and compare it",
+	{ "verify", "read", "at the end, read the destination and compare it with the source",
 		.set = take_verify, .flags = FIELD_BARE },
-	{ "detach", NULL, "print the job number and do not wait for the job", .type = FIELD_FLAG,
-		AT(options.detach) },
-	{ "progress", NULL, "auto (on a terminal), on or off", .type = FIELD_WORD,
-		.words = progress_words, AT(options.progress) },
-	{ "list", NULL, "show the jobs of a server", .type = FIELD_FLAG, AT(list) },
-	{ "status", "JOB", "show one", .set = cli_push_take_status },
-	{ "cancel", "JOB", "end one", .set = cli_push_take_cancel },
+	{ "detach", NULL, "print the job number, and do not wait until the push is complete",
+		.type = FIELD_FLAG, AT(options.detach) },
+	{ "progress", NULL, "progress display: auto (default: only on a terminal), on or off",
+		.type = FIELD_WORD, .words = progress_words, AT(options.progress) },
+	{ "list", NULL, "list the push jobs of a server", .type = FIELD_FLAG, AT(list) },
+	{ "status", "JOB", "show this push job of a server", .set = cli_push_take_status },
+	{ "cancel", "JOB", "end this push job of a server", .set = cli_push_take_cancel },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(options.json) },
 	{ "timeout", "TIME", "give up if a server does not respond for this time (default 10s)",
 		.type = FIELD_TIME, .min = 1, AT(options.timeout_ns) },

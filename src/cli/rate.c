@@ -59,7 +59,7 @@ static int cli_rate_change_export(
 	int rc = cli_rate_ask_export(arguments, path, &result, error);
 
 	if (rc == 0) {
-		rc = cli_print_changes(result, "nothing has changed", error);
+		rc = cli_print_changes(result, "the command has changed nothing", error);
 		json_decref(result);
 	}
 	return rc;
@@ -113,7 +113,9 @@ static int cli_rate_check(const struct rate_arguments *arguments, struct error *
 #define AT(member) FIELD_IN(struct rate_arguments, member)
 
 static const struct field fields[] = {
-	{ "rule", "N", "the N-th rate rule in the configuration file of the server",
+	{ "rule", "N",
+		"number of a rate rule: its position, from 1, in the configuration file of the "
+		"server",
 		.type = FIELD_COUNT, .min = 1, .max = RATE_RULES_MAX, AT(rule) },
 	CLI_SERVER_OR_OPERAND(struct rate_arguments),
 };

@@ -88,8 +88,8 @@ static int cli_snapshot_ask(
 	}
 	rc = control_ask(path, "snapshot", wire, ANSWER_MS, &result, &error);
 	if (rc == -ENOENT && listed != NULL && strchr(listed, '/') != NULL) {
-		error_add(&error, "; list takes an export name; give the socket or URI of a server "
-				  "with --server");
+		error_add(&error, "; 'gmblock snapshot list' takes the name of an export; to "
+				  "select a server, use --server");
 	}
 	if (rc == 0) {
 		rc = lists ? cli_snapshot_print_list(result, json, &error)
@@ -109,9 +109,11 @@ struct snapshot_arguments {
 
 static const struct field fields[] = {
 	CLI_SERVER(struct snapshot_arguments),
-	{ "now", NULL, "delete it even while in use; its clients are disconnected",
+	{ "now", NULL,
+		"with delete: delete the snapshot even if clients use it, and disconnect these "
+		"clients",
 		.type = FIELD_FLAG, AT(now) },
-	{ "json", NULL, "print the response of the server", .type = FIELD_FLAG, AT(json) },
+	{ "json", NULL, "with list: print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
 int cmd_snapshot(int argc, char **argv)
@@ -144,7 +146,8 @@ int cmd_snapshot(int argc, char **argv)
 	lists = strcmp(action, "list") == 0;
 	if (lists ? count > 1 : count != 2) {
 		return cli_usage_error(name,
-			lists ? "list takes at most one EXPORT" : "%s needs an EXPORT and a NAME",
+			lists ? "'list' takes at most one EXPORT"
+			      : "'%s' needs an EXPORT and a NAME",
 			action);
 	}
 	if (arguments.json && !lists) {
@@ -155,7 +158,8 @@ int cmd_snapshot(int argc, char **argv)
 	}
 	for (int i = 0; i < count; i++) {
 		if (!utf8_valid(argv[i], strlen(argv[i]))) {
-			return cli_usage_error(name, "a name is not valid UTF-8");
+			return cli_usage_error(
+				name, "the name of an export or snapshot is not valid UTF-8");
 		}
 	}
 	wire = json_pack("{s:s}", "action", action);

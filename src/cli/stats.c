@@ -48,7 +48,7 @@ static int take_watch(void *context, const char *text, struct error *error)
 		rc = units_parse_seconds(text, &arguments->watch_ns, error);
 	}
 	if (rc == 0 && (arguments->watch_ns < WATCH_NS_MIN || arguments->watch_ns > WATCH_NS_MAX)) {
-		rc = error_set(error, -ERANGE, "from 100ms to 24h");
+		rc = error_set(error, -ERANGE, "the time must be from 100ms to 24h");
 	}
 	return rc;
 }
@@ -67,8 +67,8 @@ static bool is_watch_time(const struct stats_arguments *arguments, const char *o
 static const struct field fields[] = {
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 	{ "watch", "TIME",
-		"with --json: print a document periodically, one per line (default: every second); "
-		"on a terminal use gmblock top",
+		"with --json: print the statistics again after each TIME, as one JSON document per "
+		"line (default: every second); on a terminal, use gmblock top",
 		.set = take_watch, .flags = FIELD_BARE },
 	{ "prometheus", NULL, "print metrics in the Prometheus text format", .type = FIELD_FLAG,
 		AT(prometheus) },

@@ -34,14 +34,15 @@ static int take_interval(void *context, const char *text, struct error *error)
 	int rc = units_parse_seconds(text, interval_ns, error);
 
 	return rc == 0 && (*interval_ns < INTERVAL_NS_MIN || *interval_ns > INTERVAL_NS_MAX)
-		       ? error_set(error, -ERANGE, "from 100ms to 1h")
+		       ? error_set(error, -ERANGE, "the time must be from 100ms to 1h")
 		       : rc;
 }
 
 #define AT(member) FIELD_IN(struct top_arguments, member)
 
 static const struct field fields[] = {
-	{ "interval", "TIME", "time between updates (default: 1s)", .set = take_interval },
+	{ "interval", "TIME", "time between updates of the screen (default: 1s)",
+		.set = take_interval },
 	CLI_SERVER_OR_OPERAND(struct top_arguments),
 };
 

@@ -59,19 +59,23 @@ static const struct field fields[] = {
 		"wait for requests to a server on this machine, and show where each spends its "
 		"time",
 		.type = FIELD_FLAG, AT(request) },
-	{ "count", "N", "number of requests (default 1)", .type = FIELD_COUNT, .min = 1,
+	{ "count", "N", "number of requests to trace (default 1)", .type = FIELD_COUNT, .min = 1,
 		.max = TRACE_REQUEST_COUNT_MAX, AT(count) },
-	{ "min-size", "SIZE", "only requests of at least this size", .type = FIELD_BYTES,
+	{ "min-size", "SIZE", "smallest size of the requests to trace", .type = FIELD_BYTES,
 		AT(question.min_size) },
 	{ "operation", "OP",
-		"only read, write, flush, trim, zero, cache or extents; repeat for more",
+		"operation to trace: read, write, flush, trim, zero, cache or extents; can be "
+		"repeated (default: all)",
 		.set = take_operation },
-	{ "export", "NAME", "only requests for this export; \"\" is the default export",
+	{ "export", "NAME",
+		"export whose requests are traced; \"\" is the default export (default: all "
+		"exports)",
 		.type = FIELD_ARGUMENT, AT(question.export) },
-	{ "timeout", "TIME", "stop waiting after this time", .type = FIELD_TIME, .min = 1,
-		AT(timeout_ns) },
+	{ "timeout", "TIME", "time after which to stop waiting for requests", .type = FIELD_TIME,
+		.min = 1, AT(timeout_ns) },
 	CLI_SERVER_OR_OPERAND(struct trace_arguments),
-	{ "svg", "FILE", "draw the first requests", .type = FIELD_ARGUMENT, AT(svg_path) },
+	{ "svg", "FILE", "write a diagram (SVG) of the first requests to FILE",
+		.type = FIELD_ARGUMENT, AT(svg_path) },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
@@ -93,7 +97,8 @@ static int cli_trace_arguments_parse(int argc, char **argv, struct trace_argumen
 		status = cli_server("trace", argc, argv, &arguments->server);
 	}
 	if (status == CLI_GO_ON && question->min_size > INT64_MAX) {
-		status = cli_usage_error("trace", "--min-size: larger than any request");
+		status =
+			cli_usage_error("trace", "--min-size: the size is larger than any request");
 	}
 	question->count = arguments->count > 0 ? arguments->count : COUNT_DEFAULT;
 	return status;
@@ -111,7 +116,8 @@ static int count_check(const struct trace_arguments *arguments,
 		return 0;
 	}
 	return error_set(error, -ETIMEDOUT, "%s after %u of %u requests%s%s",
-		strcmp(requests->ended, "stop") == 0 ? "the server stopped" : "the wait ended",
+		strcmp(requests->ended, "stop") == 0 ? "the server stopped"
+						     : "the wait for requests ended",
 		requests->count, requests->wanted,
 		requests->count > 0 ? ""
 		: chooses	    ? ": no client made a request that matches the options"

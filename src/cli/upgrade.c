@@ -33,9 +33,10 @@ static const char help[] =
 	"Usage: gmblock upgrade [--dry-run] [--all-or-nothing] [--if-replaced] [--server SERVER]\n"
 	"                       [-- PROGRAM ARGUMENT...]\n"
 	"Replaces a running server on this machine with a new process, without errors for its\n"
-	"clients: the new process takes over connections, disks and addresses. It runs the\n"
-	"program file of this command with the arguments of the old process, or PROGRAM. If it\n"
-	"exits or is not ready within 10 seconds, the old process continues to serve.\n"
+	"clients: the new process takes over connections, disks and addresses. The new process\n"
+	"runs the program file of this command with the arguments of the old process, or\n"
+	"PROGRAM with each ARGUMENT. If the new process exits or is not ready within 10 seconds,\n"
+	"the old process continues to serve.\n"
 	"\n";
 
 static const char notes[] = "\n"
@@ -467,13 +468,13 @@ static int print_result(const json_t *result)
 	char text[400];
 
 	snprintf(text, sizeof(text),
-		"process %lld serves now; connections passed: %lld, ended: %lld; pause: %.1f ms\n"
-		"%s",
+		"process %lld is now serving; connections passed to it: %lld, ended: %lld; pause: "
+		"%.1f ms\n%s",
 		number(result, "pid"), number(result, "connections"), ended,
 		(double)number(result, "pause_us") / 1e3,
 		ended == 0 ? ""
-			   : "the ended connections use gmb, push or user-space TLS, or stalled: "
-			     "their clients must reconnect\n");
+			   : "the connections that ended used gmb, push or user-space TLS, or had "
+			     "stalled: their clients must reconnect\n");
 	return cli_print(text);
 }
 
@@ -587,10 +588,10 @@ static const struct field fields[] = {
 		"do not upgrade; print which connections would be passed or would end, with "
 		"reasons, or why the server cannot be upgraded",
 		.type = FIELD_FLAG, AT(wish.is_dry) },
-	{ "all-or-nothing", NULL, "do not upgrade if a connection would end", .type = FIELD_FLAG,
-		AT(wish.keeps_all) },
+	{ "all-or-nothing", NULL, "do not upgrade if a client connection would end",
+		.type = FIELD_FLAG, AT(wish.keeps_all) },
 	{ "if-replaced", NULL,
-		"skip the upgrade if the server runs the program file of this command",
+		"do nothing if the server already runs the program file of this command",
 		.type = FIELD_FLAG, AT(if_replaced) },
 	CLI_SERVER_OR_OPERAND(struct upgrade_arguments),
 };

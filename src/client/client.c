@@ -379,8 +379,9 @@ static int check_able(
 		facts->payload_max < known->payload_max ||
 		facts->atomic_bytes < known->atomic_bytes) {
 		return error_set(error, -EPROTO,
-			"%s: after the reconnection the server offers less than before; check "
-			"whether it is a different server or its configuration has changed",
+			"%s: after the reconnection, the server offers less than before, such as "
+			"fewer operations or smaller requests; check whether this is another "
+			"server, or whether its configuration has changed",
 			client->uri_text);
 	}
 	return 0;
@@ -579,7 +580,7 @@ void client_check_deadline(struct gmb_client *client)
 
 		snprintf(reason, sizeof(reason), "%s", client->trouble.text);
 		error_set(&client->trouble, -ENOTCONN,
-			"gave up after %u s without a connection: %s",
+			"the client gave up after %u s without a connection: %s",
 			(uint32_t)(lost_ns / NS_PER_MS / 1000), reason);
 		client_give_up(client);
 	}
@@ -773,7 +774,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 
 		list_push_back(&client->free_commands, &command->node);
 	}
-	error_set(&client->open_error, -EINPROGRESS, "%s: not open yet", uri);
+	error_set(&client->open_error, -EINPROGRESS, "%s: the export is not open yet", uri);
 	list_push_back(&queue->clients, &client->node);
 	*client_out = client;
 	return 0;

@@ -37,11 +37,14 @@ int options_copy(const char *name, void *own, const void *given, size_t bytes,
 	size_t size = *(const size_t *)given;
 
 	if (size < bytes) {
-		return error_set(error, -EINVAL, "struct %s: its size is %zu instead of %zu", name,
-			size, bytes);
+		return error_set(error, -EINVAL,
+			"struct %s: the member 'size' is %zu, but must be at least %zu", name, size,
+			bytes);
 	}
 	memcpy(own, given, bytes);
-	return *reserved == 0 ? 0 : error_set(error, -EINVAL, "struct %s: reserved is not 0", name);
+	return *reserved == 0 ? 0
+			      : error_set(error, -EINVAL,
+					"struct %s: the member 'reserved' must be 0", name);
 }
 
 static gmb_log *program_log;

@@ -631,13 +631,13 @@ static const char *reason_text(const struct gmb_client *client, const struct gmb
 	case EPERM:
 		return "the export is read-only";
 	case EXDEV:
-		return "the source is on another server";
+		return "the source of the copy is on another server";
 	case ECANCELED:
 		return "cancelled";
 	case ENOENT:
-		return "the source is not visible to this client";
+		return "the source of the copy is not visible to this client";
 	case ESTALE:
-		return "writes to the source may have been lost";
+		return "writes to the source of the copy may have been lost";
 	case ENOTCONN:
 		return client->trouble.text[0] != '\0' ? client->trouble.text
 						       : "the connection is closed";

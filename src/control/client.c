@@ -333,12 +333,14 @@ static int explain_read(
 			connection->path, connection->path);
 	}
 	if (code == -EAGAIN) {
-		return error_set(error, -ETIMEDOUT, "%s: no response for %d seconds",
-			connection->path, timeout_ms / 1000);
+		return error_set(error, -ETIMEDOUT,
+			"%s: the server sent no response for %d seconds", connection->path,
+			timeout_ms / 1000);
 	}
 	if (code == -EPERM) {
 		return error_set(error, -EPROTO,
-			"%s: not a gmblock control socket: it sends file descriptors",
+			"%s: not a gmblock control socket: the process there sends file "
+			"descriptors",
 			connection->path);
 	}
 	if (code == 0 && connection->input_bytes > 0) {
@@ -347,7 +349,7 @@ static int explain_read(
 			connection->path);
 	}
 	return error_set(error, code < 0 ? code : -ECONNRESET, "%s: no response: %s",
-		connection->path, code < 0 ? strerror(-code) : "the connection was closed");
+		connection->path, code < 0 ? strerror(-code) : "the server closed the connection");
 }
 
 /* Receives the next line as a JSON object. */

@@ -62,7 +62,7 @@ static void page_take_request(struct control_client *client, const char *bytes, 
 
 	if (status == HTTP_OK && !is_page(page, &request)) {
 		status = 404;
-		error_set(&error, -ENOENT, "only %s is available", page->path);
+		error_set(&error, -ENOENT, "this address serves only the page %s", page->path);
 	} else if (status == HTTP_OK && page->get(client->server->page_context, openmetrics,
 						&content, &content_bytes, &error) < 0) {
 		status = 503;

@@ -734,10 +734,10 @@ const char *disk_marker_refusal(int fd)
 	struct stat status;
 
 	if (fstat(fd, &status) != 0) {
-		return "it cannot be examined";
+		return "the disk cannot be examined";
 	}
 	if (!S_ISBLK(status.st_mode)) {
-		return "it is a file, and a filesystem might write to the memory of a read "
+		return "the disk is a file, and a filesystem might write to the memory of a read "
 		       "more than once";
 	}
 	return disk_sysfs_marker_refusal("/sys", status.st_rdev);

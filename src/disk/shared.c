@@ -39,7 +39,7 @@ static int examine(const char *path, int fd, uint64_t *size_out, struct error *e
 	}
 	if (!S_ISREG(status.st_mode) || status.st_nlink > 1) {
 		return disk_shared_refuse(
-			path, -EPERM, "is not a regular file with a single link", error);
+			path, -EPERM, "is not a regular file with exactly one hard link", error);
 	}
 	if (status.st_uid != geteuid()) {
 		return disk_shared_refuse(path, -EPERM, "belongs to another user", error);
@@ -176,7 +176,7 @@ static int disk_shared_open_file(const char *path, uint32_t flags, struct error 
 
 	return fd >= 0 ? fd
 		       : error_set(error, -errno, "cannot open '%s': %s", path,
-				 errno == ELOOP ? "it is a symbolic link" : strerror(errno));
+				 errno == ELOOP ? "the path is a symbolic link" : strerror(errno));
 }
 
 static int disk_shared_open_once(

@@ -223,21 +223,21 @@ static bool is_local_nvme(const char *device, const char *name)
 static const char *explain_kind(const char *device)
 {
 	if (exists(device, "dm")) {
-		return "it is a device-mapper device, which might write to the memory of a "
+		return "the disk is a device-mapper device, which might write to the memory of a "
 		       "read more than once, as dm-crypt does";
 	}
 	if (exists(device, "md")) {
-		return "it is a RAID array, which repeats a read from another member after an "
-		       "error";
+		return "the disk is a RAID array, which repeats a read from another member after "
+		       "an error";
 	}
 	if (exists(device, "loop") || strstr(device, "/virtual/block/loop") != NULL) {
-		return "it is a loop device, which reads through a filesystem";
+		return "the disk is a loop device, which reads through a filesystem";
 	}
 	if (strstr(device, "/nvme-subsystem/") != NULL) {
-		return "it is a multipath NVMe device, which repeats a read over another path "
-		       "after an error";
+		return "the disk is a multipath NVMe device, which repeats a read over another "
+		       "path after an error";
 	}
-	return "it is neither an NVMe device on PCI nor a virtio disk";
+	return "the disk is neither an NVMe device on PCI nor a virtio disk";
 }
 
 const char *disk_sysfs_marker_refusal(const char *root, dev_t device)
@@ -259,10 +259,10 @@ const char *disk_sysfs_marker_refusal(const char *root, dev_t device)
 		reason = explain_kind(real);
 	} else if (sysfs_read_text(real, "integrity/format", text, sizeof(text)) &&
 		   strcmp(text, "none") != 0) {
-		reason = "it has an integrity profile, which can reject a read after its data has "
-			 "arrived";
+		reason = "the disk has an integrity profile, which can reject a read after its "
+			 "data has arrived";
 	} else if (sysfs_read_number(real, "queue/logical_block_size") > MARKER_CHUNK_BYTES) {
-		reason = "its blocks are larger than 4 KiB";
+		reason = "the blocks of the disk are larger than 4 KiB";
 	}
 	free(real);
 	return reason;

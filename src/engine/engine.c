@@ -50,8 +50,8 @@ static const struct counter engine_counter_list[] = {
 	SERVER(place_waits, TOTAL, ITEMS, "place_waits",
 		"Requests that waited because the limit on requests in flight was reached"),
 	SERVER(identity_memory_waits, TOTAL, ITEMS, "identity_memory_waits",
-		"Times a client waited because its identity had reached its limit on payload "
-		"memory"),
+		"Times a client waited because the client's identity had reached its limit on "
+		"payload memory"),
 	SERVER(bytes_read, TOTAL, BYTES, "bytes_read", "Data sent to clients",
 		.metric = "payload_bytes", .labels = "direction=\"sent\"",
 		.family = "Payload sent to and received from clients"),
@@ -69,8 +69,8 @@ static const struct counter engine_counter_list[] = {
 		"Data copied within the server through the memory of a device",
 		.metric = "copied_bytes", .labels = "method=\"device\""),
 	SERVER(bytes_copied[COPY_RAM], TOTAL, BYTES, "bytes_copied_ram",
-		"Data copied within the server through its memory", .metric = "copied_bytes",
-		.labels = "method=\"ram\""),
+		"Data copied within the server through the server's memory",
+		.metric = "copied_bytes", .labels = "method=\"ram\""),
 	SERVER(bytes_copied[COPY_ZEROES], TOTAL, BYTES, "bytes_copied_zeroes",
 		"Holes copied within the server", .metric = "copied_bytes",
 		.labels = "method=\"zeroes\""),
@@ -373,8 +373,8 @@ static void expire_stalls(struct engine *engine, uint64_t now_ns)
 			now_ns - session->progress_ns >= engine->limits.stall_timeout_ns &&
 			path_client_is_wanted(&session->client) &&
 			session->kind->stalled(session)) {
-			session_terminate(session,
-				"it made no progress while holding memory that others waited for");
+			session_terminate(session, "the client made no progress while it held "
+						   "memory that others waited for");
 		}
 	}
 }
@@ -394,14 +394,14 @@ static void expire_stopping(struct engine *engine, uint64_t now_ns)
 			continue;
 		}
 		if (session->stop_deadline_ns <= now_ns) {
-			session_terminate(session,
-				engine->draining
-					? "its requests did not finish before the server stopped"
-				: session->chosen != NULL && session->chosen->removed
-					? "its requests did not finish before its export was "
-					  "removed"
-					: "its requests did not finish in time after it lost its "
-					  "rights");
+			session_terminate(
+				session, engine->draining ? "the client's requests did not finish "
+							    "before the server stopped"
+					 : session->chosen != NULL && session->chosen->removed
+						 ? "the client's requests did not finish before "
+						   "the export was removed"
+						 : "the client's requests did not finish in time "
+						   "after it lost its rights");
 			/* Now the session only waits until the kernel completes its operations. */
 			session->stop_deadline_ns = now_ns + ENGINE_STOP_LOOK_NS;
 		}

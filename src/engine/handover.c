@@ -135,8 +135,8 @@ void engine_look(struct engine *engine, struct engine_rest *sum, bool may_end)
 		memcpy(sum->peer, session->peer.text, sizeof(sum->peer));
 		if (has_stalled(session, now_ns) && may_end) {
 			sum->ended++;
-			session_terminate(session,
-				"disconnected for the upgrade: it does not receive its replies");
+			session_terminate(session, "disconnected for the upgrade, because the "
+						   "client does not receive its replies");
 		}
 	}
 }

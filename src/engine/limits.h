@@ -66,17 +66,18 @@ enum {
 
 _Static_assert(ENGINE_HANDSHAKES_MAX <= ENGINE_SESSIONS_MAX, "each handshake is a session");
 _Static_assert(ENGINE_INFLIGHT_PER_SESSION_MAX <= ENGINE_INFLIGHT_MAX,
-	"a session cannot have more in flight than its engine");
+	"a session cannot have more requests in flight than its engine");
 _Static_assert(ENGINE_MEMORY_BYTES_MAX / ENGINE_RESERVE_DIVISOR >=
 		       ENGINE_SESSIONS_MAX * PATH_RESERVE_BYTES,
-	"the default memory has a block for every session");
+	"the default amount of payload memory has a block for every session");
 _Static_assert(ARENA_SLAB_BYTES / ENGINE_RESERVE_DIVISOR >= PATH_RESERVE_BYTES,
-	"the smallest memory has a block for one session");
+	"the smallest amount of payload memory has a block for one session");
 _Static_assert(ENGINE_LINGER_STOPPING_NS < ENGINE_LINGER_NS &&
 		       ENGINE_HANDSHAKE_STOPPING_NS < ENGINE_HANDSHAKE_TIMEOUT_NS &&
 		       ENGINE_BARRIER_PAUSE_SHARE > ENGINE_BARRIER_SHARE &&
 		       ENGINE_STALL_LOOK_NS < ENGINE_STALL_TIMEOUT_NS,
-	"the server stops sooner, and detects a stall in time");
+	"time limits are shorter while the server stops, and stall checks are more frequent than "
+	"stall timeouts");
 
 struct engine_limits {
 	/* maximum, including handshakes; at most engine_sessions_max(memory_bytes_max) */

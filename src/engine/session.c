@@ -501,11 +501,11 @@ int session_admit(struct session *session, const struct path_request *request, c
 		return 0;
 	}
 	if (moves && request->length > session->engine->limits.payload_bytes_max) {
-		*text = "it is longer than the limit of this server for one request";
+		*text = "the request is longer than this server's limit for one request";
 		return -EOVERFLOW;
 	}
 	if (request->op == STORE_EXTENTS && request->length == 0) {
-		*text = "block status of zero bytes";
+		*text = "a block status request for zero bytes";
 		return -EINVAL;
 	}
 	if (!is_inside(session, request->offset, request->length)) {

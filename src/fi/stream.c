@@ -431,7 +431,7 @@ static int read_arrived(struct prov_ep *ep)
 	struct prov_answer *answer = new_answer(ep);
 
 	if (answer == NULL) {
-		return fi_stream_broken(ep, "F2: more reads than it announced");
+		return fi_stream_broken(ep, "F2: more reads than announced");
 	}
 	answer->status = -prov_use_begin(&answer->use, ep->domain, record->key, record->address,
 		record->bytes, FI_REMOTE_READ);
@@ -456,7 +456,7 @@ static int write_arrived(struct prov_ep *ep)
 	in->promised = (record->flags & PROV_RECORD_HAS_DATA) != 0;
 	in->answer = new_answer(ep);
 	if (in->answer == NULL) {
-		return fi_stream_broken(ep, "F2: more writes than it announced");
+		return fi_stream_broken(ep, "F2: more writes than announced");
 	}
 	in->answer->status = -prov_use_begin(
 		&in->use, ep->domain, record->key, record->address, record->bytes, FI_REMOTE_WRITE);

@@ -86,7 +86,7 @@ static int knobs_open(struct store *base, const struct store_options *options,
 	if (result == 0 && config->has_device_cpu && !has_device) {
 		result = error_set(error, -EINVAL,
 			"'%s': the key device-cpu has no effect here: neither mode nor write-mode "
-			"is device; omit it",
+			"is device; omit device-cpu",
 			options->path);
 	}
 	base->info.device_cpu = config->device_cpu;
@@ -114,7 +114,7 @@ static int set_progress(void *config_bytes, const char *value, struct error *err
 	struct knobs_config *config = config_bytes;
 
 	if (strcmp(value, "completion") != 0 && strcmp(value, "counter") != 0) {
-		return error_set(error, -EINVAL, "must be completion or counter");
+		return error_set(error, -EINVAL, "the value must be 'completion' or 'counter'");
 	}
 	config->progress = strcmp(value, "counter") == 0 ? KNOBS_COUNTER : KNOBS_COMPLETION;
 	return 0;
@@ -128,7 +128,7 @@ static int set_device_cpu(void *config_bytes, const char *value, struct error *e
 	config->device_cpu = strcmp(value, "yes") == 0;
 	return config->device_cpu || strcmp(value, "no") == 0
 		       ? 0
-		       : error_set(error, -EINVAL, "must be yes or no");
+		       : error_set(error, -EINVAL, "the value must be 'yes' or 'no'");
 }
 
 static int set_gc(void *config_bytes, const char *value, struct error *error)
@@ -142,7 +142,7 @@ static int set_gc(void *config_bytes, const char *value, struct error *error)
 			return 0;
 		}
 	}
-	return error_set(error, -EINVAL, "must be auto, paper, plain or greedy");
+	return error_set(error, -EINVAL, "the value must be 'auto', 'paper', 'plain' or 'greedy'");
 }
 
 static int set_cold(void *config_bytes, const char *value, struct error *error)
@@ -159,19 +159,19 @@ static const struct field knobs_options[] = {
 	{ "parts", "SIZE", "lab: split reads and writes into parts of this size", "64K",
 		.set = set_parts, AT(part_bytes, part_bytes) },
 	{ "progress", "completion|counter",
-		"lab: read progress: reported only at completion, or by the counter of a memory "
-		"disk",
+		"lab: how the progress of a read is determined: only by its completion, or by the "
+		"counter of a memory disk",
 		"completion", .set = set_progress, AT(progress, progress) },
 	{ "device-cpu", "yes|no",
-		"lab: with mode=device: the processor copies payload between device memory and "
-		"sockets",
+		"lab: with mode=device, whether the processor copies payload between device memory "
+		"and sockets",
 		"yes", .set = set_device_cpu, AT(has_device_cpu, device_cpu) },
 	{ "gc", "auto|plain|paper|greedy",
 		"lab: policy by which a flash store selects segments to collect (default auto)",
 		"auto", .set = set_gc, AT(policy, policy) },
 	{ "cold", "PERCENT",
-		"lab: percentage of changed pages that count as cold (default 80, with gc=paper "
-		"30)",
+		"lab: percentage of the changed pages in the cache that garbage collection treats "
+		"as cold (default 80; with gc=paper 30)",
 		"80", .set = set_cold, AT(cold_percent, has_cold_percent) },
 };
 

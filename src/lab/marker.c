@@ -165,9 +165,9 @@ static void switch_off(struct marker_store *store, const struct store_part *part
 	if (atomic_exchange_explicit(&store->is_off, true, memory_order_relaxed)) {
 		return;
 	}
-	log_error("'%s' wrote bytes of a read (%llu bytes at %llu) again after they had been sent: "
-		  "do not use marker with this disk; that read fails, and marker is off until the "
-		  "disk is opened again",
+	log_error("the disk '%s' changed data of a read (%llu bytes at %llu) after the server had "
+		  "sent it: do not use the key marker with this disk; the read fails, and marker "
+		  "is off until the disk is opened again",
 		quote(store->path), (unsigned long long)part->length,
 		(unsigned long long)part->offset);
 }
@@ -300,8 +300,8 @@ static void log_life(struct marker_store *store)
 		early, atomic_load_explicit(&store->progress_bytes, memory_order_relaxed));
 	units_format_bytes(
 		bytes, atomic_load_explicit(&store->watched_bytes, memory_order_relaxed));
-	log_info("markers on '%s': %llu reads watched, %s of their %s detected early; %llu reads "
-		 "failed because such bytes changed",
+	log_info("marker on '%s': %llu reads watched; %s of their %s detected before the reads "
+		 "completed; %llu reads failed because data changed after the server had sent it",
 		quote(store->path), (unsigned long long)count, early, bytes,
 		(unsigned long long)atomic_load_explicit(
 			&store->changed_count, memory_order_relaxed));
@@ -318,7 +318,7 @@ static void marker_close(struct store *base)
 /* Accepts only raw disks that are read with direct I/O. */
 static int check_disk(struct store *inner, const struct store_options *options, struct error *error)
 {
-	const char *reason = "it is not a disk";
+	const char *reason = "the path is not a disk";
 	int fd = file_store_direct_fd(inner);
 
 	if (strcmp(inner->ops->name, file_store_kind.name) == 0 && fd < 0) {
@@ -390,12 +390,15 @@ static int set_marker(void *config, const char *value, struct error *error)
 	marker->is_wanted = true;
 	return value == NULL || strcmp(value, "yes") == 0
 		       ? 0
-		       : error_set(error, -EINVAL, "must be yes");
+		       : error_set(error, -EINVAL, "the value must be 'yes'");
 }
 
 static const struct field marker_options[] = {
-	{ "marker", NULL, "lab: watch the memory that a raw disk fills", "yes", .flags = FIELD_BARE,
-		.set = set_marker, FIELD_AT(struct marker_config, is_wanted, is_wanted) },
+	{ "marker", NULL,
+		"lab: detect, while a raw disk is reading, which data has already arrived in "
+		"memory",
+		"yes", .flags = FIELD_BARE, .set = set_marker,
+		FIELD_AT(struct marker_config, is_wanted, is_wanted) },
 };
 
 const struct store_kind marker_store_kind = {

@@ -55,10 +55,11 @@ static int take_bytes(const char *text, uint64_t max, uint64_t *bytes, struct er
 	int rc = units_parse_bytes(text, bytes, error);
 
 	if (rc == 0 && *bytes > max) {
-		rc = error_set(error, -ERANGE, "at most %s", units_format_bytes(most, max));
+		rc = error_set(error, -ERANGE, "the value must be at most %s",
+			units_format_bytes(most, max));
 	}
 	if (rc == 0 && *bytes % TRACE_UNIT_BYTES != 0) {
-		rc = error_set(error, -EINVAL, "%s is not a multiple of %d",
+		rc = error_set(error, -EINVAL, "%s is not a multiple of %d bytes",
 			units_format_bytes(most, *bytes), TRACE_UNIT_BYTES);
 	}
 	return rc;
@@ -70,7 +71,7 @@ static int take_length(const char *text, uint32_t *length, struct error *error)
 	int rc = take_bytes(text, TRACE_BYTES_MAX, &bytes, error);
 
 	*length = (uint32_t)bytes;
-	return rc == 0 && bytes == 0 ? error_set(error, -ERANGE, "it must not be 0") : rc;
+	return rc == 0 && bytes == 0 ? error_set(error, -ERANGE, "the size must not be 0") : rc;
 }
 
 static int lab_trace_take_size(void *context, const char *text, struct error *error)
@@ -78,7 +79,7 @@ static int lab_trace_take_size(void *context, const char *text, struct error *er
 	struct trace_work *work = &((struct trace_arguments *)context)->work;
 
 	return work->size_count == TRACE_SIZES_MAX
-		       ? error_set(error, -EINVAL, "at most %d can be given", TRACE_SIZES_MAX)
+		       ? error_set(error, -EINVAL, "at most %d sizes can be given", TRACE_SIZES_MAX)
 		       : take_length(text, &work->sizes[work->size_count++], error);
 }
 
@@ -133,7 +134,7 @@ static int lab_trace_sizes_check(const struct trace_work *work)
 			  ((size + work->chunk_bytes - 1) / work->chunk_bytes);
 		if (work->part_bytes > size) {
 			return cli_usage_error("trace",
-				"--parts: %s is more than a read of %s (--size)",
+				"--parts: a part of %s is larger than a read of %s (--size)",
 				units_format_bytes(part_text, work->part_bytes),
 				units_format_bytes(size_text, size));
 		}
@@ -181,8 +182,8 @@ static int lab_trace_disk_check(struct trace_arguments *arguments, const char *p
 	}
 	for (uint32_t i = 0; i < work->size_count; i++) {
 		if (work->chunk_bytes > work->sizes[i]) {
-			return cli_usage_error(
-				"trace", "--chunk: it is larger than a read (--size)");
+			return cli_usage_error("trace",
+				"--chunk: a chunk must not be larger than a read (--size)");
 		}
 	}
 	if (work->chunk_bytes == 0) {
@@ -221,39 +222,56 @@ static const char *disk_option(const struct trace_arguments *arguments)
 #define AT(member) FIELD_IN(struct trace_arguments, member)
 
 static const struct field fields[] = {
-	{ "size", "SIZE", "size of a read, a multiple of 512 (default 1M); may be repeated",
+	{ "size", "SIZE", "size of a read, a multiple of 512 (default 1M); can be repeated",
 		.heading = "Of disks:", .set = lab_trace_take_size },
-	{ "offset", "SIZE", "offset of the first read (default 0)", .set = take_offset },
-	{ "random", NULL, "then read at random offsets instead of sequentially", .type = FIELD_FLAG,
-		AT(work.random) },
-	{ "chunk", "SIZE", "size of a watched chunk, a multiple of 512 (default 4K)",
+	{ "offset", "SIZE", "offset on the disk at which the reads begin (default 0)",
+		.set = take_offset },
+	{ "random", NULL,
+		"read at random offsets between --offset and the end of the disk, instead of "
+		"sequentially",
+		.type = FIELD_FLAG, AT(work.random) },
+	{ "chunk", "SIZE",
+		"size of the chunks whose arrival is watched, a multiple of 512 (default 4K)",
 		.set = lab_trace_take_chunk },
-	{ "parts", "SIZE", "split each read into parts, each submitted with its own system call",
+	{ "parts", "SIZE",
+		"split each read into parts of this size, each submitted with its own system call",
 		.set = lab_trace_take_parts },
-	{ "together", NULL, "submit the parts with one system call: the kernel can merge them",
+	{ "together", NULL,
+		"with --parts: submit all parts with one system call, so that the kernel can merge "
+		"them",
 		.type = FIELD_FLAG, AT(work.together) },
 	{ "cached", NULL, "read through the page cache instead of with direct I/O",
 		.type = FIELD_FLAG, AT(work.cached) },
-	{ "marker", "HEX", "the marker in the memory (default: random)", .set = take_marker },
+	{ "marker", "HEX",
+		"marker that fills the memory before a read, to detect the arrival of data "
+		"(default: random)",
+		.set = take_marker },
 	/* These options are parsed by cmd_trace(). */
-	{ "request", NULL, "trace requests", .heading = "Of requests:", .type = FIELD_FLAG,
-		AT(request) },
-	{ "min-size", "SIZE", "only requests of at least this size", .type = FIELD_ARGUMENT,
+	{ "request", NULL, "trace requests to a server instead of reads from a disk",
+		.heading = "Of requests:", .type = FIELD_FLAG, AT(request) },
+	{ "min-size", "SIZE", "smallest size of the requests to trace", .type = FIELD_ARGUMENT,
 		AT(for_request) },
 	{ "operation", "OP",
-		"only read, write, flush, trim, zero, cache or extents; repeat for more",
+		"operation to trace: read, write, flush, trim, zero, cache or extents; can be "
+		"repeated (default: all)",
 		.type = FIELD_ARGUMENT, AT(for_request) },
-	{ "export", "NAME", "only requests for this export; \"\" is the default export",
+	{ "export", "NAME",
+		"export whose requests are traced; \"\" is the default export (default: all "
+		"exports)",
 		.type = FIELD_ARGUMENT, AT(for_request) },
-	{ "timeout", "TIME", "stop waiting after this time", .type = FIELD_ARGUMENT,
-		AT(for_request) },
+	{ "timeout", "TIME", "time after which to stop waiting for requests",
+		.type = FIELD_ARGUMENT, AT(for_request) },
 	{ "server", "SERVER",
-		CLI_SERVER_HELP "; SERVER alone as the last argument has the same effect",
+		CLI_SERVER_HELP "; the last argument can also be SERVER, without --server",
 		.type = FIELD_ARGUMENT, AT(for_request) },
-	{ "count", "N", "reads of each size (default 8), or requests (default 1)",
+	{ "count", "N",
+		"number of reads of each size (default 8), or with --request the number of "
+		"requests (default 1)",
 		.heading = "Of both:", .type = FIELD_COUNT, .min = 1, .max = TRACE_COUNT_MAX,
 		AT(count) },
-	{ "svg", "FILE", "draw the typical read of each size, or the first requests",
+	{ "svg", "FILE",
+		"write a diagram (SVG) of the typical read of each size, or of the first requests, "
+		"to FILE",
 		.type = FIELD_ARGUMENT, AT(svg_path) },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };

@@ -250,12 +250,12 @@ static void trace_report_print_head(const struct trace_work *work, const struct 
 	printf("%s: %s, %s\n", quote(work->path), disk->is_block ? "block device" : "file",
 		units_human_bytes(human, disk->size));
 	if (disk->io_max > 0) {
-		printf("It takes at most %s in one command.\n",
+		printf("The disk accepts at most %s in one command.\n",
 			units_format_bytes(size, disk->io_max));
 	}
 	if (disk->stripe_members > 1) {
-		printf("It is striped over %u disks, %s on each in turn.\n", disk->stripe_members,
-			units_format_bytes(size, disk->stripe_chunk));
+		printf("The disk is striped over %u disks, in stripes of %s.\n",
+			disk->stripe_members, units_format_bytes(size, disk->stripe_chunk));
 	}
 	printf("%s reads, watched in chunks of %s; marker %016" PRIx64 "\n",
 		work->cached ? "Cached" : "Direct", units_format_bytes(size, work->chunk_bytes),
@@ -299,8 +299,8 @@ static void print_group(
 		print_row(&rows[i], group);
 	}
 	if (unseen > 0) {
-		printf("  %" PRIu64 " chunk%s held the marker by chance: counted as arrived at "
-		       "completion.\n",
+		printf("  %" PRIu64
+		       " chunk%s held the marker by chance: counted as arrived at completion.\n",
 			unseen, unseen == 1 ? "" : "s");
 	}
 	printf("\nRead %u of %u, at %" PRIu64 ": %u stream%s%s\n", group->typical + 1, group->count,

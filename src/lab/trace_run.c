@@ -171,7 +171,7 @@ static void part_failed(struct tracer *tracer, const struct trace_part *part, in
 			"reading %u bytes at %llu of '%s': %s", part->bytes,
 			(unsigned long long)(tracer->read->offset + part->offset),
 			quote(tracer->work->path),
-			code == 0 ? "the disk ends before it" : strerror(-code));
+			code == 0 ? "the disk ends before this range" : strerror(-code));
 	}
 }
 

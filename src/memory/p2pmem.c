@@ -76,8 +76,9 @@ int p2pmem_open(const char *bdf, struct p2pmem *memory, struct error *error)
 	path_of(bdf, "p2pmem", path);
 	if (access(path, F_OK) < 0) {
 		return error_set(error, -EOPNOTSUPP,
-			"PCI device %s has no memory for other devices: it has none, its driver "
-			"does not offer it, or this kernel does not support it (CONFIG_PCI_P2PDMA)",
+			"PCI device %s has no memory for other devices: the device has no such "
+			"memory, its driver does not offer it, or this kernel does not support it "
+			"(CONFIG_PCI_P2PDMA)",
 			bdf);
 	}
 	if (p2pmem_read_number(bdf, "p2pmem/published") == 0) {
@@ -207,14 +208,14 @@ int p2pmem_examine(struct p2pmem *memory, char answer[P2PMEM_ANSWER_BYTES])
 
 	if (result < 0) {
 		snprintf(answer, P2PMEM_ANSWER_BYTES, "cannot be mapped: %s%s", strerror(-result),
-			result == -ENOMEM ? "; all of it is in use" : "");
+			result == -ENOMEM ? "; all of the device's memory is in use" : "");
 		return result;
 	}
 	address = physical_address(page);
 	unmap(memory, page, page_bytes);
 	if (address == 0) {
 		snprintf(answer, P2PMEM_ANSWER_BYTES,
-			"can be mapped; only root can see its address");
+			"can be mapped; only root can see the address of a page");
 		return 0;
 	}
 	bar = find_bar(memory->bdf, address, &begin, &last);

@@ -254,13 +254,13 @@ static bool speaks_giop(const clan_conn *conn)
 void channel::introduced()
 {
 	if (!speaks_giop(conn)) {
-		clan_reject(conn, "only GIOP is spoken here");
+		clan_reject(conn, "this listener accepts only GIOP connections");
 		conn = nullptr;
 		lose(1, "the peer does not speak GIOP");
 		return;
 	}
 	if (clan_accept(conn, HELLO, HELLO_BYTES) != 0) {
-		lose(20, "the peer has gone, or there is no memory");
+		lose(20, "the peer has disconnected, or there is not enough memory");
 		return;
 	}
 	set_state(CHANNEL_OPEN);

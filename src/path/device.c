@@ -33,8 +33,8 @@ static void device_failed(struct arena *device, int error)
 	const struct arena_info *info = arena_info(device);
 
 	if (info->condemned == 0) {
-		log_error("the memory of %s can no longer be used: %s; payload goes through RAM "
-			  "from now on",
+		log_error("the memory of %s can no longer be used: %s; payload goes through the "
+			  "server's RAM from now on",
 			info->kind, strerror(-error));
 		arena_condemn(device, error);
 	}
@@ -55,8 +55,8 @@ void device_see_error(struct path_request *request, int error)
 	if (error == -ENODEV) {
 		device_failed(device, error);
 	} else if (export->device_error == 0) {
-		log_warning("export \"%s\": the disk cannot reach the memory of %s: %s; its "
-			    "payload goes through RAM from now on",
+		log_warning("export \"%s\": the disk cannot reach the memory of %s: %s; the "
+			    "payload of the export goes through the server's RAM from now on",
 			quote_bytes(export->name, export->name_bytes), arena_info(device)->kind,
 			strerror(-error));
 		export->device_error = error;

@@ -168,7 +168,8 @@ static const struct counter path_stats_counter_list[] = {
 		.metric = "requests"),
 	REQUESTS(errors, ITEMS, "errors", "Failed requests"),
 	REQUESTS(bytes, BYTES, "bytes", "Bytes of successful requests"),
-	REQUESTS(total_ns, NS, "total_ns", "Sum of the latencies", .metric = COUNTER_NO_METRIC),
+	REQUESTS(total_ns, NS, "total_ns", "Sum of the latencies of completed requests",
+		.metric = COUNTER_NO_METRIC),
 	REQUESTS(state_ns[PATH_STATE_WAIT], NS, "wait_ns",
 		"Time spent waiting for memory, or for the first bytes of the payload of a write",
 		.metric = COUNTER_NO_METRIC),
@@ -610,26 +611,29 @@ static const struct counter path_export_counter_list[] = {
 		"Bytes of reads sent directly from the page cache, without a copy by the server",
 		.metric = PATH_PLACEMENT_METRIC, .labels = "placement=\"page_cache\""),
 	EXPORT(page_cache_send_misses, ITEMS, "page_cache_send_misses",
-		"Large reads copied because data was missing from the page cache, or began with "
-		"zeroes",
+		"Large reads that the server copied, because their data was not in the page cache "
+		"or began with zeroes",
 		.metric = "export_page_cache_misses"),
 	EXPORT(ram_for_session, ITEMS, "device_refused_cpu",
-		"Parts staged in RAM despite mode=device: the processor would access device memory",
+		"Parts of requests staged in RAM despite mode=device, because the processor has to "
+		"access their data",
 		.metric = "export_device_refusals", .labels = "reason=\"cpu\"",
-		.family = "Requests or parts staged in RAM despite mode=device, by reason"),
+		.family = "Requests or parts of requests staged in RAM despite mode=device, by "
+			  "reason"),
 	EXPORT(ram_for_store, ITEMS, "device_refused_store",
-		"Requests staged in RAM despite mode=device: they are not whole blocks of the "
-		"disk, or the store itself accesses the memory with the processor",
+		"Requests staged in RAM despite mode=device, because they are not whole blocks of "
+		"the disk, or because the store accesses their data with the processor",
 		.metric = "export_device_refusals", .labels = "reason=\"store\""),
 	EXPORT(ram_for_room, ITEMS, "device_refused_room",
-		"Parts staged in RAM despite mode=device: the device memory was full",
+		"Parts of requests staged in RAM despite mode=device, because the device memory "
+		"was full",
 		.metric = "export_device_refusals", .labels = "reason=\"room\""),
 	EXPORT(ram_for_trouble, ITEMS, "device_refused_trouble",
-		"Requests staged in RAM despite mode=device: there is no device memory that the "
-		"disk can reach",
+		"Requests staged in RAM despite mode=device, because there is no device memory "
+		"that the disk can reach",
 		.metric = "export_device_refusals", .labels = "reason=\"trouble\""),
 	EXPORT(late_waits, ITEMS, "late_waits",
-		"Writes that waited for a write of a closed connection"),
+		"Writes that waited until an earlier write of a closed connection had completed"),
 };
 
 const struct counter_table path_export_counter_table = { "export", "export", "export_",

@@ -31,7 +31,7 @@ void push_control_send(struct push_session *session, struct push_answer *answer,
 	if (session->in.conn != NULL && !session->in.is_closing &&
 		clan_sendv(session->in.conn, CLAN_BULK, PUSH_ANSWER, parts, ARRAY_COUNT(parts)) ==
 			-EAGAIN) {
-		push_session_fail(session, "H2: it does not read its messages");
+		push_session_fail(session, "H2: the peer does not read its messages");
 	}
 }
 
@@ -221,7 +221,7 @@ static void take_jobs(struct push_session *session, uint64_t cursor)
 	if (!push_job_next(cursor, &viewer, &job)) {
 		push_control_answer(session, -ENOENT, NULL);
 	} else if (send_job(session, &job) == -EAGAIN) {
-		push_session_fail(session, "H2: it does not read its messages");
+		push_session_fail(session, "H2: the peer does not read its messages");
 	}
 }
 

@@ -204,7 +204,7 @@ void push_session_fail(struct push_session *session, const char *rule)
 	char reason[160];
 
 	if (session->base.state != SESSION_TERMINATING) {
-		snprintf(reason, sizeof(reason), "it broke a push rule: %s", rule);
+		snprintf(reason, sizeof(reason), "the peer broke a push rule: %s", rule);
 		push_session_job_end(session, -EPROTO, reason);
 		session_terminate(&session->base, reason);
 	}
@@ -289,8 +289,9 @@ static void peer_lost(struct push_session *session, const struct clan_event *eve
 		return;
 	}
 	push_session_job_end(session, -ECONNRESET,
-		session->source != NULL ? "the command that requested it has exited or disconnected"
-					: "the source disconnected");
+		session->source != NULL
+			? "the command that requested the job has exited or disconnected"
+			: "the source disconnected");
 	session_terminate(&session->base, reason);
 }
 
@@ -426,7 +427,7 @@ static void session_abort(struct session *base)
 {
 	struct push_session *session = push_service_of(base);
 
-	push_session_job_end(session, -ECONNABORTED, "its connection was closed");
+	push_session_job_end(session, -ECONNABORTED, "the connection of the job was closed");
 	ring_cancel(session->base.engine->ring, &session->tick);
 	if (session->source != NULL) {
 		push_source_abort(session);
@@ -466,7 +467,8 @@ static int push_service_start(struct clan_service *service, struct error *error)
 	int result = push_table_init(service->engine->ring);
 
 	return result != 0 ? error_set(error, result,
-				     "push needs secrets, but the system has no random numbers")
+				     "push needs random secrets, but the system provides no random "
+				     "numbers")
 			   : 0;
 }
 

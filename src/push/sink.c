@@ -660,7 +660,7 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 	sink->is_mapped = (clan_conn_caps(session->in.conn) & CLAN_CAN_MAP) != 0;
 	push_session_begun(session, used.silence_ms);
 	if (!sink_tell(sink, PUSH_USED, &used, sizeof(used))) {
-		push_session_fail(session, "H2: it does not read its messages");
+		push_session_fail(session, "H2: the peer does not read its messages");
 		return;
 	}
 	for (uint32_t i = 0; i < sink->slot_count && !sink_is_over(sink); i++) {
@@ -759,7 +759,7 @@ static int sink_admit(struct push_sink *sink, const char **text)
 
 	session->rights = rights;
 	if ((session->base.rights & rights) != rights) {
-		*text = "the user who requested the ticket may no longer write there";
+		*text = "the user who requested the ticket may no longer write the destination";
 		return -EPERM;
 	}
 	if (!range_inside(ticket->offset, ticket->length, session->base.export_bytes)) {

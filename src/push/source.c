@@ -257,9 +257,9 @@ static void source_read_progress(struct path_request *request)
 	if (error != 0) {
 		source_set_state(slot, SLOT_FREE);
 		push_source_fail(source, error, "cannot read the source: %s",
-			error == -ESTALE
-				? "its snapshot was deleted, or dropped to make space for writes"
-				: strerror(-error));
+			error == -ESTALE ? "the snapshot of the source was deleted, or dropped to "
+					   "make space for writes"
+					 : strerror(-error));
 		return;
 	}
 	session->base.engine->counters.bytes_read += slot->length;
@@ -589,9 +589,9 @@ int push_source_own_slots(
 
 const char *push_memory_text(int result)
 {
-	return result == -EBUSY
-		       ? "other pushes use all of it; try again when one of them has finished"
-		       : strerror(-result);
+	return result == -EBUSY ? "other pushes use all of the server's staging memory; try again "
+				  "when one of them has finished"
+				: strerror(-result);
 }
 
 /* Allocates memory for one slot of our own for each lent slot, or for fewer. */
@@ -797,7 +797,7 @@ static void source_connected(struct push_source *source)
 		return;
 	}
 	if (!source_tell(source, PUSH_USE, &source->use, sizeof(source->use))) {
-		fail_rule(source, "H2: it does not read its messages");
+		fail_rule(source, "H2: the peer does not read its messages");
 	}
 }
 

@@ -103,7 +103,7 @@ static struct push_claim **find_room(
 		}
 	}
 	if (own >= PUSH_TICKETS_OF_ONE_MAX) {
-		*text = "you have reached the limit of open tickets; they expire by themselves";
+		*text = "you have reached the limit of open tickets; unused tickets expire";
 		return NULL;
 	}
 	if (room == NULL) {

@@ -358,8 +358,8 @@ bool sandbox_explain(const char *path, bool writes, const char *remedy, struct e
 		return false;
 	}
 	error_set(error, error->code,
-		is_readable ? "%s (the sandbox allows only reading there: add it with readonly, or "
-			      "%s, or start the server with --sandbox=off)"
+		is_readable ? "%s (the sandbox allows only reading there: add the export with "
+			      "readonly, or %s, or start the server with --sandbox=off)"
 			    : "%s (the sandbox allows only files in use when the server started: "
 			      "%s, or start the server with --sandbox=off)",
 		text, remedy);

@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/control.h"
-#include "server/change/reload.h"
+#include "server/change/jobs.h"
 #include "server/observe/metrics.h"
 #include "server/observe/stats.h"
 #include "server/observe/tracing.h"
@@ -123,7 +123,8 @@ static int server_control_listen_at(
 	int rc;
 
 	if (strlen(path) >= sizeof(socket_path)) {
-		return error_set(error, -ENAMETOOLONG, "the path is too long for a socket");
+		return error_set(
+			error, -ENAMETOOLONG, "the path of the control socket is too long");
 	}
 	snprintf(socket_path, sizeof(socket_path), "%s", path);
 	uri.socket_path_bytes = (uint32_t)strlen(path);
@@ -378,7 +379,8 @@ static int server_control_change_rule(const struct server_view *view, json_int_t
 	int rc;
 
 	if (rule < 1 || rule > (json_int_t)rate_rules_count(view->rate_rules)) {
-		return error_set(error, -ENOENT, "there is no rule %lld; this server has %u rules",
+		return error_set(error, -ENOENT,
+			"there is no rate rule %lld; this server has %u rate rules",
 			(long long)rule, rate_rules_count(view->rate_rules));
 	}
 	if (change->is_memory) {
@@ -390,7 +392,8 @@ static int server_control_change_rule(const struct server_view *view, json_int_t
 	if (rc < 0) {
 		return error_set(error, rc, "%s", server_call_error(rc));
 	}
-	log_info("the %s of rule %lld is now %s", what_of(change), (long long)rule, change->taken);
+	log_info("the %s of rate rule %lld is now %s", what_of(change), (long long)rule,
+		change->taken);
 	return 0;
 }
 
@@ -406,7 +409,8 @@ static void begin_rate(void *context, struct control_client *client, const json_
 
 	if ((rate == NULL) == (memory == NULL) || !json_is_integer(rule)) {
 		control_fail(client, -EINVAL,
-			"\"rule\" (number) and either \"rate\" or \"memory\" (text) are required");
+			"the argument \"rule\" (number) and either \"rate\" or \"memory\" (text) "
+			"are required");
 		return;
 	}
 	rc = parse_change(&change, rate, memory, &error);
@@ -460,9 +464,9 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		control_server_add(control->server, &counters_command, NULL);
 		control_server_add(control->server, &metrics_command, control);
 		control_server_add(control->server, &rate_command, control);
-		control_server_add(control->server, &reload_command, control->view.reload);
-		control_server_add(control->server, &export_command, control->view.reload);
-		control_server_add(control->server, &snapshot_command, control->view.reload);
+		control_server_add(control->server, &reload_command, control->view.jobs);
+		control_server_add(control->server, &export_command, control->view.jobs);
+		control_server_add(control->server, &snapshot_command, control->view.jobs);
 		control_server_add(control->server, &upgrade_command, control->view.upgrade);
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
@@ -501,7 +505,7 @@ void server_control_stop(struct server_control *control)
 	if (control->tracing != NULL) {
 		tracing_stop(control->tracing);
 	}
-	reload_stop(control->view.reload);
+	jobs_stop(control->view.jobs);
 	if (control->server != NULL) {
 		control_server_stop(control->server);
 	}

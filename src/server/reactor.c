@@ -177,7 +177,7 @@ void reactor_dispatch(struct reactor *reactor, const struct endpoint *endpoint)
 
 	atomic_fetch_add_explicit(&reactor->session_count, 1, memory_order_relaxed);
 	if (dispatch == NULL) {
-		log_error("no memory for the connection from %s: closed it", endpoint->peer.text);
+		log_error("closed the connection from %s: out of memory", endpoint->peer.text);
 		ring_socket_close(reactor->ring, endpoint->fd);
 		endpoint_closed(reactor, &endpoint->peer);
 		return;
@@ -215,7 +215,8 @@ void reactor_adopt(struct reactor *reactor, const struct endpoint *endpoint,
 
 	atomic_fetch_add_explicit(&reactor->session_count, 1, memory_order_relaxed);
 	if (reactor_call(reactor, server_reactor_adopt, &adoption) < 0) {
-		log_error("connection from %s closed: its thread does not respond",
+		log_error("closed the connection from %s: the server thread for the connection "
+			  "does not respond",
 			endpoint->peer.text);
 		ring_socket_close(reactor->ring, endpoint->fd);
 		endpoint_closed(reactor, &endpoint->peer);

@@ -624,7 +624,7 @@ const char *disk_marker_refusal(int fd)
 {
 	return sim_disk_file(fd)->disk->options.is_block
 		       ? NULL
-		       : "it is a file, and a filesystem might write to the memory of a read "
+		       : "the disk is a file, and a filesystem might write to the memory of a read "
 			 "more than once";
 }
 

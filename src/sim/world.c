@@ -633,7 +633,7 @@ void sim_memory_alias(const void *base, size_t bytes, void *real)
 			return;
 		}
 	}
-	GMB_ASSERT(!"there are only so many aliases");
+	GMB_ASSERT(!"too many aliases for one simulated world");
 }
 
 void sim_memory_unalias(const void *base)

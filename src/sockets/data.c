@@ -269,7 +269,7 @@ static ssize_t ring_is_empty(struct conn *conn, ssize_t tcp_said)
 	if (tcp_said > 0) {
 		conn_broken(conn,
 			"bytes arrived by TCP instead of the ring: the program at the other "
-			"end uses calls that cannot be intercepted; remove its rule");
+			"end uses calls that cannot be intercepted; remove the rule for it");
 		return -ECONNRESET;
 	}
 	return tcp_said;

@@ -36,7 +36,7 @@ static int parse_delay(const char *text, struct store_rule *rule, struct error *
 	if (!parse_time(field.text, field.len, &rule->delay_ns) ||
 		rule->delay_ns > PARSE_TIME_NS_MAX) {
 		return error_set(error, -EINVAL,
-			"'%.*s' is not a time: expected a whole number with a unit of at most one "
+			"'%.*s' is not a time: expected a whole number with a unit, at most one "
 			"hour, for example 500us, 10ms or 1s",
 			(int)field.len, field.text);
 	}
@@ -84,8 +84,9 @@ static int set_delay(void *config, const char *value, struct error *error)
 
 static const struct field options[] = {
 	{ "delay", "OP:TIME[:range=OFF+LEN]",
-		"delay requests, for tests; OP as for fault; may be repeated", "read:10ms",
-		.flags = FIELD_REPEATS, .set = set_delay,
+		"delay requests, for tests; OP is read, write, flush, trim, zero, cache, extents "
+		"or any; may be repeated",
+		"read:10ms", .flags = FIELD_REPEATS, .set = set_delay,
 		FIELD_AT(struct store_rules, rules, count) },
 };
 
@@ -125,7 +126,7 @@ static int delay_open(struct store *base, const struct store_options *store_opti
 }
 
 static const struct counter counter_list[] = {
-	STORE_COUNTER(struct delay_queue, delayed, ITEMS, "Requests that were delayed"),
+	STORE_COUNTER(struct delay_queue, delayed, ITEMS, "Requests delayed by a delay= rule"),
 };
 
 static const struct counter_table counters = { "delay", "export", "store_delay_", counter_list,

@@ -238,7 +238,8 @@ static int fault_open(struct store *base, const struct store_options *store_opti
 }
 
 static const struct counter counter_list[] = {
-	STORE_COUNTER(struct fault_queue, failed, ITEMS, "Requests that failed because of a rule"),
+	STORE_COUNTER(
+		struct fault_queue, failed, ITEMS, "Requests that failed because of a fault= rule"),
 };
 
 static const struct counter_table counters = { "fault", "export", "store_fault_", counter_list,

@@ -45,7 +45,9 @@ static int set_format(void *config, const char *value, struct error *error)
 }
 
 static const struct field file_options[] = {
-	{ "format", "raw", "serve a file that looks like an image of another format, such as qcow2",
+	{ "format", "raw",
+		"serve the bytes of the file as the disk, even if the file looks like an image in "
+		"another format, such as qcow2",
 		"raw", .set = set_format, FIELD_AT(struct file_config, is_raw, is_raw) },
 };
 
@@ -529,8 +531,9 @@ static int refuse_format(const char *path, const char *format, struct error *err
 			path, path);
 	}
 	return error_advise(error, -EMEDIUMTYPE, "format=raw",
-		"'%s' looks like a %s image, and clients would see the image file instead of the "
-		"disk in it; convert it with 'qemu-img convert -O raw', serve it with qemu-nbd",
+		"'%s' looks like a %s image: clients would see the bytes of the image file, not "
+		"the disk that the image contains; convert it with 'qemu-img convert -O raw', "
+		"serve it with qemu-nbd",
 		path, format);
 }
 
@@ -733,13 +736,13 @@ static const struct counter file_counter_list[] = {
 	STORE_COUNTER(
 		struct file_queue, direct_transfers, ITEMS, "Reads and writes with direct I/O"),
 	COUNTER(struct file_queue, auto_bytes[FILE_WAY_DIRECT], TOTAL, BYTES, "auto_direct_bytes",
-		"mode=auto: bytes of large reads with direct I/O"),
+		"Bytes of large reads with direct I/O, with mode=auto"),
 	COUNTER(struct file_queue, auto_bytes[FILE_WAY_CACHED], TOTAL, BYTES, "auto_cached_bytes",
-		"mode=auto: bytes of large reads through the page cache, because it is faster or "
-		"to measure it"),
+		"Bytes of large reads through the page cache, with mode=auto, because the page "
+		"cache is faster, or to measure its speed"),
 	STORE_COUNTER(struct file_queue, auto_again_bytes, BYTES,
-		"mode=auto: bytes of large reads through the page cache, because they were read "
-		"before"),
+		"Bytes of large reads through the page cache, with mode=auto, because the same "
+		"data had been read before"),
 	STORE_COUNTER(struct file_queue, blocked_writes, ITEMS,
 		"Writes to the page cache that blocked a thread for more than 1 ms"),
 };
@@ -771,7 +774,7 @@ static const char *file_handover(struct store *base, struct store_claim *claim_o
 	struct file_store *store = container_of(base, struct file_store, base);
 
 	if (file_gate_error(store->gate) != 0) {
-		return "has failed to flush, and another process could not detect that";
+		return "has reported a failed flush, which another process could not detect";
 	}
 	memcpy(claim_out->identity, store->disk.identity, sizeof(claim_out->identity));
 	if (store->is_claimed) {

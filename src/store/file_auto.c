@@ -51,8 +51,10 @@ enum {
 #define PAUSE_NS_MAX UINT64_C(10000000)
 #define SECOND_NS    UINT64_C(1000000000)
 
-_Static_assert(BLOCK_BYTES <= AUTO_BYTES_MIN, "a large read contains the beginning of a block");
-_Static_assert(BLOCKS_MIN % WORD_BITS == 0, "a generation has whole words");
+_Static_assert(BLOCK_BYTES <= AUTO_BYTES_MIN,
+	"a large read is at least one block long, so it contains the first byte of a block");
+_Static_assert(
+	BLOCKS_MIN % WORD_BITS == 0, "a generation of the bitmap is a whole number of words");
 
 /* --- blocks read before ---------------------------------------------------------------------- */
 

@@ -425,8 +425,8 @@ static int make_file(struct memory_store *store, const char *spec, struct error 
 		}
 		return error_set(error, result, "cannot create the memory of '%s': %s%s", spec,
 			strerror(-result),
-			result == -EFBIG ? "; the limit on file sizes (ulimit -f, LimitFSIZE=) is "
-					   "below its size"
+			result == -EFBIG ? "; the size of the memory disk exceeds the limit on "
+					   "file sizes (ulimit -f, LimitFSIZE=)"
 					 : "");
 	}
 	store->fd = fd;

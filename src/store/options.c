@@ -116,19 +116,22 @@ static int set_stripe(void *config, const char *value, struct error *error)
 
 static const struct field common_options[] = {
 	[OPTION_MODE] = { "mode", "auto|cached|direct|device",
-		"how reads access the disk: auto (default; chosen for each read), through the page "
-		"cache, with direct I/O, or with direct I/O into memory of a PCI device (see "
-		"--arena)",
+		"method of reading the disk: auto (default; chosen for each read), cached (through "
+		"the page cache), direct (direct I/O) or device (direct I/O into memory of a PCI "
+		"device, see --arena)",
 		"cached", .set = set_mode, AT(read_mode, read_mode) },
 	[OPTION_WRITE_MODE] = { "write-mode", "cached|direct|device",
-		"the same for writes (default: mode; if that is auto, cached)", "direct",
-		.set = set_write_mode, AT(write_mode, write_mode) },
+		"method of writing the disk: cached (through the page cache), direct (direct I/O) "
+		"or device (direct I/O from memory of a PCI device); default: the same as mode=, "
+		"but cached if that is auto",
+		"direct", .set = set_write_mode, AT(write_mode, write_mode) },
 	{ "readonly", NULL, "refuse writes", "yes", .type = FIELD_FLAG, .flags = FIELD_BARE,
 		AT(read_only, read_only) },
 	{ "page-cache-send", "auto|off", "send large cached reads directly from the page cache",
 		"off", .set = set_page_cache_send, AT(page_cache_send_off, page_cache_send_off) },
-	{ "stripe", "CHUNK:MEMBERS", "layout of a striped disk, such as 64K:4", "64K:4",
-		.set = set_stripe, AT(stripe_chunk, stripe_members) },
+	{ "stripe", "CHUNK:MEMBERS",
+		"layout of a striped disk as chunk size and number of members, such as 64K:4",
+		"64K:4", .set = set_stripe, AT(stripe_chunk, stripe_members) },
 };
 
 /* --- the registry ---------------------------------------------------------------------------- */
@@ -329,7 +332,7 @@ static const char *useless_reason(const struct store_options *options,
 	}
 	return is_mode && kind->names_size && !store_mode_is_direct(options->read_mode) &&
 			       !store_mode_is_direct(options->write_mode)
-		       ? "it has no page cache"
+		       ? "memory and null disks do not use the page cache"
 		       : NULL;
 }
 
@@ -343,8 +346,8 @@ static int check_common(
 
 		if (reason != NULL) {
 			return error_set(error, -EINVAL,
-				"'%s': the key %s has no effect here: %s; omit it", options->path,
-				common_options[i].key, reason);
+				"'%s': the key %s has no effect here: %s; omit the key",
+				options->path, common_options[i].key, reason);
 		}
 	}
 	return 0;

@@ -426,7 +426,7 @@ static int overlay_queue_init(struct store_queue *base, struct error *error)
 	if (posix_memalign(&buffers, OVERLAY_BLOCK_BYTES, OVERLAY_HELPERS * OVERLAY_BLOCK_BYTES) !=
 		0) {
 		store_queue_destroy(queue->upper);
-		return error_set(error, -ENOMEM, "not enough memory for a queue");
+		return error_set(error, -ENOMEM, "not enough memory for a queue of an overlay");
 	}
 	queue->buffers = buffers;
 	queue->upper->outer = base;
@@ -599,14 +599,14 @@ static int overlay_open_file(struct overlay_store *store, const struct store_opt
 
 	if (store_kind_at(store_kind_of_path(options->path))->prefix != NULL) {
 		return error_set(error, -EINVAL,
-			"overlay: '%s' is neither a file nor a block device; only overlay=%s works "
-			"there",
+			"overlay: '%s' is neither a file nor a block device, so its changes cannot "
+			"be written to a file; use overlay=%s",
 			options->path, discard_word);
 	}
 	if (store_kind_at(store_kind_of_path(path))->prefix != NULL) {
 		return error_set(error, -EINVAL,
-			"overlay: '%s' is not the path of a file; to discard the changes at the "
-			"end, use overlay=%s",
+			"overlay: '%s' is not the path of a file; to discard the changes when the "
+			"server ends, use overlay=%s",
 			path, discard_word);
 	}
 	result = overlay_base_look(options->path, &found, error);
@@ -825,8 +825,9 @@ static int set_overlay(void *config_bytes, const char *value, struct error *erro
 	int bytes = snprintf(config->path, sizeof(config->path), "%s", value);
 
 	if (bytes == 0 || (size_t)bytes >= sizeof(config->path)) {
-		return error_set(
-			error, -EINVAL, "it is not a path; name a file, or use %s", discard_word);
+		return error_set(error, -EINVAL,
+			"the value is empty or too long for a path; name a file, or use %s",
+			discard_word);
 	}
 	return 0;
 }
@@ -840,8 +841,9 @@ static const char *config_file(const void *config_bytes)
 
 static const struct field options[] = {
 	{ "overlay", "FILE|discard",
-		"write changes to FILE, which is created if it does not exist, or to memory that "
-		"is discarded at the end; PATH is never written, and many exports can share it",
+		"destination of changes: FILE, which is created if it does not exist, or discard, "
+		"which keeps them in memory until the server ends; PATH is never written, and many "
+		"exports can share it",
 		"discard", .set = set_overlay, FIELD_AT(struct overlay_config, path, path) },
 };
 

@@ -157,7 +157,8 @@ int overlay_base_compare(const char *path, const struct overlay_base *recorded,
 	if (recorded->changed_ns != 0 && found->changed_ns != 0 &&
 		recorded->changed_ns != found->changed_ns) {
 		snprintf(text, sizeof(text),
-			" (if only its time has changed, with 'touch -d @%lld.%09lld')",
+			" (if only its modification time has changed, with 'touch -d "
+			"@%lld.%09lld')",
 			(long long)(recorded->changed_ns / SECOND_NS),
 			(long long)(recorded->changed_ns % SECOND_NS));
 		return refuse_base(path, found,
@@ -212,7 +213,7 @@ int overlay_head_decode(const uint8_t bytes[OVERLAY_HEAD_BYTES], const char *pat
 		be32_get(head.block_bytes) != OVERLAY_BLOCK_BYTES) {
 		return error_set(error, -EINVAL,
 			"the overlay '%s' has version %u and blocks of %u bytes; this gmblock "
-			"supports version %d and blocks of %d",
+			"supports version %d and blocks of %d bytes",
 			path, be32_get(head.version), be32_get(head.block_bytes), VERSION,
 			OVERLAY_BLOCK_BYTES);
 	}
@@ -460,15 +461,16 @@ static int check_format(const char *path, struct error *error)
 		strcmp(info.format, DISK_FORMAT_OVERLAY) == 0
 			? "name the base of that overlay, which 'gmblock check' shows"
 		: strcmp(info.format, DISK_FORMAT_FLASH) == 0
-			? "copy the disk in it to a file ('gmblock copy')"
+			? "copy the disk that the flash store contains to a raw file ('gmblock "
+			  "copy')"
 			: "convert it with 'qemu-img convert -O raw'");
 }
 
 int overlay_create_check(const struct store_create *create, struct error *error)
 {
 	if (create->base == NULL) {
-		return error_set(
-			error, -EINVAL, "an overlay needs --base, the disk it is based on");
+		return error_set(error, -EINVAL,
+			"an overlay needs --base, the disk on which the overlay is based");
 	}
 	if (create->size != 0 || create->segment_bytes != 0 || create->spare_percent != 0 ||
 		create->label != NULL) {
@@ -507,8 +509,8 @@ static void check_base(
 	struct error error;
 
 	if (base[0] == '\0') {
-		check->fault(check, "the path of the base is not recorded, so the base is not "
-				    "compared with the recorded one");
+		check->fault(check, "the overlay does not record the path of its base, so the base "
+				    "is not checked; name the base with --base");
 	} else if (overlay_base_look(base, &found, &error) < 0 ||
 		   overlay_base_compare(path, recorded, &found, &error) < 0) {
 		check->fault(check, error.text);
@@ -525,7 +527,7 @@ static void check_bitmap(
 	struct error error;
 
 	if (words == MAP_FAILED) {
-		check->fault(check, "not enough memory to read the bitmap");
+		check->fault(check, "not enough memory to read the bitmap of the overlay");
 		return;
 	}
 	if (overlay_bitmap_read(fd, path, layout, &bitmap, &error) < 0) {

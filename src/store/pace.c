@@ -119,8 +119,8 @@ static int parse_latency(struct parse_field value, struct store_pace *pace, stru
 	if (!parse_time(value.text, value.len, &pace->latency_ns) ||
 		pace->latency_ns > PARSE_TIME_NS_MAX) {
 		return error_set(error, -EINVAL,
-			"'%.*s' is not a latency: expected a whole number with a unit of at most "
-			"one hour, for example 500us or 10ms",
+			"'%.*s' is not a latency: expected a whole number with a unit, at most one "
+			"hour, for example 500us or 10ms",
 			(int)value.len, value.text);
 	}
 	return 0;
@@ -131,7 +131,7 @@ static int parse_seek(struct parse_field value, struct store_pace *pace, struct 
 	if (!parse_time(value.text, value.len, &pace->seek_ns) ||
 		pace->seek_ns > PARSE_TIME_NS_MAX) {
 		return error_set(error, -EINVAL,
-			"'%.*s' is not a seek time: expected a whole number with a unit of at most "
+			"'%.*s' is not a seek time: expected a whole number with a unit, at most "
 			"one hour, for example 8ms",
 			(int)value.len, value.text);
 	}
@@ -166,8 +166,7 @@ static int parse_option(
 		return options[i].parse(value, pace, error);
 	}
 	return error_set(error, -EINVAL,
-		"unknown setting '%.*s': expected latency=TIME, seek=TIME, members=N or "
-		"chunk=SIZE",
+		"unknown setting '%.*s': expected latency=TIME, seek=TIME, members=N or chunk=SIZE",
 		(int)field.len, field.text);
 }
 
@@ -220,9 +219,8 @@ static int set_pace(void *config, const char *value, struct error *error)
 
 static const struct field pace_options[] = {
 	{ "pace", "RATE[:latency=TIME][:seek=TIME][:members=N][:chunk=SIZE]",
-		"slow down to a disk of RATE bytes per second that seeks for TIME on average, or "
-		"to "
-		"a stripe of N such disks with chunks of SIZE",
+		"slow the export down to the speed of a disk of RATE bytes per second that seeks "
+		"for TIME on average, or of a stripe of N such disks with chunks of SIZE",
 		"100M", .set = set_pace, FIELD_AT(struct store_pace, rate, chunk) },
 };
 

@@ -603,8 +603,8 @@ struct sched_config {
 
 static const struct field options[] = {
 	{ "sched", NULL,
-		"whether one of several sequential streams at a time has the disk: auto (default), "
-		"on rotational disks without the page cache; or off",
+		"scheduling of sequential streams so that only one stream uses the disk at a time: "
+		"auto (default; on rotational disks without the page cache) or off",
 		"off", .type = FIELD_WORD, .words = words, FIELD_IN(struct sched_config, sched) },
 };
 
@@ -659,8 +659,10 @@ static void sched_close(struct store *base)
 }
 
 static const struct counter counter_list[] = {
-	STORE_COUNTER(struct sched_queue, runs, ITEMS, "Runs of a sequential stream on the disk"),
-	STORE_COUNTER(struct sched_queue, waits, ITEMS, "Requests that waited for their turn"),
+	STORE_COUNTER(struct sched_queue, runs, ITEMS,
+		"Times a sequential stream received the disk for some time"),
+	STORE_COUNTER(struct sched_queue, waits, ITEMS,
+		"Requests that waited while other requests used the disk"),
 };
 
 static const struct counter_table counters = { "sched", "export", "store_sched_", counter_list,

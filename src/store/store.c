@@ -367,12 +367,13 @@ const char *store_handover(struct store *store, struct store_claim *claim_out)
 {
 	*claim_out = (struct store_claim){ .fd = -1 };
 	if (store_barrier(store, false) == STORE_BARRIER_CLOSED) {
-		return "waits for operations of a process that has exited";
+		return "still waits for disk operations of a process that has exited";
 	}
 	for (const char *refusal; store != NULL; store = store->inner) {
 		/* The acquire order pairs with the release in dispatch_judge(). */
 		if (atomic_load_explicit(&store->broken, memory_order_acquire) != 0) {
-			return "has failed to flush, and another process could not detect that";
+			return "has reported a failed flush, which another process could not "
+			       "detect";
 		}
 		if (store->ops->handover == NULL) {
 			return "is of a kind that another process cannot take over";

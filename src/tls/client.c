@@ -199,8 +199,8 @@ static void warn_of(const struct tls_client *tls)
 		log_warning("%s: %s", tls->label, text);
 	}
 	if (!tls_client_verifies(tls)) {
-		log_warning("%s: the server is not verified (tls-verify-peer=0): anyone on the "
-			    "network path can read and change all data",
+		log_warning("%s: the server's identity is not verified (tls-verify-peer=0): anyone "
+			    "on the network path can read and change all data",
 			tls->label);
 	}
 }
@@ -282,10 +282,11 @@ const char *tls_client_server_name(const struct tls_client *tls, const struct ex
 
 const char *tls_client_advice(const struct tls_client *tls)
 {
-	return tls->options.use_psk ? "it might have a different pre-shared key for this user, or "
-				      "none: check the user name and tls-psk-file"
-				    : "it might require a certificate that it trusts: check "
-				      "client-cert.pem in the folder of tls-certificates";
+	return tls->options.use_psk
+		       ? "the server might have a different pre-shared key for this user, or none: "
+			 "check the user name and tls-psk-file"
+		       : "the server might require a client certificate from an authority that it "
+			 "trusts: check client-cert.pem in the folder of tls-certificates";
 }
 
 bool tls_client_verifies(const struct tls_client *tls)

@@ -81,7 +81,7 @@ void tls_context_warn_crl_expiry(struct tls_context *context, const char *what, 
 		warn_again_at(context, expires);
 	} else {
 		tls_context_warn(context,
-			"%s expired on %s; certificates of its authority are rejected", what,
+			"%s expired on %s; certificates of the list's authority are rejected", what,
 			tls_time_text(expires, text));
 	}
 }
@@ -235,7 +235,8 @@ static int choose_key(struct tls_context *context, const char *user, struct erro
 
 		if (found == NULL) {
 			return error_set(error, -EINVAL,
-				"this user has no login name; name the pre-shared key to use");
+				"the user who runs this program has no login name; name the "
+				"pre-shared key to use");
 		}
 		user = found->pw_name;
 	}
@@ -318,8 +319,8 @@ static int context_load(
 	if (options->role == TLS_SERVER && options->verify_peer && !wants_certificates) {
 		return error_set(error, -EINVAL,
 			"tls-verify-peer requests client certificates, but only pre-shared keys "
-			"are configured; omit it, because each key already identifies its client, "
-			"or name a folder of certificates (tls-certificates)");
+			"are configured; omit tls-verify-peer, because each key already identifies "
+			"its client, or name a folder of certificates (tls-certificates)");
 	}
 	if (wants_certificates) {
 		rc = load_certificates(context, options, error);

@@ -189,7 +189,7 @@ static int collect_names(struct collection *all, gnutls_x509_crt_t cert, struct 
 
 	if (gnutls_x509_crt_get_subject(cert, &subject) < 0 ||
 		gnutls_x509_crt_get_issuer(cert, &issuer) < 0) {
-		return error_set(error, -EINVAL, "its names cannot be read");
+		return error_set(error, -EINVAL, "the names in the certificate cannot be read");
 	}
 	rc = collect_name(issuer, &all->issuer, error);
 	rc = rc ?: collect_name(subject, &all->subject, error);
@@ -218,8 +218,8 @@ static int add_alternative(
 	if (type == GNUTLS_SAN_IPADDRESS) {
 		if (bytes != 4 && bytes != 16) {
 			return error_set(error, -EINVAL,
-				"its alternative names contain an IP address of %zu bytes instead "
-				"of 4 or 16",
+				"the alternative names of the certificate contain an IP address of "
+				"%zu bytes instead of 4 or 16",
 				bytes);
 		}
 		kind = IDENTITY_CERT_IP;
@@ -269,7 +269,8 @@ static int collect_alternatives(struct collection *all, gnutls_x509_crt_t cert, 
 				IDENTITY_STRING_BYTES_MAX);
 		}
 		if (type < 0) {
-			return error_set(error, -EINVAL, "its alternative names are malformed: %s",
+			return error_set(error, -EINVAL,
+				"the alternative names of the certificate are malformed: %s",
 				gnutls_strerror(type));
 		}
 		if (i == SANS_MAX) {
@@ -280,7 +281,8 @@ static int collect_alternatives(struct collection *all, gnutls_x509_crt_t cert, 
 			return rc;
 		}
 	}
-	return error_set(error, -EINVAL, "it has more than %d alternative names", SANS_MAX);
+	return error_set(
+		error, -EINVAL, "the certificate has more than %d alternative names", SANS_MAX);
 }
 
 static int collect_fingerprints(struct collection *all, gnutls_x509_crt_t cert,
@@ -295,7 +297,8 @@ static int collect_fingerprints(struct collection *all, gnutls_x509_crt_t cert,
 	add_value(all, IDENTITY_CERT_FINGERPRINT, digest, sizeof(digest));
 	if (gnutls_x509_crt_get_key_id(cert, GNUTLS_KEYID_USE_SHA256, digest, &bytes) < 0 ||
 		bytes != sizeof(digest)) {
-		return error_set(error, -EINVAL, "its public key cannot be read");
+		return error_set(
+			error, -EINVAL, "the public key of the certificate cannot be read");
 	}
 	add_value(all, IDENTITY_KEY_FINGERPRINT, digest, sizeof(digest));
 	return 0;

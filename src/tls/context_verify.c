@@ -62,19 +62,22 @@ static const struct {
 	int alert;
 	const char *text;
 } checks[] = {
-	{ GNUTLS_CERT_REVOKED, GNUTLS_A_CERTIFICATE_REVOKED, "it is revoked" },
-	{ GNUTLS_CERT_SIGNER_NOT_FOUND, GNUTLS_A_UNKNOWN_CA, "no trusted authority has signed it" },
-	{ GNUTLS_CERT_SIGNER_NOT_CA, GNUTLS_A_UNKNOWN_CA, "its signer is not an authority" },
-	{ GNUTLS_CERT_EXPIRED, GNUTLS_A_CERTIFICATE_EXPIRED, "it or its authority has expired" },
+	{ GNUTLS_CERT_REVOKED, GNUTLS_A_CERTIFICATE_REVOKED, "revoked by its authority" },
+	{ GNUTLS_CERT_SIGNER_NOT_FOUND, GNUTLS_A_UNKNOWN_CA, "not signed by a trusted authority" },
+	{ GNUTLS_CERT_SIGNER_NOT_CA, GNUTLS_A_UNKNOWN_CA,
+		"signed by a certificate that is not an authority" },
+	{ GNUTLS_CERT_EXPIRED, GNUTLS_A_CERTIFICATE_EXPIRED,
+		"expired, or signed by an authority that has expired" },
 	{ GNUTLS_CERT_NOT_ACTIVATED, GNUTLS_A_CERTIFICATE_EXPIRED,
-		"it or its authority is not valid yet" },
+		"not yet valid, or signed by an authority that is not yet valid" },
 	{ GNUTLS_CERT_PURPOSE_MISMATCH, GNUTLS_A_BAD_CERTIFICATE,
-		"it is not for this purpose (extended key usage)" },
+		"not issued for this purpose (extended key usage)" },
 	{ GNUTLS_CERT_SIGNER_CONSTRAINTS_FAILURE, GNUTLS_A_BAD_CERTIFICATE,
-		"the constraints of its authority do not allow it" },
+		"not allowed by the constraints of its authority" },
 	{ GNUTLS_CERT_INSECURE_ALGORITHM, GNUTLS_A_BAD_CERTIFICATE,
-		"a key or signature in its chain is too weak" },
-	{ GNUTLS_CERT_SIGNATURE_FAILURE, GNUTLS_A_BAD_CERTIFICATE, "its signature is wrong" },
+		"a key or signature in the certificate chain is too weak" },
+	{ GNUTLS_CERT_SIGNATURE_FAILURE, GNUTLS_A_BAD_CERTIFICATE,
+		"the signature of the certificate is wrong" },
 };
 
 static int context_verify_refuse(const struct tls_chain *chain, int alert, const char *why,
@@ -145,7 +148,7 @@ static int verify_chain(const struct tls_context *context, const struct tls_chai
 	}
 	if ((status & GNUTLS_CERT_SIGNER_NOT_FOUND) != 0 && context->trusts_system) {
 		return context_verify_refuse(chain, GNUTLS_A_UNKNOWN_CA,
-			"no trusted authority has signed it, and without a folder of certificates "
+			"not signed by a trusted authority; without a folder of certificates "
 			"(tls-certificates) only the authorities of the system are trusted",
 			alert, error);
 	}
@@ -156,13 +159,13 @@ static int verify_chain(const struct tls_context *context, const struct tls_chai
 		}
 	}
 	if (status != 0) {
-		return context_verify_refuse(
-			chain, GNUTLS_A_BAD_CERTIFICATE, "its chain is not valid", alert, error);
+		return context_verify_refuse(chain, GNUTLS_A_BAD_CERTIFICATE,
+			"the certificate chain is not valid", alert, error);
 	}
 	for (uint32_t i = 0; i < chain->count; i++) {
 		if (is_crl_expired(context, chain->certs[i])) {
 			return context_verify_refuse(chain, GNUTLS_A_BAD_CERTIFICATE,
-				"the revocation list of its authority has expired; get a new "
+				"the revocation list of the authority has expired; get a new "
 				"ca-crl.pem",
 				alert, error);
 		}
@@ -234,7 +237,7 @@ static int verify_name(
 	}
 	*alert = GNUTLS_A_BAD_CERTIFICATE;
 	return error_set(error, -EACCES,
-		"the certificate '%s' was rejected: it is not valid for '%.100s'; if this is the "
+		"the certificate '%s' was rejected: not valid for '%.100s'; if this is the "
 		"intended server, set tls-hostname to the name in its certificate",
 		chain_text(chain, text), name);
 }
@@ -286,19 +289,19 @@ static const char *alert_hint(int alert)
 	case GNUTLS_A_UNSUPPORTED_CERTIFICATE:
 	case GNUTLS_A_CERTIFICATE_UNKNOWN:
 	case GNUTLS_A_ACCESS_DENIED:
-		return "it does not accept our certificate";
+		return "the peer does not accept our certificate";
 	case GNUTLS_A_CERTIFICATE_REVOKED:
 		return "our certificate is revoked";
 	case GNUTLS_A_CERTIFICATE_EXPIRED:
 		return "our certificate, or an authority's, has expired";
 	case GNUTLS_A_UNKNOWN_CA:
-		return "it does not trust the authority of our certificate";
+		return "the peer does not trust the authority of our certificate";
 	case GNUTLS_A_CERTIFICATE_REQUIRED:
-		return "it requires a certificate; put client-cert.pem and client-key.pem into the "
-		       "folder of tls-certificates";
+		return "the peer requires a certificate; put client-cert.pem and client-key.pem "
+		       "into the folder of tls-certificates";
 	case GNUTLS_A_UNKNOWN_PSK_IDENTITY:
 	case GNUTLS_A_DECRYPT_ERROR:
-		return "it has no such pre-shared key, or a different one";
+		return "the peer has a different pre-shared key for this name, or none";
 	default:
 		return NULL;
 	}

@@ -135,9 +135,9 @@ static int failure(struct tls_kernel *kernel, int err)
 	case -EBADMSG:
 	case -EMSGSIZE: /* the header of a record is invalid */
 	case -EINVAL:
-		tls_kernel_lose(kernel,
-			error_set(kernel->error, -EBADMSG,
-				"a record cannot be authenticated: it was changed in transit"));
+		tls_kernel_lose(kernel, error_set(kernel->error, -EBADMSG,
+						"a TLS record cannot be authenticated: the record "
+						"was changed in transit"));
 		return kernel->failed;
 	default:
 		return err;
@@ -592,12 +592,13 @@ int tls_kernel_adopt(struct stream *stream, enum tls_role role, enum tls_records
 	struct tls_kernel *kernel;
 
 	if (!tls_kernel_is_wanted(records, fd) || !is_suitable(records, &keys->send)) {
-		return error_set(
-			error, -EOPNOTSUPP, "its records are no longer processed by the kernel");
+		return error_set(error, -EOPNOTSUPP,
+			"the kernel can no longer process the TLS records of the connection");
 	}
 	if (!tls_key_is_installed(&keys->send, fd, TLS_TX) ||
 		!tls_key_is_installed(&keys->receive, fd, TLS_RX)) {
-		return error_set(error, -EOPNOTSUPP, "the kernel does not process its records");
+		return error_set(error, -EOPNOTSUPP,
+			"the kernel does not process the TLS records of the connection");
 	}
 	kernel = calloc(1, sizeof(*kernel));
 	if (kernel == NULL) {

@@ -41,7 +41,7 @@ static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t 
 		return ++control->warnings <= TLS_WARNING_ALERTS_MAX
 			       ? 0
 			       : kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE,
-					 error, "too many warnings");
+					 error, "too many warning alerts");
 	}
 	name = gnutls_alert_get_name((gnutls_alert_description_t)bytes[1]);
 	return error_set(error, -ECONNABORTED, "the peer closed the connection with alert %u (%s)",
@@ -65,7 +65,7 @@ static int take_update(struct tls_control *control, const uint8_t *bytes, size_t
 	}
 	if (++control->updates > TLS_UPDATES_PER_S_MAX) {
 		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
-			"it changed its key more than 8 times in a second");
+			"more than 8 key changes in a second");
 	}
 	*event_out = bytes[4] == 1 ? TLS_EVENT_UPDATE_BOTH : TLS_EVENT_UPDATE;
 	return 0;
@@ -84,7 +84,7 @@ static int take_header(struct tls_control *control, enum tls_alert *alert_out, s
 	}
 	if (++control->tickets > TLS_TICKETS_MAX || control->skip_bytes > TLS_TICKET_BYTES_MAX) {
 		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
-			"session tickets that are too many or too long");
+			"too many session tickets, or a session ticket that is too long");
 	}
 	return 0;
 }
@@ -121,7 +121,7 @@ int tls_control_input(struct tls_control *control, uint8_t content, const uint8_
 	*event_out = TLS_EVENT_NONE;
 	if (count == 0 || (content != TLS_HANDSHAKE && !is_between)) {
 		return kernel_control_refuse(alert_out, TLS_ALERT_UNEXPECTED_MESSAGE, error,
-			"a control message that is empty or interrupted");
+			"an empty or incomplete control message");
 	}
 	if (content == TLS_ALERT) {
 		return take_alert(control, bytes, count, event_out, alert_out, error);

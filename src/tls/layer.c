@@ -77,7 +77,8 @@ static void socket_failed(struct tls_layer *layer, int result)
 	if (atomic_load_explicit(&layer->is_stopped, memory_order_relaxed)) {
 		layer_fail(layer, -ECANCELED, "the connection is closed");
 	} else if (layer->gives_way) {
-		layer_fail(layer, -EAGAIN, "the peer was silent while other handshakes waited");
+		layer_fail(
+			layer, -EAGAIN, "the peer sent nothing while other TLS handshakes waited");
 	} else if (result == 0) {
 		layer_fail(layer, -ECONNRESET, "the peer closed the connection");
 	} else {
@@ -515,7 +516,7 @@ static void place_done(struct tls_place *place, int result)
 			ring_socket_abort(layer->stream->ring, layer->stream->file);
 		}
 	} else if (result != 0) {
-		layer_fail(layer, result, "too many other handshakes are waiting");
+		layer_fail(layer, result, "too many other TLS handshakes are waiting");
 	} else {
 		ring_cancel(layer->stream->ring, &layer->timer_op);
 		have_place(layer);
@@ -557,7 +558,8 @@ static void layer_take_place(struct tls_layer *layer)
 		wait_a_while(layer, wait_ns);
 	} else {
 		layer_fail(layer, err,
-			err == -EAGAIN ? "too many other handshakes are waiting" : strerror(-err));
+			err == -EAGAIN ? "too many other TLS handshakes are waiting"
+				       : strerror(-err));
 	}
 }
 

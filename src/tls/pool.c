@@ -13,7 +13,8 @@ enum { BUCKETS = 256 };
 #define NS_PER_MS UINT64_C(1000000)
 
 _Static_assert(TLS_SOURCES_MAX > TLS_HANDSHAKES_MAX + TLS_WAITING_MAX,
-	"an unused source can always be replaced");
+	"there are more entries for client addresses than handshakes, so an unused entry always "
+	"exists");
 
 /* A source of handshakes. */
 struct tls_source {

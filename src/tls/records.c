@@ -231,7 +231,8 @@ static int records_describe(struct tls_layer *layer, int result)
 	switch (result) {
 	case GNUTLS_E_DECRYPTION_FAILED:
 		return error_set(error, -EBADMSG,
-			"a TLS record could not be authenticated: it was forged or damaged");
+			"a TLS record could not be authenticated: the record was forged or "
+			"damaged");
 	case GNUTLS_E_FATAL_ALERT_RECEIVED:
 		return tls_check_failed(&layer->check, layer->session, result, error);
 	case GNUTLS_E_MEMORY_ERROR:

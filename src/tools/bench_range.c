@@ -23,8 +23,8 @@ int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	if (work->block_bytes % info->block_minimum != 0 ||
 		work->offset % info->block_minimum != 0) {
 		return error_set(error, -EINVAL,
-			"the server accepts requests in multiples of %" PRIu32
-			" bytes; --bs and --offset must be such multiples",
+			"--bs and --offset must be multiples of the minimum block size of the "
+			"server, %" PRIu32 " bytes",
 			info->block_minimum);
 	}
 	if (info->bytes == 0) {
@@ -37,8 +37,8 @@ int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	}
 	if (size > info->bytes - work->offset) {
 		return error_set(error, -ERANGE,
-			"the range of %" PRIu64 " bytes at %" PRIu64
-			" is outside the export, which has %" PRIu64 " bytes",
+			"the range of %" PRIu64 " bytes at offset %" PRIu64
+			" extends past the end of the export, which has %" PRIu64 " bytes",
 			size, work->offset, info->bytes);
 	}
 	if (size == 0) {

@@ -182,8 +182,8 @@ static void print_holes(const struct bench_result *result)
 {
 	if (result->hole_reads > 0) {
 		print_label("");
-		printf("%.3g %% of the reads hit holes, which cost almost nothing; write the "
-		       "range first\n",
+		printf("%.3g %% of the reads hit holes, which need no disk access; to measure the "
+		       "disk, write the range first\n",
 			100.0 * (double)result->hole_reads /
 				(double)result->latency_ns[BENCH_READ].count);
 	}
@@ -193,7 +193,8 @@ static void print_lost(const struct bench_result *result)
 {
 	if (result->stats.connections_lost > 0) {
 		print_label("");
-		printf("connections were lost and restored %llu times; the outages are included\n",
+		printf("connections were lost and restored %llu times; the results include the "
+		       "time of the outages\n",
 			(unsigned long long)result->stats.connections_lost);
 	}
 }
@@ -255,7 +256,8 @@ static void print_costs(const struct bench_result *result)
 	printf("%.3f system calls and %.3f context switches per request\n",
 		per_request(result, result->stats.system_calls), per_request(result, switches));
 	print_label("");
-	printf("%s of payload copied because it could not be received in place\n",
+	printf("%s of payload copied, because it could not be received directly into the buffer of "
+	       "its request\n",
 		units_human_bytes(human, result->stats.bytes_moved));
 }
 

@@ -947,7 +947,8 @@ static int bench_run_collect(struct bench *bench, struct bench_result *result, s
 		return 0;
 	}
 	if (bench->interrupted) {
-		return error_set(error, -EINTR, "interrupted before the first measured request");
+		return error_set(error, -EINTR,
+			"the measurement was interrupted before its first request was complete");
 	}
 	if (bench_covered(bench->shared.work, result)) {
 		return error_set(error, -ENODATA,

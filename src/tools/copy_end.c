@@ -305,7 +305,8 @@ static void stop_when_due(const struct copy_loop *loop)
 	if (loop->stop_signal == 0 || clock_now_ns() - caught_ns < STOP_NS) {
 		return;
 	}
-	log_error("requests in flight at SIG%s did not complete within ten minutes",
+	log_error("requests that were in flight when SIG%s arrived did not complete within ten "
+		  "minutes",
 		sigabbrev_np(loop->stop_signal));
 	(void)signal(loop->stop_signal, SIG_DFL);
 	(void)raise(loop->stop_signal);
@@ -331,7 +332,7 @@ void copy_loop_turn(struct copy_loop *loop)
 int copy_loop_check(const struct copy_loop *loop, struct error *error)
 {
 	return loop->stop_signal == 0 ? 0
-				      : error_set(error, -EINTR, "stopped by SIG%s",
+				      : error_set(error, -EINTR, "the copy was stopped by SIG%s",
 						sigabbrev_np(loop->stop_signal));
 }
 

@@ -679,8 +679,8 @@ static void look_around(struct engine *engine)
 
 	engine->options->tick(engine->options->tick_context);
 	if (copy_loop_check(engine->options->loop, &error) < 0 && !engine->stopping) {
-		log_info("stopping after the requests in flight; a second signal ends the copy "
-			 "immediately");
+		log_info("stopping the copy as soon as the requests in flight are complete; a "
+			 "second signal ends the copy immediately");
 		engine_fail(engine, &error);
 	}
 	for (size_t i = 0; i < ARRAY_COUNT(ends); i++) {
@@ -766,7 +766,8 @@ static int engine_init(
 	engine->copies = copy_end_can_copy(options->target, options->source, &reason);
 	if (!options->by_server) {
 		engine->copies = false;
-		reason = "the options search for zeroes, allocate every block or skip errors";
+		reason = "the options require a search for zeroes, the allocation of every block, "
+			 "or the skipping of errors";
 	}
 	log_debug("%s%s",
 		engine->copies ? "the server copies the data itself"

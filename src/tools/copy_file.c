@@ -336,7 +336,7 @@ static int file_claim(struct file_end *file, struct error *error)
 	if (err == -EBUSY) {
 		return error_set(error, err,
 			"the target %s is mounted or in use by another program, such as a server; "
-			"stop that first",
+			"unmount the target or stop the program first",
 			file->end.name);
 	}
 	if (err < 0) {

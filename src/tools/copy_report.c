@@ -67,7 +67,7 @@ static void complete_parts(const struct copy_counters *counters, char out[PART_B
 		uint64_t bytes;
 		const char *what;
 	} parts[] = {
-		{ counters->start, "by an earlier run" },
+		{ counters->start, "copied by an earlier run" },
 		{ counters->read, "read" },
 		{ counters->written, "written" },
 		{ counters->copied, "copied by the server" },
@@ -122,8 +122,8 @@ void copy_report_sentence(const struct copy_report *report, char *out, size_t ou
 	switch (report->state) {
 	case COPY_TARGET_GAPS:
 		snprintf(out, out_bytes,
-			"the target %s holds zeroes there, and all other data is copied and on "
-			"stable storage",
+			"the target %s holds zeroes in the unreadable ranges, and all other data "
+			"is copied and on stable storage",
 			name);
 		break;
 	case COPY_TARGET_UNCHANGED:
@@ -163,11 +163,12 @@ void copy_report_bad(const struct copy_report *report, char *out, size_t out_byt
 		return;
 	}
 	used = (size_t)snprintf(out, out_bytes,
-		"%" PRIu64 " bytes cannot be read, in %zu %s, the first at byte %" PRIu64 ": %s",
+		"%" PRIu64
+		" bytes of the source cannot be read, in %zu %s, the first at byte %" PRIu64 ": %s",
 		bad->bytes, bad->count, bad->count == 1 ? "range" : "ranges", bad->ranges[0].start,
 		bad->first.text);
 	if (bad->is_written && used < out_bytes) {
-		snprintf(out + used, out_bytes - used, "; the map '%s' lists them",
+		snprintf(out + used, out_bytes - used, "; the map '%s' lists these ranges",
 			log_escape(shown, sizeof(shown), bad->path, strlen(bad->path)));
 	}
 }

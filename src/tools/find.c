@@ -363,8 +363,8 @@ static bool is_of_a_user(const char *folder)
 static int no_folder(struct error *error)
 {
 	return error_set(error, -ENOENT,
-		"no default folder for control sockets: XDG_RUNTIME_DIR is not set; give the "
-		"server's socket (gmblock serve --control PATH)");
+		"there is no default folder for control sockets, because XDG_RUNTIME_DIR is not "
+		"set; give the path of the server's control socket (gmblock serve --control PATH)");
 }
 
 /* Searches the usual control sockets for the one server that serves uri (NULL: any). */
@@ -395,8 +395,8 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 	}
 	if (search.matches > 1) {
 		return error_set(error, -EINVAL,
-			"%u servers match; give --server with a URI of one, its process id (%s) or "
-			"its socket in %s; \"gmblock list --local\" shows them",
+			"%u servers match; select one with --server, by a URI, a process ID (%s) "
+			"or a control socket in %s; \"gmblock list --local\" lists the servers",
 			search.matches, search.matched, folder);
 	}
 	if (search.error.code != 0) {
@@ -428,7 +428,7 @@ static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct err
 	for (uint32_t i = 0; server_control_folder(i, folder, sizeof(folder)) == 0; i++) {
 		if (snprintf(path, STATS_PATH_BYTES, "%s/%s.sock", folder, pid) >=
 			STATS_PATH_BYTES) {
-			return error_set(error, -EINVAL, "\"%s\" is not a process id", pid);
+			return error_set(error, -EINVAL, "\"%s\" is not a process ID", pid);
 		}
 		if (access(path, F_OK) == 0 || errno != ENOENT) {
 			return 0;
@@ -436,7 +436,7 @@ static int find_process(const char *pid, char path[STATS_PATH_BYTES], struct err
 	}
 	(void)!server_control_folder(0, folder, sizeof(folder));
 	return error_set(error, -ENOENT,
-		"no server of this user with the process id %s runs on this machine (searched %s)",
+		"no server of this user with the process ID %s runs on this machine (searched %s)",
 		pid, folder);
 }
 
@@ -449,7 +449,8 @@ int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *er
 		return find_process(server, path, error);
 	}
 	if (snprintf(path, STATS_PATH_BYTES, "%s", server) >= STATS_PATH_BYTES) {
-		return error_set(error, -ENAMETOOLONG, "%s: too long for a socket path", server);
+		return error_set(
+			error, -ENAMETOOLONG, "%s: the path is too long for a socket", server);
 	}
 	return 0;
 }

@@ -141,8 +141,9 @@ static json_t *device_of(const char *bdf)
 	*strrchr(name, '/') = '\0';
 	object = json_object();
 	json_object_set_new(object, "device", json_string(bdf));
-	result = realpath(name, path) != NULL ? p2pmem_open(bdf, &memory, &error)
-					      : error_set(&error, -ENODEV, "it was just removed");
+	result = realpath(name, path) != NULL
+			 ? p2pmem_open(bdf, &memory, &error)
+			 : error_set(&error, -ENODEV, "the device has just been removed");
 	if (result < 0) {
 		json_object_set_new(object, "bytes", json_null());
 		json_object_set_new(object, "free_bytes", json_null());

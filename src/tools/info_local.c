@@ -180,35 +180,36 @@ static void info_local_judge(
 	char without_tls[TEXT_BYTES];
 
 	snprintf(without_buffers, sizeof(without_buffers),
-		"memory is mapped for each transfer%s%s%s",
+		"the kernel maps payload memory again for each transfer of a disk%s%s%s",
 		ring->buffer_error != 0 ? "; kernel error: " : "",
 		ring->buffer_error != 0 ? strerror((int)ring->buffer_error) : "",
 		ring->buffer_error == ENOMEM
 			? " (raise the locked-memory limit: ulimit -l, LimitMEMLOCK=)"
 			: "");
-	feature_set(&out[0], "io_uring", "io_uring", ring->available, true, "the event loop",
-		"gmblock serve cannot run");
+	feature_set(&out[0], "io_uring", "io_uring", ring->available, true,
+		"gmblock performs its I/O through io_uring", "gmblock serve cannot run");
 	feature_set(&out[1], "single_issuer", "single issuer (6.0)", ring->single_issuer, true,
-		"the kernel skips locks, because only one thread submits",
-		"slightly more work per request");
+		"the kernel takes no locks, because only one thread submits requests",
+		"the kernel does slightly more work per request");
 	feature_set(&out[2], "defer_taskrun", "deferred task work (6.1)", ring->defer_taskrun, true,
-		"completions run in batches without interrupts",
-		"completions interrupt the server: more context switches");
+		"the kernel processes completions in batches, without interrupting the server",
+		"completions interrupt the server, which costs context switches");
 	feature_set(&out[3], "registered_ring", "registered ring (5.18)", ring->registered_ring,
-		true, "system calls find the ring without a lookup",
-		"one more file lookup per system call");
+		true, "system calls need no file lookup to find the io_uring ring",
+		"each system call looks up the io_uring ring as a file");
 	feature_set(&out[4], "registered_files", "registered files (5.19)", ring->registered_files,
-		true, "requests use their socket and disk without a file lookup",
-		"each operation looks up its file");
+		true, "requests need no file lookup to find their socket or disk",
+		"each request looks up the file of its socket or disk");
 	feature_set(&out[5], "registered_buffers", "registered memory (5.19)",
-		ring->registered_buffers, true, "payload memory is mapped for the disk once",
+		ring->registered_buffers, true,
+		"the kernel maps payload memory only once for all transfers of disks",
 		without_buffers);
 	feature_set(&out[6], "min_timeout", "minimum wait (6.12)", ring->min_timeout, true,
-		"the loop can wait for several requests at once",
-		"the loop wakes up for each completion");
+		"the event loop can wait until several requests have arrived",
+		"the event loop wakes up for each completion");
 	feature_set(&out[7], "send_zero_copy", "zero-copy send (6.0)", ring->send_zero_copy,
-		stream_sends_zero_copy(), "payloads are copied to the socket",
-		"nothing: payloads are copied to the socket");
+		stream_sends_zero_copy(), "not used: the server copies payload to the socket",
+		"no effect: the server copies payload to the socket in any case");
 	sandbox_probe(&sandbox);
 	feature_set(&out[8], "landlock", "Landlock (5.13)", sandbox.landlock > 0, true,
 		"a server can open only the files that it needs",
@@ -253,8 +254,8 @@ static void print_path(const struct local_path *look)
 		(unsigned long long)look->info.size);
 	info_label("O_DIRECT");
 	if (look->direct) {
-		printf("works: offsets and lengths in %u, memory in %u bytes; "
-		       "mode=direct is possible\n",
+		printf("works: offsets and lengths must be multiples of %u bytes, memory addresses "
+		       "of %u bytes; mode=direct is possible\n",
 			look->info.direct_offset_align, look->info.direct_memory_align);
 	} else {
 		printf("does not work, so mode=direct is rejected: %s\n", look->direct_error);
@@ -265,10 +266,10 @@ static void print_path(const struct local_path *look)
 		check_print(look->overlay, INFO_LABEL_COLUMNS);
 	}
 	info_label("Gives space back");
-	printf("%s\n", look->info.punches_holes ? "can be tried (trim, fast zeroing)" : "no");
+	printf("%s\n", look->info.punches_holes ? "possibly, with trim and fast zeroing" : "no");
 	if (look->info.stripe_members > 0) {
 		info_label("Stripes");
-		printf("%u members, %u bytes on each in turn\n", look->info.stripe_members,
+		printf("%u members, in stripes of %u bytes\n", look->info.stripe_members,
 			look->info.stripe_chunk);
 	}
 }

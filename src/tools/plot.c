@@ -418,7 +418,8 @@ static void draw_nines_axis(const struct canvas *canvas)
 		snprintf(label, sizeof(label), "%.*f %%", MAX(0, i - 2), 100 - pow(10, 2 - i));
 		svg_label(canvas->out, LEFT - 8, y + 4, "end", label);
 	}
-	svg_label(canvas->out, LEFT, CDF_TOP - 4, "axis", "requests that took no longer");
+	svg_label(canvas->out, LEFT, CDF_TOP - 4, "axis",
+		"share of requests that completed within this latency");
 }
 
 static void draw_shares(const struct canvas *canvas, uint32_t which)

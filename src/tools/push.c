@@ -82,7 +82,7 @@ static int end_look(struct end *end, struct error *error)
 	int result;
 
 	if (strlen(end->uri.export_name) > PUSH_NAME_BYTES_MAX) {
-		return error_set(error, -EINVAL, "an export name is too long");
+		return error_set(error, -EINVAL, "the export name in a push address is too long");
 	}
 	result = push_ask(end->ask, PUSH_LOOK, parts, 2, &answer, error);
 	if (result != 0) {
@@ -123,8 +123,8 @@ static bool tools_push_is_here(const struct end *source, uint8_t address[PUSH_AD
 static int out_of_reach(struct error *error)
 {
 	return error_set(error, -EINVAL,
-		"the source is on another machine and cannot reach the destination at its local "
-		"address; give a network address");
+		"the source is on another machine and cannot reach the destination at a local "
+		"address; give a network address of the destination");
 }
 
 /* Binds the ticket to the source in the way in which the destination will see it: to the source's
@@ -182,7 +182,7 @@ static int tools_push_look_up(
 
 	if (result != 0) {
 		return error_set(error, -EHOSTUNREACH,
-			"the destination: cannot resolve the host: %s", gai_strerror(result));
+			"cannot resolve the host of the destination: %s", gai_strerror(result));
 	}
 	entry = list;
 	for (uint32_t i = 0; i < target->address && entry->ai_next != NULL; i++) {
@@ -218,7 +218,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 	if (!uri.is_unix && target->ask != NULL) {
 		push_ask_peer(target->ask, &peer);
 		if (!cut_host(peer.address, host, sizeof(host))) {
-			return error_set(error, -EINVAL, "the destination has no address");
+			return error_set(error, -EINVAL, "the destination has no network address");
 		}
 		uri.host = host;
 	} else if (!uri.is_unix) {
@@ -414,8 +414,8 @@ static int report(
 	units_human_bytes(parts[1], head->zeroes);
 	units_human_bytes(parts[2], head->skipped);
 	units_human_bytes(rate, (uint64_t)((double)head->length / MAX(seconds, 1e-3)));
-	printf("pushed %s in %s, %s/s%s: %s transferred, %s of zeroes, %s already there; digest "
-	       "%016" PRIx64 "\n",
+	printf("pushed %s in %s, %s/s%s: %s transferred, %s of zeroes, %s already at the "
+	       "destination; digest %016" PRIx64 "\n",
 		total, copy_human_time(time, seconds), rate,
 		options->read_back ? ", read back" : "", parts[0], parts[1], parts[2],
 		head->digest);

@@ -276,9 +276,9 @@ static const char *refusal_sentence(const char *refusal)
 		{ "address-space", "there is too little address space to map the file" },
 		{ "empty", "the file was empty when the server started" },
 		{ "null", "the disk contains only zeroes" },
-		{ "fault", "fault= is given" },
-		{ "delay", "delay= is given" },
-		{ "pace", "pace= is given" },
+		{ "fault", "the export has the key fault" },
+		{ "delay", "the export has the key delay" },
+		{ "pace", "the export has the key pace" },
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(known); i++) {
@@ -347,7 +347,7 @@ static void show_rules(const json_t *rules)
 		char label[64];
 
 		if (identities > 0) {
-			snprintf(label, sizeof(label), "rule %zu, for each of %.0f identit%s",
+			snprintf(label, sizeof(label), "rate rule %zu, for each of %.0f identit%s",
 				i + 1, identities, identities > 1 ? "ies" : "y");
 			show_limits(label, rule);
 			show_memory_limit(

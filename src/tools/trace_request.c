@@ -54,7 +54,8 @@ int trace_request_arm(const char *path, const struct trace_question *question,
 	if (rc != 1) {
 		control_disconnect(connection);
 		return rc < 0 ? rc
-			      : error_set(error, -EPROTO, "%s: the recording did not start", path);
+			      : error_set(error, -EPROTO,
+					"%s: the server did not start to record requests", path);
 	}
 	*connection_out = connection;
 	return 0;

@@ -93,7 +93,7 @@ class Refused(support.Case):
 
     def test_ranges_that_are_not_there(self):
         uri = self.start_unix("memory:1M").uri
-        self.refuse(uri, "--size", "2M", "outside the export, which has 1048576 bytes")
+        self.refuse(uri, "--size", "2M", "past the end of the export, which has 1048576 bytes")
         self.refuse(uri, "--offset", "2M", "the offset 2097152 is outside the export")
         self.refuse(uri, "--offset", "1M", "the offset 1048576 is outside the export")
         self.refuse(uri, "--offset", "1M", "--size", "1", "outside the export")
@@ -119,7 +119,7 @@ class Refused(support.Case):
         if "blocksize-policy" in done.stderr and "open" in done.stderr:
             self.skipTest("this nbdkit has no blocksize-policy filter")
         self.assertEqual(done.stdout, "status 1\nstatus 1\nstatus 0\n", done.stderr)
-        self.assertEqual(done.stderr.count("multiples of 4096 bytes"), 2, done.stderr)
+        self.assertEqual(done.stderr.count("minimum block size of the server, 4096 bytes"), 2, done.stderr)
 
 
 class Contents(support.Case):
@@ -252,7 +252,7 @@ class Failing(support.Case):
             process.send_signal(number)
             code, output, errors = self.finish(process)
             self.assertEqual(code, 1)
-            self.assertIn("interrupted before the end of the run", errors)
+            self.assertIn("the measurement was interrupted before its end", errors)
             result = json.loads(output)
             self.assertIs(result["interrupted"], True)
             self.assertGreater(result["requests"], 0)
@@ -264,7 +264,7 @@ class Failing(support.Case):
         process.send_signal(signal.SIGINT)
         code, output, errors = self.finish(process)
         self.assertEqual((code, output), (1, ""))
-        self.assertIn("interrupted before the first measured request", errors)
+        self.assertIn("the measurement was interrupted before its first request was complete", errors)
 
     def test_interrupted_between_the_requests_of_a_rate(self):
         process = self.start_writing(self.start_unix("memory:1M"), "--rate", "requests=5", "--depth", "1",

@@ -219,8 +219,8 @@ class Violations(Case):
             return lambda export, request: export.extents(request, extents, context, flags)
 
         for style in CHUNKS:
-            for alive, answer, text in ((True, sign([(1, 0)], DONE), "sent a keep-alive with"),
-                                        (True, sign([(1, 0)] * 2), "sent a keep-alive with"),
+            for alive, answer, text in ((True, sign([(1, 0)], DONE), "sent a keep-alive chunk"),
+                                        (True, sign([(1, 0)] * 2), "sent a keep-alive chunk"),
                                         (True, sign([(1, 0)], 0, ALIVE - 1), "(rule P97)"),
                                         (False, sign([(1, 0)]), "(rule P97)")):
                 def script(export, answer=answer):
@@ -780,7 +780,7 @@ class Silence(Case):
             answers = self.drive(f"open c {server.uri()}")
         self.assertEqual(server.failures, [])
         self.assertEqual(answers[0][:3], ["refused", "c", str(PROTO)])
-        self.assertIn("too much information", " ".join(answers[0]))
+        self.assertIn("replies with information", " ".join(answers[0]))
 
     def test_further_connections_that_are_let_wait(self):
         """As by a server that has as many clients as it wants, until one of them goes."""

@@ -358,7 +358,7 @@ class Messages(TlsCase):
         for folder, hostname, wanted in (("good", "other.example", "'other.example'"),
                                          ("other-ca", "localhost", "authority"),
                                          ("expired", "localhost", "expired"),
-                                         ("not-yet", "localhost", "not valid yet"),
+                                         ("not-yet", "localhost", "not yet valid"),
                                          ("wrong-purpose", "localhost", "server")):
             with self.subTest(folder=folder, hostname=hostname):
                 server = self.nbdkit_x509(folder, name=folder)
@@ -593,7 +593,7 @@ class Ours(Renewing):
         self.check_works(self.psk())
         self.check_refused(["info", self.psk(keys="other.psk")], 1, "pre-shared key")
         self.check_refused(["info", self.x509(folder="stranger")], 1, "rejected us")
-        self.check_refused(["info", self.x509(folder="no-client")], 1, "it requires a certificate", "client-cert.pem")
+        self.check_refused(["info", self.x509(folder="no-client")], 1, "the peer requires a certificate", "client-cert.pem")
 
     def test_every_connection_of_several(self):
         self.serve_x509()

@@ -499,10 +499,10 @@ class SkippedErrors(CopyCase):
                      summary["first_bad"], summary["bytes_read"], summary["bytes_done"]),
                     ("incomplete", "gaps", lost, 0, ODD_BYTES - lost, ODD_BYTES))
                 self.assertIn(summary["error"], errors)
-                self.assertIn(f"{lost} bytes cannot be read, in 4 ranges, the first at byte 0: "
+                self.assertIn(f"{lost} bytes of the source cannot be read, in 4 ranges, the first at byte 0: "
                               "the source", errors)
-                self.assertIn(f"the map '{self.path('map')}' lists them", errors)
-                self.assertIn(f"the target '{target}' holds zeroes there", errors)
+                self.assertIn(f"the map '{self.path('map')}' lists these ranges", errors)
+                self.assertIn(f"the target '{target}' holds zeroes in the unreadable ranges", errors)
                 self.check_zeroed(source, target, bad)
                 self.assertEqual(os.path.getsize(target), ODD_BYTES)
                 self.assertEqual([(start, end) for start, end, status in ranges if status == "-"],
@@ -622,7 +622,7 @@ class SkippedErrors(CopyCase):
         relay.at("up", 3000, lambda _chunk, _index: process.send_signal(signal.SIGINT))
         _, errors = process.communicate()
         self.assertEqual(process.returncode, 128 + signal.SIGINT, errors)
-        self.assertIn("bytes cannot be read", errors)
+        self.assertIn("bytes of the source cannot be read", errors)
         self.assertEqual(self.read_map()[-1][1:], (ODD_BYTES, "?"))
 
     def test_a_map_that_cannot_be_written(self):

@@ -133,7 +133,7 @@ class Options(CopyCase):
                                   **{"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL,
                                      way: follower}, stderr=subprocess.PIPE)
             self.assertEqual(done.returncode, 2, done.stderr)
-            self.assertIn("which is a terminal; redirect it", done.stderr)
+            self.assertIn("which is a terminal; redirect standard", done.stderr)
         os.close(follower)
         os.close(leader)
         self.assertFalse(os.path.exists(self.path("target")))

@@ -556,7 +556,7 @@ class Local(support.Case):
         self.assertEqual(code, 1)
         for server in servers:
             self.assertIn(f"{server.process.pid} {server.uri}", errors)
-        self.assertIn('"gmblock list --local" shows them', errors)
+        self.assertIn('"gmblock list --local" lists the servers', errors)
         for wrong in (["--local", "nbd://h"], ["--local", "--long"], ["--local", "--uri"]):
             self.check_refused(["list", *wrong], 2, "--local can be combined only with --json and --timeout")
 

@@ -244,7 +244,7 @@ class Age(InfoCase):
         def script(d):
             d.send(NBDMAGIC + IHAVEOPT + b"\0\0")
             d.wait_for_close()
-        self.assert_refused(script, "without a list of exports", args=("--list",))
+        self.assert_refused(script, "cannot list exports", args=("--list",))
 
 
 class Refusals(InfoCase):
@@ -376,7 +376,7 @@ class Listing(InfoCase):
             d.farewell()
         document = self.ask_json(script, "--list")
         self.assertEqual(len(document["notes"]), 1, document["notes"])
-        self.assertIn('export "": some servers report 0 bytes', document["notes"][0])
+        self.assertIn('export "": the server reports a size of 0 bytes', document["notes"][0])
         exports = document["exports"]
         self.assertEqual([e["name"].encode() for e in exports], names)
         self.assertEqual([e["size"] for e in exports], [0, 1, 2, 3, 4])

@@ -79,13 +79,13 @@ class Greeting(InfoCase):
         for cut in range(1, len(greeting)):
             with self.subTest(cut=cut):
                 self.assert_refused(raw(greeting[:cut], then_wait=False),
-                                    "closed the connection in the middle of its greeting")
+                                    "closed the connection in the middle of the server's greeting")
 
     def test_silence(self):
-        self.assert_refused(raw(b""), "timed out after 1 s", "its greeting", args=SHORT)
+        self.assert_refused(raw(b""), "timed out after 1 s", "the server's greeting", args=SHORT)
 
     def test_silence_in_the_greeting(self):
-        self.assert_refused(raw(NBDMAGIC), "timed out after 1 s", "its greeting", args=SHORT)
+        self.assert_refused(raw(NBDMAGIC), "timed out after 1 s", "the server's greeting", args=SHORT)
 
 
 class Replies(InfoCase):
@@ -225,7 +225,7 @@ class Information(InfoCase):
                 while True:
                     d.info(kind, payload)
             with self.subTest(kind=kind):
-                self.breach(misbehave, "too much information", "rule P11")
+                self.breach(misbehave, "replies with information", "rule P11")
 
 
 class Lists(InfoCase):

@@ -234,7 +234,7 @@ class PushNbd(push_tool.Case):
         uris = first.push("disk"), self.start_unix("--export", "disk=memory:8M").uri
         for _ in range(11):
             self.assertEqual(self.run_gmblock("push", "--detach", "--resume", "--rate", "1", *uris)[0], 0)
-        self.check_refused(["push", "--resume", *uris], 1, "other pushes use all of it; try again when")
+        self.check_refused(["push", "--resume", *uris], 1, "other pushes use all of the server's staging memory")
         self.push(*uris)  # the last slot
         self.assertEqual(first.stop()[0], 0)
 

@@ -130,7 +130,7 @@ class PushSnapshot(push_tool.Case):
             self.wait_for(lambda: [job for job in self.jobs(first.push("disk"))
                                    if job["state"] == "moves" and job["bytes_done"] > 0])
             end(self.snapshots(first)[-1]["name"])
-            self.assertRegex(push.communicate()[1], "its snapshot was|stopp")
+            self.assertRegex(push.communicate()[1], "the snapshot of the source was|stopp")
         self.assertEqual(json.loads(self.run_gmblock("check", "--json", self.path("flash"))[1])["snapshots"], ["a"])
         self.assertEqual(second.stop()[0], 0)
 

@@ -197,7 +197,7 @@ class PushTls(push_tool.Case):
         for rule, arguments, *fragments in (
                 (self.x509, ("--tls=off",), "does not offer TLS, which the URI requires"),
                 (lambda place: self.x509(place, hostname="other.example"), (good,), "other.example", "tls-hostname"),
-                (self.x509, (f"--tls-certificates={self.creds('other-ca')}",), "no trusted authority", "in --push-to nbds:PLACE"),
+                (self.x509, (f"--tls-certificates={self.creds('other-ca')}",), "not signed by a trusted authority", "in --push-to nbds:PLACE"),
                 (lambda place: self.x509(place, "no-client"), (good, "--tls-verify-peer"), "requires a certificate", "in --push-to nbds:PLACE"),
                 (lambda place: self.x509(place, "stranger"), (good, "--tls-verify-peer"), "the authority of our", "in --push-to nbds:PLACE"),
                 (lambda place: self.psk(place, keys="other.psk"), (keys,), "pre-shared key", "in --push-to nbds:PLACE"),

@@ -192,7 +192,7 @@ class Push(push_tool.Case):
             "push", "--progress=on", "--verify", first.push("disk"), second.push("disk"))
         self.assertEqual(code, 0, errors)
         self.assertRegex(output, r"^pushed 2.0 MiB in .*, read back: 1.0 MiB transferred, 1.0 MiB of zeroes, "
-                                 r"0 bytes already there; digest [0-9a-f]{16}\n$")
+                                 r"0 bytes already at the destination; digest [0-9a-f]{16}\n$")
 
     def test_refused(self):
         source = self.image("source", 4 * MIB, (0, 4 * MIB))
@@ -346,7 +346,7 @@ class Push(push_tool.Case):
                 push.kill()
                 push.communicate()
                 self.wait_for(lambda: self.jobs(uris["source"])[-1]["state"] == "failed")
-                self.assertIn("the command that requested it has exited", self.jobs(uris["source"])[-1]["error"])
+                self.assertIn("the command that requested the job has exited", self.jobs(uris["source"])[-1]["error"])
             else:
                 servers[victim] = self.restart(
                     servers[victim], uris[victim], source if victim == "source" else target)

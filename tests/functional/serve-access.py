@@ -372,7 +372,7 @@ class Reload(Access):
                 out.write("exports:\n- name: x\n  path: memory:1M\n")
             code, _, errors = self.run_gmblock("reload", self.control)
             self.assertEqual(code, 1, errors)
-            self.assertIn('the access rules of the export "x" are gone', errors)
+            self.assertIn('no longer contains access rules for the export "x"', errors)
             os.unlink(self.file)
             self.assertEqual(self.run_gmblock("reload", self.control)[0], 1)
             client.write(0, b"still")
@@ -532,10 +532,10 @@ class Usage(Access):
             self.refused(rule, f'gmblock serve: --access: "{rule}": ')
 
     def test_mistakes_in_rules(self):
-        self.refused("psk=alice", "rights are missing")
+        self.refused("psk=alice", "the rule has no rights")
         self.refused("rights=yes", "'yes' is not one of rw, ro, none")
-        self.refused("rights=rw rights=ro", "rights: it is given twice")
-        self.refused("uid=1 uid=1 rights=ro", "uid: it is given twice")
+        self.refused("rights=rw rights=ro", "rights: the key is given twice")
+        self.refused("uid=1 uid=1 rights=ro", "uid: the key is given twice")
         self.refused("uid=root rights=ro", "uid:", "'root'")
         self.refused("uid=4294967295 rights=ro", "uid:")
         self.refused("tls=yes rights=ro", "'yes' is neither true nor false")
@@ -561,8 +561,8 @@ class Usage(Access):
             errors = self.check_refused(["serve", "--config", path], 1, *fragments)
             self.assertIn(f"{path}:{place}: ", errors)
 
-        check("  access: []\n", "4:3", "exports entry 1, access: the list is empty")
-        check("  access:\n", "4:10", "this must be a list")
+        check("  access: []\n", "4:3", "exports entry 1, access: the list of access rules is empty")
+        check("  access:\n", "4:10", "the value must be a list")
         check("  access:\n  - uid: 1\n", "5:5", "access entry 1: the key 'rights' is missing")
         check("  access:\n  - {rights: rw, uid: 1}\n  - {rights: rw, uid: x}\n", "6:23",
               "exports entry 1, access entry 2, uid: ")

@@ -55,7 +55,7 @@ class ConfigErrors(support.Case):
             self.assertNotIn("tab", self.check(content, at, "invalid YAML"))
         self.check("- a\n", "1:1", "consists of keys")
         self.check("just text\n", "1:1", "consists of keys")
-        self.check("limits: {threads: 1}\n---\nlimits: {threads: 2}\n", "3:1", "second document")
+        self.check("limits: {threads: 1}\n---\nlimits: {threads: 2}\n", "3:1", "second YAML document")
         self.check("exports: [{name: a, path: *p}]\n", "1:27", "anchors (&name) and aliases (*name)")
         for text in "{name: &p a, path: *p}", "&p {name: a, path: b}", "&p []", "&p a":
             self.check(f"exports: [{text}]\n", f"1:{11 + text.index('&')}", "anchors (&name) and aliases (*name)")
@@ -91,10 +91,10 @@ class ConfigErrors(support.Case):
         self.check("listen: []\nlisten: []\n", "2:1", "'listen' is given twice")
 
     def test_values_of_the_wrong_kind(self):
-        self.check("listen: nbd://localhost\n", "1:9", "listen: this must be a list")
-        self.check("exports: {name: a}\n", "1:1", "exports: this must be a list")
-        self.check("exports: [a]\n", "1:11", "exports entry 1: this must be a group of keys")
-        self.check("limits: 5\n", "1:9", "limits: this must be a group of keys")
+        self.check("listen: nbd://localhost\n", "1:9", "listen: the value must be a list")
+        self.check("exports: {name: a}\n", "1:1", "exports: the value must be a list")
+        self.check("exports: [a]\n", "1:11", "exports entry 1: the value must be a group of keys")
+        self.check("limits: 5\n", "1:9", "limits: the value must be a group of keys")
         self.check("limits:\n  memory: [1M]\n", "2:3", "limits, memory: ", "single value")
 
     def test_wrong_values(self):
@@ -129,8 +129,8 @@ class ConfigErrors(support.Case):
         self.check("listen:\n  - uri: nbd://a\n    tls: on\n    tls: off\n", "4:5",
                    "listen entry 1: ", "'tls' is given twice")
         self.check("listen:\n  - {uri: [nbd://a]}\n", "2:6", "listen entry 1, uri: ",
-                   "this must be a single value")
-        self.check("listen: [[nbd://a]]\n", "1:10", "listen entry 1", "this must be a single value")
+                   "a single value is required")
+        self.check("listen: [[nbd://a]]\n", "1:10", "listen entry 1", "a single value is required")
         self.check("listen:\n  - {uri: nbd://a, tls: maybe}\n", "2:25", "listen entry 1, tls: ",
                    "'maybe' is not one of off, on, require")
         self.check("listen:\n  - {uri: nbd://a, tls-verify-peer: 1}\n", "2:37",

@@ -217,7 +217,7 @@ class Descriptors(support.Case):
             self.wait_for(lambda: self.files_of(server) < before + 100)
             code, errors = server.stop()
             self.assertEqual(code, 0)
-            self.assertNotIn("pausing connections", errors)
+            self.assertNotIn("accepting no connections", errors)
 
     def check_nobody_waits(self, path, uri, control, flags):
         """A file that takes an hour to close is sent, and a client of the same reactor is served."""

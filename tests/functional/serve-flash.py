@@ -96,7 +96,7 @@ class Flash(support.Case):
         with nbdmini.open_export(server.uri, b"") as client:
             client.write(0, b"x" * 4096)
             found = self.check()
-            self.assertEqual((found["cache"], found["cache-note"]), ("in-use", "a server uses it"))
+            self.assertEqual((found["cache"], found["cache-note"]), ("in-use", "a server is using the cache file"))
             self.assertIn("a server has the store open for writing", found["writer"])
         self.assertEqual(server.stop()[0], 0)
         self.assertNotIn("writer", self.check())
@@ -120,7 +120,7 @@ class Flash(support.Case):
         server.stop()
         status, _, stderr = self.run_gmblock("serve", "--run", "true", f"--export==flash:{self.file}")
         self.assertEqual(status, 1)
-        self.assertIn("'gmblock check --rebuild' restores it", stderr)
+        self.assertIn("'gmblock check --rebuild' restores the map", stderr)
         result = self.gmblock("check", "--rebuild", self.file)
         self.assertEqual((result.returncode, "wrong" in result.stdout), (0, False), result)
         server = self.serve()
@@ -231,8 +231,8 @@ class Flash(support.Case):
 
         for told, forge in {
                 "is accessible to other users": lambda: put(0o644),
-                "is not a regular file with a single link": lambda: (put(), os.link(cache, cache + "2")),
-                "it is a symbolic link": lambda: os.symlink(away, cache),
+                "is not a regular file with exactly one hard link": lambda: (put(), os.link(cache, cache + "2")),
+                "the path is a symbolic link": lambda: os.symlink(away, cache),
                 "belongs to another user": lambda: (put(), os.chown(cache, 65534, -1)),
         }.items():
             if told == "belongs to another user" and os.geteuid() != 0:
@@ -260,7 +260,7 @@ class Flash(support.Case):
         with tempfile.TemporaryDirectory(dir="/dev/shm") as folder, \
                 tempfile.TemporaryDirectory(dir="/dev/shm") as other:
             cache = self.leave_changes("cache-dir=" + other, folder=other, flush=True)
-            self.refused(f"has a cache file '{cache}', without changes; serve it once with cache-dir={other}",
+            self.refused(f"has a cache file without changes, '{cache}'; serve the store once with cache-dir={other}",
                          keys=["cache-dir=" + folder])
             for keys in ("cache-dir=" + other, "cache-dir=" + folder):
                 server = self.serve(keys)
@@ -309,7 +309,7 @@ class Flash(support.Case):
             self.assertEqual(server.stop(), (0, ""))
             os.remove(self.leave_changes("cache-dir=" + other, folder=other))
             self.assertEqual(self.check()["cache"], "missing")
-            self.assertIn(f"not in '{other}'", self.check()["cache-note"])
+            self.assertIn(f"in another folder than '{other}'", self.check()["cache-note"])
             server = self.serve("cache-dir=" + folder)
             with nbdmini.open_export(server.uri, b"") as client:
                 self.assertEqual(client.read(0, BLOCK), bytes([1]) * BLOCK)
@@ -431,7 +431,7 @@ class Flash(support.Case):
                 blocks[offset] = data
         status, errors = server.stop()
         self.assertEqual(status, 1, errors)
-        self.assertRegex(errors, rf"\d+ changed blocks? (is|are) only in its cache file '{cache}', in memory")
+        self.assertRegex(errors, rf"\d+ changed blocks? (is|are) only in its cache file '{cache}', which is in memory")
         self.refused("free space in the filesystem", "changed blocks in its cache file", cache)
         subprocess.run(["mount", "-o", "remount,size=80M", small], check=True)
         server = self.serve()
@@ -460,7 +460,7 @@ class Flash(support.Case):
         self.assertEqual(full.exception.errno, errno.ENOSPC)
         status, errors = server.stop()
         self.assertEqual(status, 1, errors)
-        self.assertRegex(errors, rf"\d+ changed blocks? (is|are) only in its cache file '{cache}', in memory")
+        self.assertRegex(errors, rf"\d+ changed blocks? (is|are) only in its cache file '{cache}', which is in memory")
         os.remove(filler)
         server = self.serve()
         with nbdmini.open_export(server.uri, b"") as client:
@@ -512,12 +512,12 @@ class Flash(support.Case):
                 client.write(number * MIB, bytes(MIB))
         server.signal(signal.SIGKILL)
         server.process.wait()
-        self.assertIn("128 MiB of its log have been read", self.gmblock("check", "--log-level=info", self.file).stderr)
+        self.assertIn("read 128 MiB of the log", self.gmblock("check", "--log-level=info", self.file).stderr)
         _, errors = self.start_unix("--log-level=info", f"flash:{self.file}").stop()
-        self.assertIn("128 MiB of its log have been read", errors)
+        self.assertIn("read 128 MiB of the log", errors)
         self.file = self.path("large.flash")
         self.assertEqual(self.gmblock("create", "--size=20G", f"flash:{self.file}").returncode, 0)
-        self.assertIn("49 % of the disk are checked", self.gmblock("check", "--log-level=info", self.file).stderr)
+        self.assertIn("49 % of the disk has been checked", self.gmblock("check", "--log-level=info", self.file).stderr)
 
     def test_a_damaged_block_is_an_error(self):
         server = self.serve()
@@ -564,7 +564,7 @@ class Flash(support.Case):
         found = self.check(faults=1)
         self.assertIn("2 flushed records from there on are lost", str(found["faults"]))
         self.refused("the log of the flash store", "2 flushed records",
-                     "export it with readonly (")
+                     "export the disk with readonly (")
         server = self.serve("readonly")
         with nbdmini.open_export(server.uri, b"") as client:
             for number in range(6):
@@ -640,7 +640,7 @@ class Flash(support.Case):
         self.assertIn("--size", self.gmblock("create", "flash:" + self.path("none")).stderr)
         self.assertIn("too small", self.gmblock("create", "--size=1M",
                                                 "flash:" + self.path("none")).stderr)
-        self.assertIn("--segment: it must be at least 64K",
+        self.assertIn("--segment: the value must be at least 64K",
                       self.gmblock("create", "--size=8M", "--segment=32K",
                                    "flash:" + self.path("none")).stderr)
         self.assertEqual(self.gmblock("create", "memory:1M").returncode, 2)

@@ -99,7 +99,7 @@ class Commands(Live):
         self.export("add", "a", one)
         before = self.served()
         for arguments, fragment in ((("add", "a", one), 'there is already an export "a"'),
-                                    (("add", "b", self.path("absent")), "create it first"),
+                                    (("add", "b", self.path("absent")), "create the file first"),
                                     (("add", "b", one, "colour=red"), "unknown key 'colour'"),
                                     (("add", "b", one, "mode=fast"), "mode: 'fast' is not a mode"),
                                     (("add", "b", one, "rate=1M", "rate=2M"), "rate: "),
@@ -109,7 +109,7 @@ class Commands(Live):
                                     (("set", "b", "rate=1M"), 'there is no export "b"'),
                                     (("set", "a", "rate=much"), "rate: "),
                                     (("set", "a", "colour=default"), "unknown key 'colour'"),
-                                    (("set", "a", "path=" + self.path("absent")), "create it first"),
+                                    (("set", "a", "path=" + self.path("absent")), "create the file first"),
                                     (("remove", "b"), 'there is no export "b"')):
             with self.subTest(arguments=arguments):
                 self.assertIn(fragment,
@@ -149,7 +149,7 @@ class Commands(Live):
                     self.assertTrue(errors.endswith(f" ({written})\n"), errors)
         self.assertIn("(gmblock export set)", errors)
         for arguments, status, fragment in (
-                (["n", qcow2 + ",readonly"], 1, "write keys as separate words: NAME PATH KEY[=VALUE]"),
+                (["n", qcow2 + ",readonly"], 1, "write the keys of the export as separate arguments: NAME PATH KEY[=VALUE]"),
                 (["n=" + qcow2], 2, "a NAME and a PATH, as two words")):
             self.check_refused(["export", "add", *arguments, "--server", self.control], status, fragment)
         self.assertEqual(server.stop()[0], 0)
@@ -164,7 +164,7 @@ class Commands(Live):
                 "rate=100M (was default)\n")
             with nbdmini.open_export(server.uri, b"a") as second:
                 self.assertEqual(second.read(0, 4), b"kept")
-            self.assertEqual(self.export("set", "a", "rate=100M"), "nothing has changed\n")
+            self.assertEqual(self.export("set", "a", "rate=100M"), "the command has changed nothing\n")
             self.export("set", "a", "rate=default", "max-memory=4M")
             self.assertEqual(client.read(0, 4), b"kept")
         code, output, _ = self.run_gmblock("info", server.uri.replace("///?", "///a?"))
@@ -279,10 +279,10 @@ class Commands(Live):
                 for server in ["--server", self.control], [self.control]:
                     code, output, errors = self.run_gmblock(*words, *server)
                     self.assertEqual((code, errors), (0, ""), output)
-                self.check_refused([*words, "--server", self.control, self.control], 2, "give one server")
+                self.check_refused([*words, "--server", self.control, self.control], 2, "give only one server")
                 self.check_refused([*words, self.control, "b"], 2, "only one server")
         self.check_refused(["trace", "--request", "--server", self.control, "--timeout", "1ms"], 1, "no client")
-        self.check_refused(["top", "--server", "a", "b"], 2, "give one server")
+        self.check_refused(["top", "--server", "a", "b"], 2, "give only one server")
         # Words behind two hyphens are not the server's name.
         self.check_refused(["upgrade", "--server", self.path("none"), "--", "gmblock", "serve"], 1, self.path("none"))
 
@@ -295,7 +295,7 @@ class Commands(Live):
             self.assertTrue(client.at_end())
         self.refused(server, b"a")
         self.export("add", "b", "null:1M") # which closes no disk
-        self.assertIn("nothing has changed", self.export("set", "b", "size=auto"))
+        self.assertIn("the command has changed nothing", self.export("set", "b", "size=auto"))
         server.kill() # the delay does not end
 
     def test_replaced(self):
@@ -321,9 +321,9 @@ class Commands(Live):
         one = self.image("one")
         server = self.serve("--export", f"a={one}")
         with nbdmini.open_export(server.uri, b"a") as client:
-            self.assertEqual(self.export("set", "a", "size=auto"), "nothing has changed\n")
+            self.assertEqual(self.export("set", "a", "size=auto"), "the command has changed nothing\n")
             os.truncate(one, 2 << 20)
-            self.assertIn("has only 2M; make it larger", self.export("set", "a", "size=3M", status=1))
+            self.assertIn("has only 2M; make the disk larger", self.export("set", "a", "size=3M", status=1))
             self.assertEqual(self.export("set", "a", "size=2M"), 'export "a": size=2M (was 1M)\n')
             client.write((2 << 20) - 4, b"more")
             with nbdmini.open_export(server.uri, b"a") as other:
@@ -404,7 +404,7 @@ class Commands(Live):
         features = json.loads(self.run_gmblock("info", "--local", "--json")[1])["features"]
         add = ("add", "out", os.path.join(outside, "disk"))
         if features["landlock"]["available"]:
-            self.assertIn("name its folder with --export-folder", self.export(*add, status=1))
+            self.assertIn("name the folder of this file with --export-folder", self.export(*add, status=1))
         else:
             self.assertIn("added", self.export(*add))
         nbdmini.open_export(server.uri, b"in").close()
@@ -466,7 +466,7 @@ class Commands(Live):
         server = self.serve("--export-folder", self.folder)
         store = f"flash:{self.path('flash')}"
         self.assertEqual(self.run_gmblock("create", "--size=64M", store)[0], 0)
-        self.assertIn("its disk can only be opened when the server starts",
+        self.assertIn("the disk can only be opened when the server starts",
                       self.export("add", "f", store, f"cache-dir={self.folder}/none", status=1))
         status, errors = server.stop()
         self.assertEqual((status, "no write cache" in errors), (0, False), errors)
@@ -500,9 +500,9 @@ class Configuration(Live):
             self.configure("name: stays, path: 'null:1M'", f"name: changes, path: '{one}', readonly: yes",
                            "name: slower, path: 'null:1M', rate: 500M", "name: comes, path: 'null:1M'",
                            more="limits: {threads: 1}\n")
-            lines = ['export "changes": readonly=yes (was default); its clients are disconnected',
+            lines = ['export "changes": readonly=yes (was default); the clients of the export are disconnected',
                      'export "slower": rate=500M (was 1G)', 'export "comes": added, null:1M',
-                     'export "goes": removed; its clients are disconnected',
+                     'export "goes": removed; the clients of the export are disconnected',
                      "threads: changed; takes effect at the next restart"]
             self.assertEqual(self.reload("--dry-run").splitlines(), lines)
             for client in (stays, goes, changes, slower):
@@ -601,7 +601,7 @@ class Configuration(Live):
                            more=rules[0])
             value = value.strip("[']")
             self.assertEqual(self.reload("--dry-run"),
-                             f'export "e4": {key}={value} (was default); its clients are disconnected\n'
+                             f'export "e4": {key}={value} (was default); the clients of the export are disconnected\n'
                              if key not in ("rate", "max-connections") else
                              f'export "e4": {key}={value} (was default)\n')
 
@@ -617,7 +617,7 @@ class Configuration(Live):
         self.serve("name: a, path: 'null:1M'")
         self.configure("name: a, path: 'null:1M', mode: nonsense")
         self.assertIn("a reload would fail and change nothing: ", self.reload("--dry-run", status=1))
-        self.assertIn("reload failed, nothing was changed: ", self.reload(status=1))
+        self.assertIn("the reload failed, and nothing was changed: ", self.reload(status=1))
 
     def test_rules_of_access_hold_for_what_was_added(self):
         """They are those of exports without rules of their own, as long as it is served."""
@@ -635,7 +635,7 @@ class Configuration(Live):
                 with nbdmini.open_export(server.uri, b"added") as client:
                     self.assertEqual(bool(client.flags & nbdmini.FLAG_READ_ONLY), is_read_only)
         self.configure("name: a, path: 'null:1M', access: [rw]")
-        self.assertIn('the access rules of the export "added" are gone', self.reload(status=1))
+        self.assertIn('no longer contains access rules for the export "added"', self.reload(status=1))
         self.refused(server, b"added")
 
     def test_rules_that_change_are_told(self):
@@ -716,13 +716,13 @@ class Configuration(Live):
         before = self.served()
         for exports, fragment in ((["name: a, path: 'null:1M', mode: fast"], ":2:36: "),
                                   (["name: a, path: 'null:1M'", "name: a, path: 'null:1M'"], "already used"),
-                                  (["name: a, path: 'null:1M'", "name: c, path: '/absent'"], "create it first"),
+                                  (["name: a, path: 'null:1M'", "name: c, path: '/absent'"], "create the file first"),
                                   ([], "nothing to serve")):
             self.configure(*exports)
             if not exports:
                 self.make_file("conf", "exports: []\n")
             errors = self.reload(status=1)
-            self.assertIn("reload failed, nothing was changed", errors)
+            self.assertIn("the reload failed, and nothing was changed", errors)
             self.assertIn(fragment, errors)
             self.assertEqual(self.served(), before)
         nbdmini.open_export(server.uri, b"b").close()
@@ -800,7 +800,7 @@ class UnderLoad(Live):
             bench.send_signal(signal.SIGINT)
             output, errors = bench.communicate()
             self.assertEqual(errors.splitlines()[-1:],
-                             ["gmblock bench: interrupted before the end of the run"])
+                             ["gmblock bench: the measurement was interrupted before its end"])
             document = json.loads(output)
             self.assertGreater(document["requests"], 0)
             stalls.append(document["latency_us"]["max"] / 1000)

@@ -19,16 +19,16 @@ class Marker(support.Case):
         self.assertNotIn("s", os.listdir(self.folder))
 
     def test_a_file_is_refused(self):
-        self.check(f"{self.image},mode=direct,marker", self.image, "it is a file")
-        self.check(f"{self.image},mode=direct,readonly,marker", self.image, "it is a file")
+        self.check(f"{self.image},mode=direct,marker", self.image, "the disk is a file")
+        self.check(f"{self.image},mode=direct,readonly,marker", self.image, "the disk is a file")
 
     def test_the_page_cache_is_refused(self):
         self.check(f"{self.image},marker", self.image, "mode=cached", "add mode=direct")
         self.check(f"{self.image},marker,write-mode=direct", "mode=cached", "add mode=direct")
 
     def test_what_is_no_disk_is_refused(self):
-        self.check("memory:1M,mode=direct,marker", "'memory:1M'", "it is not a disk")
-        self.check("null:1M,mode=direct,marker", "'null:1M'", "it is not a disk")
+        self.check("memory:1M,mode=direct,marker", "'memory:1M'", "the path is not a disk")
+        self.check("null:1M,mode=direct,marker", "'null:1M'", "the path is not a disk")
 
     def test_a_loop_device_is_refused(self):
         try:
@@ -38,7 +38,7 @@ class Marker(support.Case):
         except (OSError, subprocess.CalledProcessError) as error:
             self.skipTest(f"no loop device: {error}")
         self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=False)
-        self.check(f"{device},mode=direct,marker", device, "it is a loop device")
+        self.check(f"{device},mode=direct,marker", device, "the disk is a loop device")
 
     def test_the_file_of_exports_is_refused_too(self):
         config = self.make_file("config", f"exports:\n  - name: a\n    path: {self.image}\n"

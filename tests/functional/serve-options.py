@@ -31,7 +31,7 @@ class Options(support.Case):
 
     def test_the_default_mode(self):
         self.assertRegex(self.run_gmblock("serve", "--help")[1],
-                         r"mode=auto\|cached\|direct\|device\s+how reads access the disk: auto \(default; chosen")
+                         r"mode=auto\|cached\|direct\|device\s+method of reading the disk: auto \(default; chosen")
 
     def test_exports(self):
         def export(text, *fragments):
@@ -54,12 +54,12 @@ class Options(support.Case):
             export(f"a=null:1M,overlap={value}", "overlap: ", f"'{value}'", "auto", "off")
         for value in ("64K", "64K:", "64K:1", ":4", "63K:4", "2K:4", "64K:4:4", "2G:4", "64K:2000"):
             export(f"a=null:1M,stripe={value}", "stripe: ", f"'{value}'", "CHUNK:MEMBERS")
-        for text, key, reason in (("null:1M,page-cache-send=off", "page-cache-send", "it has no data"),
-                                  ("null:1M,mode=cached", "mode", "it has no page cache"),
-                                  ("memory:1M,mode=auto", "mode", "it has no page cache"),
-                                  ("memory:1M,write-mode=cached", "write-mode", "it has no page cache")):
+        for text, key, reason in (("null:1M,page-cache-send=off", "page-cache-send", "a null disk stores no data"),
+                                  ("null:1M,mode=cached", "mode", "memory and null disks do not use the page cache"),
+                                  ("memory:1M,mode=auto", "mode", "memory and null disks do not use the page cache"),
+                                  ("memory:1M,write-mode=cached", "write-mode", "memory and null disks do not use the page cache")):
             self.check_refused(["serve", "--export", f"a={text}"], 1,
-                               f"the key {key} has no effect here: {reason}; omit it")
+                               f"the key {key} has no effect here: {reason}; omit the key")
         export("a=null:1M,fault=read", "fault: ")
         for time in ("5", "1.5s", "2h", "1m", "1S"):
             export(f"a=null:1M,delay=read:{time}", f"'{time}' is not a time", "at most one hour")
@@ -98,7 +98,7 @@ class Options(support.Case):
         listen("http://127.0.0.1", "'http'")
         listen("nbd://127.0.0.1:70000", "larger than 65535")
         listen("nbd://::1", "brackets")
-        listen("nbds://127.0.0.1:0?tls-type=psk", "tls- parameters are for clients")
+        listen("nbds://127.0.0.1:0?tls-type=psk", "tls- parameters are only for URIs of clients")
         listen("nbd+unix:///", "socket=PATH")
         listen("nbd://127.0.0.1:0/disk", "has no export name", "--export")
         listen("nbd://127.0.0.1:0/?colour=red", "unknown parameter 'colour'")

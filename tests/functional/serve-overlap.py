@@ -240,7 +240,7 @@ class Synchro(support.Case):
         self.assertIsNone(told["exports"][1]["writes"]["part_size"])
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)
-        self.assertRegex(output, r"  large reads:\n    Size of the parts of large requests: \d")
+        self.assertRegex(output, r"  large reads:\n    Size of the parts into which large requests are split: \d")
         self.assertIn("Measured data rate of the disk", output)
         code, metrics, _ = self.run_gmblock("stats", "--prometheus", control)
         self.assertEqual(code, 0)
@@ -262,7 +262,7 @@ class Synchro(support.Case):
         self.assertIsNone(reads["early"])
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)
-        self.assertRegex(output, r"  large reads:\n    Size of the parts of large requests: \d")
+        self.assertRegex(output, r"  large reads:\n    Size of the parts into which large requests are split: \d")
         self.assertNotIn("How early", output)
 
 

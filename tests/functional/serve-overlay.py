@@ -227,7 +227,7 @@ class Overlay(support.Case):
                 code, _, errors = self.run_gmblock("export", "set", name, "mode=direct",
                                                    "--server", control)
                 self.assertEqual(code, 1)
-                self.assertIn("mode=direct (was default) would reopen its disk", errors)
+                self.assertIn("mode=direct (was default) would reopen the disk of the export", errors)
                 self.assertIn("remove the export and add it again", errors)
             self.assertEqual(client.read(0, 4), b"kept")
             code, _, errors = self.run_gmblock("export", "set", "a", "rate=1G",

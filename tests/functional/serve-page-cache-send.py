@@ -105,9 +105,9 @@ class PageCacheSend(support.Case):
                 (("page-cache-send=off",), "page-cache-send=off", "page-cache-send=off"),
                 (("mode=direct",), "mode=direct", "mode=direct bypasses the page cache"),
                 (("write-mode=direct",), "write-mode=direct", "write-mode=direct bypasses"),
-                (("delay=read:1us",), "delay", "delay= is given"),
-                (("fault=write:EIO",), "fault", "fault= is given"),
-                (("pace=100G",), "pace", "pace= is given")):
+                (("delay=read:1us",), "delay", "the export has the key delay"),
+                (("fault=write:EIO",), "fault", "the export has the key fault"),
+                (("pace=100G",), "pace", "the export has the key pace")):
             with self.subTest(keys):
                 client = self.open(*keys)
                 self.assertEqual(self.read(client, 4096, 4096), self.content[4096:8192])
@@ -261,7 +261,7 @@ class PageCacheSend(support.Case):
         self.assertEqual(tuple(told["page_cache_send_" + what]
                                for what in ("bytes", "misses", "refusal")),
                          (2 * MIB, 2, None))
-        self.assertRegex(self.shown(), r"  Large reads copied because data was missing from the page cache, .*: 2\n")
+        self.assertRegex(self.shown(), r"  Large reads that the server copied, because their data was not in the page cache .*: 2\n")
 
     def test_who_does_not_receive_is_lent_little(self):
         client = self.open(arguments=("--memory", "32M", "--threads", "1"))

@@ -151,13 +151,13 @@ class Rate(support.Case):
             self.assertEqual(code, 1)
             self.assertIn("reached your connection limit", errors)
             _, output, _ = self.run_gmblock("stats", self.control)
-            self.assertIn("rule 2, for each of 1 identity: at most 200 requests/s", output)
+            self.assertIn("rate rule 2, for each of 1 identity: at most 200 requests/s", output)
         code, output, errors = self.run_gmblock("rate", "--rule=3", "off", self.control)
         self.assertEqual((code, output, errors), (0, "off\n", ""))
         self.assertEqual(slow.reply(), (7, 0))
         slow.receive(MIB)
         self.check_refused(["rate", "--rule=4", "off", self.control], 1,
-                           "there is no rule 4; this server has 3 rules")
+                           "there is no rate rule 4; this server has 3 rate rules")
         for server in [], [self.control]:
             self.check_refused(["rate", "--rule=1", "disk", "off", *server], 2, "'disk' is not a rate", "without an export")
 
@@ -222,7 +222,7 @@ class Rate(support.Case):
         self.assertEqual(self.memory(1)["max_bytes"], 1 << 30)
         self.assertEqual(self.stats()["rates"][0]["memory_max_bytes"], 4 * MIB)
         _, output, _ = self.run_gmblock("stats", self.control)
-        self.assertIn("rule 1, for each of 1 identity: at most 4.194 MB in memory", output)
+        self.assertIn("rate rule 1, for each of 1 identity: at most 4.194 MB in memory", output)
         code, output, errors = self.run_gmblock("rate", "--rule=1", "memory=off", self.control)
         self.assertEqual((code, output, errors), (0, "off\n", ""))
         self.wait_for(lambda: held() > 4 * MIB)

@@ -158,7 +158,7 @@ class Snapshot(support.Case):
                 (("create", "disk@a", "b"), "only flash stores"),
                 (("delete", "disk", "b"), "has no snapshot 'b'"),
                 (("list", "none"), 'there is no export "none"\n'),
-                (("list", self.control), f'"{self.control}"; list takes an export name; give the socket or URI of a server'),
+                (("list", self.control), "; 'gmblock snapshot list' takes the name of an export"),
                 (("list", "disk@a"), 'export "disk@a" is a snapshot'),
                 (("list", "--json", "disk@b"), 'there is no export "disk@b"')):
             self.assertIn(fragment, self.snapshot(*arguments, status=1))
@@ -172,7 +172,7 @@ class Snapshot(support.Case):
             self.assertEqual(client.reply()[1], 1)  # EPERM
             self.assertIn("is used by 1 connection", self.snapshot("delete", "disk", "a", status=1))
             self.assertEqual(self.snapshot("delete", "disk", "a", "--now").splitlines()[0],
-                             'export "disk@a": removed; its clients are disconnected')
+                             'export "disk@a": removed; the clients of the export are disconnected')
         self.assertEqual(sorted(self.listed()), ["b"])
         # With its export it is not served any more, and still there.
         status, _, errors = self.run_gmblock("export", "remove", "disk", "--server", self.control)

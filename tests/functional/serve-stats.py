@@ -129,7 +129,7 @@ class Stats(support.Case):
                          {"delay": {"delayed": 4}, "fault": {"failed": 4}})
         code, output, _ = self.run_gmblock("stats", self.control)
         self.assertEqual(code, 0)
-        self.assertIn("\n  delay:\n    Requests that were delayed: 4\n", output)
+        self.assertIn("\n  delay:\n    Requests delayed by a delay= rule: 4\n", output)
 
     def test_the_socket_is_its_owners_and_goes_with_the_server(self):
         server = self.serve("memory:1M")
@@ -281,8 +281,8 @@ class Stats(support.Case):
                               self.socket_uri(str(index)), **options) for index in range(40)]
         code, output, errors = self.run_gmblock("stats", **options)
         self.assertEqual((code, output), (1, ""))
-        self.assertRegex(errors, r"40 servers match; give --server with a URI of one, its process id "
-                         r"\((\d+ nbd\+unix:\S+, )+\.\.\.\) or its socket in ")
+        self.assertRegex(errors, r"40 servers match; select one with --server, by a URI, a process ID "
+                         r"\((\d+ nbd\+unix:\S+, )+\.\.\.\) or a control socket in ")
         told = re.search(r"\((.*), \.\.\.\)", errors).group(1).split(", ")
         self.assertLessEqual({int(entry.split()[0]) for entry in told},
                              {server.process.pid for server in servers})
@@ -507,7 +507,7 @@ class Stats(support.Case):
         for pid in ("1", "99999999999999999999"):
             code, _, errors = self.run_gmblock("stats", pid, **options)
             self.assertEqual(code, 1)
-            self.assertIn(f"no server of this user with the process id {pid} runs", errors)
+            self.assertIn(f"no server of this user with the process ID {pid} runs", errors)
             self.assertIn(self.path("gmblock/serve"), errors)
         del options["env"]["XDG_RUNTIME_DIR"]
         if os.geteuid() != 0 or "user" in options:
@@ -551,7 +551,7 @@ class Stats(support.Case):
 
         check("no server of this user runs on this machine", f"searched {folder}",
               "give the path of a server that was started with --control PATH")
-        check("no server of this user with the process id 4194305 runs", server=("--server", "4194305"))
+        check("no server of this user with the process ID 4194305 runs", server=("--server", "4194305"))
         check("XDG_RUNTIME_DIR is not set", "gmblock serve --control PATH",
               env={key: value for key, value in options["env"].items() if key != "XDG_RUNTIME_DIR"})
         check("absent: cannot connect: No such file or directory",
@@ -559,7 +559,7 @@ class Stats(support.Case):
         check(f"{folder}: not a gmblock control socket", server=("--server", folder))
         servers = [self.start("memory:1M", "--listen", self.socket_uri(str(index)), **options)
                    for index in range(2)]
-        check("2 servers match; give --server with a URI of one, its process id", f"its socket in {folder}",
+        check("2 servers match; select one with --server, by a URI, a process ID", f"a control socket in {folder}",
               *(str(server.process.pid) for server in servers))
         check("serves nbd://elsewhere", servers[0].uri, "run this command on the machine of the server",
               server=("--server", "nbd://elsewhere"))

@@ -78,7 +78,7 @@ class Stuck(support.Case):
         write("none")
         code, _, errors = self.run_gmblock("reload", self.path("control"))
         self.assertEqual(code, 1)
-        self.assertIn("1 of 1 server threads have not checked", errors)
+        self.assertIn("1 of 1 server threads have not yet checked", errors)
         os.close(go_on)
         self.client.receive(16) # that the bytes were written
         self.assertTrue(self.client.at_end())
@@ -106,7 +106,7 @@ class Stuck(support.Case):
             begin.write(b"\n")
             errors = upgrade.communicate()[1]
         self.assertEqual(upgrade.returncode, 1)
-        self.assertIn("the first thread of the server does not answer: a disk may hang", errors)
+        self.assertIn("the first thread of the server does not respond: a disk may hang", errors)
         code, _, errors = self.run_gmblock("upgrade", self.path("control"))
         self.assertEqual(code, 1)
         self.assertIn("has not responded since the previous upgrade", errors)

@@ -293,7 +293,7 @@ exports:
         for reason, count in reasons.items():
             self.assertIn(f'\ngmblock_tls_failures_total{{reason="{reason}"}} {count}\n', metrics)
         errors = server.stop()[1]
-        self.assertRegex(errors, r"client unix:pid \d+ uses TLS 1\.3, AES-\d+-GCM, records: "
+        self.assertRegex(errors, r"client unix:pid \d+ uses TLS 1\.3 with cipher AES-\d+-GCM, TLS records: "
                          r"(user|kernel); identity: .*host-a")
 
     # --- reading again ------------------------------------------------------------------------

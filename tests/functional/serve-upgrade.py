@@ -26,21 +26,21 @@ WRONG = {
     "no-magic": "invalid magic number",
     "older-version": "has version 0 of the upgrade protocol, this one has version 1",
     "newer-version": "has version 2 of the upgrade protocol, this one has version 1",
-    "unknown-type": "unknown message type 99",
-    "short-hello": "invalid message .* bytes",
-    "long-hello": "invalid message .* bytes",
-    "pid-zero": "invalid message .* bytes",
-    "started-first": "unexpected message from the new process",
-    "ready-first": "unexpected message from the new process",
+    "unknown-type": "unknown upgrade message type 99",
+    "short-hello": "invalid upgrade message .* bytes",
+    "long-hello": "invalid upgrade message .* bytes",
+    "pid-zero": "invalid upgrade message .* bytes",
+    "started-first": "unexpected upgrade message from the new process",
+    "ready-first": "unexpected upgrade message from the new process",
     "session-first": "descriptors",
     "dies-after-hello": "exited before|cannot pass",
     "dies-prepared": "the new process exited before it could serve",
     "fails-prepared": r"no \\x1b\[31mdisk",
-    "started-without-ready": "unexpected message from the new process",
+    "started-without-ready": "unexpected upgrade message from the new process",
     "dies-after-ready": "exited before|cannot send",
     "dies-with-a-session": "exited before|cannot send",
     "dies-with-all": "the new process exited before it could serve",
-    "ready-again": "unexpected message from the new process",
+    "ready-again": "unexpected upgrade message from the new process",
     "fails-with-all": "too late",
 }
 # And those that only a time limit ends.
@@ -216,7 +216,7 @@ class Upgrade(upgrades.Case):
         self.wait_for(self.is_served)
         bench.send_signal(signal.SIGINT)
         output, errors = bench.communicate()
-        self.assertEqual(errors.splitlines()[-1:], ["gmblock bench: interrupted before the end of the run"], errors)
+        self.assertEqual(errors.splitlines()[-1:], ["gmblock bench: the measurement was interrupted before its end"], errors)
         return json.loads(output)["connections_lost"], ended
 
     def test_bench(self):
@@ -254,7 +254,7 @@ class Upgrade(upgrades.Case):
                 with self.subTest(how):
                     code, _, errors = self.upgrade(*upgrades.PROCESS, "--new", how)
                     self.assertEqual(code, 1)
-                    self.assertRegex(errors, "upgrade failed, this server keeps running: ")
+                    self.assertRegex(errors, "the upgrade failed, and this server keeps running: ")
                     self.assertRegex(errors, reason)
                     self.assertEqual(client.read(0, 6), b"before")
                     with nbdmini.open_export(server.uri) as other:

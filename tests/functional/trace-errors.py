@@ -36,12 +36,12 @@ class Usage(TraceCase):
     def test_what_does_not_go_together(self):
         self.refuse("--together", "--together needs --parts")
         self.refuse("--parts", "512", "--size", "1M", "more than 1024 parts")
-        self.refuse("--parts", "2M", "--parts: 2M is more than a read of 1M (--size)")
+        self.refuse("--parts", "2M", "--parts: a part of 2M is larger than a read of 1M (--size)")
         self.refuse("--size", "1M", "--size", "16K", "--parts", "64K",
-                    "--parts: 64K is more than a read of 16K (--size)")
+                    "--parts: a part of 64K is larger than a read of 16K (--size)")
         self.refuse("--size", "64M", "--count", "1000", "too many to record")
-        self.refuse("--chunk", "2M", "--chunk: it is larger than a read (--size)")
-        self.refuse("--size", "1M", "--size", "8K", "--chunk", "16K", "--chunk: it is larger")
+        self.refuse("--chunk", "2M", "--chunk: a chunk must not be larger than a read (--size)")
+        self.refuse("--size", "1M", "--size", "8K", "--chunk", "16K", "--chunk: a chunk must not be larger")
 
     def test_options_of_the_other_kind(self):
         """Of a disk, or of --request."""

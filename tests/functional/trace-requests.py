@@ -351,13 +351,13 @@ class Ends(Case):
                 client.read(0, 512)
                 client.flush()  # and so the read has ended for the server, too
             tracer.send_signal(number)
-            told = self.result(tracer, 1, "the wait ended after 1 of 2 requests")
+            told = self.result(tracer, 1, "the wait for requests ended after 1 of 2 requests")
             self.assertEqual((told["ended"], len(told["requests"])), ("left", 1))
 
     def test_a_timeout(self):
         self.serve("memory:1M")
         tracer = self.begin("--json", "--timeout", "50ms")
-        told = self.result(tracer, 1, "the wait ended after 0 of 1 requests: no client made a request")
+        told = self.result(tracer, 1, "the wait for requests ended after 0 of 1 requests: no client made a request")
         self.assertEqual((told["ended"], told["requests"]), ("left", []))
 
     def test_the_server_stops(self):
@@ -445,7 +445,7 @@ class Refused(Case):
         self.check_stranger([hello, {"error": 7}], "the server gave no reason")
         path = self.path("stranger")
         self.check_stranger([hello, {}], f"{path}: invalid response")
-        self.check_stranger([hello, {"result": {}}], f"{path}: the recording did not start")
+        self.check_stranger([hello, {"result": {}}], f"{path}: the server did not start to record requests")
         for stranger in ({}, {"service": "\x1b"}, [1]):
             self.check_stranger([stranger], f"{path}: not a gmblock control socket")
 
@@ -453,7 +453,7 @@ class Refused(Case):
         self.serve("memory:1M")
         plot = self.path("plot.svg")
         tracer = self.begin("--json", "--timeout", "1ms", "--svg", plot)
-        self.result(tracer, 1, "the wait ended after 0 of 1 requests: no client made a request, so there is "
+        self.result(tracer, 1, "the wait for requests ended after 0 of 1 requests: no client made a request, so there is "
                     "nothing to draw")
         self.assertFalse(os.path.exists(plot))
         self.check_refused(["trace", "--request", "--svg", self.path("no/such"), self.control], 1,

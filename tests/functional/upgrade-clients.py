@@ -181,7 +181,7 @@ class UpgradeClients(support.Case):
         code, _, errors = self.run_gmblock(
             "upgrade", self.path("control2"), "--", sys.executable, "-c", STOPPED)
         self.assertEqual(code, 1)
-        self.assertIn("the new process does not read its messages", errors)
+        self.assertIn("the new process does not read the messages of this process", errors)
         self.assertEqual(self.run_gmblock("stats", self.path("control2"))[0], 0)
         self.assertEqual(server.stop()[0], 0)
 

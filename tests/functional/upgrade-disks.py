@@ -16,7 +16,7 @@ import upgrades
 class UpgradeDisks(upgrades.Case):
     def test_what_cannot_be_passed(self):
         cases = {
-            "has failed to flush": ["--export", f"={self.disk},fault=flush:EIO"],
+            "has reported a failed flush": ["--export", f"={self.disk},fault=flush:EIO"],
         }
         for reason, arguments in cases.items():
             server = self.start(*arguments, "--listen", self.socket_uri("x"), "--control",
@@ -299,7 +299,7 @@ class UpgradeDisks(upgrades.Case):
             client.write(0, b"changed")
             self.assertRegex(self.upgrade()[2], 'cannot flush the disk of export "": Input/output error')
             self.assertEqual(client.read(0, 7), b"changed")
-            self.assertRegex(self.upgrade()[2], "has failed to flush, and another process")
+            self.assertRegex(self.upgrade()[2], "has reported a failed flush, which another process")
         self.assertEqual(server.stop()[0], 0)
 
     def test_claim(self):

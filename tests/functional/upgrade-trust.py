@@ -88,7 +88,7 @@ class Trust(support.Case):
 
     def upgrade(self, *arguments, **options):
         code, output, errors = self.run_gmblock("upgrade", *arguments, **options)
-        found = re.match(r"process (\d+) serves now", output)
+        found = re.match(r"process (\d+) is now serving", output)
         if found:
             self.children.append(int(found[1]))
             # Before the server's end is waited for, whose standard error the new process has.

@@ -43,8 +43,8 @@ class Case(support.Case):
         """Status, output and errors of the command; the pid of the new process is remembered."""
         code, output, errors = self.run_gmblock(
             "upgrade", self.path("control"), *(("--", *command) if command else ()))
-        found = re.match(r"process (\d+) serves now; connections passed: (\d+), ended: (\d+); "
-                         r"pause: ([0-9.]+) ms\n(the ended connections .* must reconnect\n)?$", output)
+        found = re.match(r"process (\d+) is now serving; connections passed to it: (\d+), ended: (\d+); "
+                         r"pause: ([0-9.]+) ms\n(the connections that ended .* must reconnect\n)?$", output)
         if found:
             self.assertEqual(found[3] != "0", found[5] is not None, output)
             self.children.append(int(found[1]))

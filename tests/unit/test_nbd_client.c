@@ -212,9 +212,9 @@ static const struct reply_case unlawful[] = {
 		.steps = { { DATA, READ_600, LAST, 0, 600 }, { DATA, READ_600, LAST, 0, 600 } } },
 	{ "a chunk after an error with DONE", CHUNKS, "P70", "already answered",
 		.steps = { { ERROR, READ_600, LAST, NBD_EIO, 0 }, { NONE, READ_600, LAST } } },
-	{ "a different offset", EXT, "P110", "a different offset",
+	{ "a different offset", EXT, "P110", "the offset in",
 		.steps = { { OTHER, .b = 1 }, { NONE, WRITE_300, LAST } } },
-	{ "a different offset near 2^64", EXT, "P110", "a different offset",
+	{ "a different offset near 2^64", EXT, "P110", "the offset in",
 		.steps = { { OTHER, .b = UINT64_C(1) << 63 }, { DATA, READ_600, LAST, 0, 600 } } },
 
 	/* Forms. */
@@ -393,9 +393,9 @@ static const struct reply_case unlawful[] = {
 		.steps = { { EXTENTS, FLUSH, LAST, NBD_CONTEXT_ID_SIZE, 1, 512 } } },
 	{ "a size twice", CHUNKS, "P70", "already answered",
 		.steps = { { RESIZED, SIZE, LAST, 5 }, { RESIZED, SIZE, LAST, 6 } } },
-	{ "a size that is not the end of its reply", CHUNKS, "x-gmblock:size", "before the end",
-		.steps = { { RESIZED, SIZE, 0, 5 } } },
-	{ "a size with three extents", CHUNKS, "x-gmblock:size", "3 extents",
+	{ "a size that is not the end of its reply", CHUNKS, "x-gmblock:size",
+		"not in the last chunk", .steps = { { RESIZED, SIZE, 0, 5 } } },
+	{ "a size with three extents", CHUNKS, "x-gmblock:size", "extents (3)",
 		.steps = { { EXTENTS, SIZE, LAST, NBD_CONTEXT_ID_SIZE, 3, 1 } } },
 	{ "a size above 2^63", CHUNKS, "P68", "9223372036854775808 bytes",
 		.steps = { { RESIZED, SIZE, LAST, UINT64_C(1) << 63 } } },
@@ -403,9 +403,9 @@ static const struct reply_case unlawful[] = {
 		.steps = { { EXTENTS, SIZE, LAST, ID, 1, 512 } } },
 	{ "data in place of a size", CHUNKS, "P97", "", .steps = { { DATA, SIZE, LAST, 0, 10 } } },
 	{ "a simple reply in place of a size", STR, "P88", "", .steps = { { SIMPLE, SIZE } } },
-	{ "a sign of life at the end of a reply", CHUNKS, "x-gmblock:alive", "at the end",
+	{ "a sign of life at the end of a reply", CHUNKS, "x-gmblock:alive", "that ends a reply",
 		.steps = { { ALIVE, FLUSH, LAST } } },
-	{ "a sign of life with two extents", CHUNKS, "x-gmblock:alive", "2 extents",
+	{ "a sign of life with two extents", CHUNKS, "x-gmblock:alive", "it has 2",
 		.steps = { { EXTENTS, FLUSH, 0, NBD_CONTEXT_ID_ALIVE, 2, 1 } } },
 };
 

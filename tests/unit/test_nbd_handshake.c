@@ -101,7 +101,7 @@ static const struct dialogue_case refused[] = {
 	{ "a context without a name", 1, -EPROTO, "P38", "4 bytes",
 		{ RAW(GREETING), ACK(STRUCTURED_REPLY),
 			REPLY(SET_META_CONTEXT, NBD_REP_META_CONTEXT, "\0\0\0\1") } },
-	{ "too many contexts", 1, -EPROTO, "P41", "more contexts",
+	{ "too many contexts", 1, -EPROTO, "P41", "more metadata contexts",
 		{ RAW(GREETING), ACK(STRUCTURED_REPLY), SELECTED, SELECTED, SELECTED, SELECTED,
 			SELECTED, SELECTED, SELECTED, SELECTED, SELECTED, SELECTED, SELECTED,
 			SELECTED, SELECTED, SELECTED, SELECTED, SELECTED, SELECTED } },
@@ -377,7 +377,7 @@ static void play(const struct dialogue_case *one, const struct text *text, unsig
 	}
 	check_clear(one, ending);
 	if (ending->code >= 0 && !nbd_handshake_is_finished(handshake)) {
-		assert_non_null(strstr(nbd_handshake_awaits(handshake), "its "));
+		assert_non_null(strstr(nbd_handshake_awaits(handshake), "the "));
 		ending->code = nbd_handshake_end_of_stream(handshake, &ending->error);
 	}
 	if (ending->code >= 0) {
@@ -547,7 +547,7 @@ static void test_nothing_is_taken_before_the_stream_is_encrypted(void **state)
 	assert_int_equal(bytes, 0);
 	assert_false(nbd_handshake_is_finished(handshake));
 	assert_int_equal(nbd_handshake_end_of_stream(handshake, &error), -EPROTO);
-	assert_non_null(strstr(error.text, "its part of the TLS handshake"));
+	assert_non_null(strstr(error.text, "the server's part of the TLS handshake"));
 	nbd_handshake_destroy(handshake);
 }
 
@@ -565,7 +565,7 @@ static void test_information_without_end(void **state)
 	}
 	play(&endless, &text, 0, &ending);
 	assert_int_equal(ending.code, -EPROTO);
-	assert_non_null(strstr(ending.error.text, "too much information"));
+	assert_non_null(strstr(ending.error.text, "replies with information"));
 	assert_true(ending.taken < text.len);
 }
 

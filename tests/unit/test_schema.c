@@ -143,9 +143,9 @@ static void refusals(void **state)
 	refused("flag", "2", "'2' is neither yes nor no");
 	refused("count", "0", "0 is out of range; it must be from 1 to 50");
 	refused("count", "x", "'x' is not a whole number from 1 to 50");
-	refused("bytes", "1K", "it must be at least 4K");
-	refused("bytes", "2M", "it must be at most 1M");
-	refused("time", "0", "it must not be 0");
+	refused("bytes", "1K", "the value must be at least 4K");
+	refused("bytes", "2M", "the value must be at most 1M");
+	refused("time", "0", "the value must not be 0");
 	refused("patience", "0", "somebody waits");
 	refused("colour", "pink\x1b", "'pink\\x1b' is not one of red, green, blue");
 	refused("switch", "on", "'on' is neither auto nor off");

@@ -70,7 +70,7 @@ class Load:
 
     def upgrade(self):
         said = call("gmblock", "upgrade", "--server", "/tmp/control")
-        self.pid = int(re.match(r"process (\d+) serves now; connections passed: 1,", said)[1])
+        self.pid = int(re.match(r"process (\d+) is now serving; connections passed to it: 1,", said)[1])
         assert self.server.wait() == 0
 
     def end(self, how):

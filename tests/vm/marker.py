@@ -60,18 +60,18 @@ dmsetup remove --noudevsync straight
 mkfs.btrfs -q /dev/vdb >/dev/null 2>&1
 mount -t btrfs /dev/vdb /mnt
 dd if=/dev/urandom of=/mnt/disk.img bs=1M count=8 2>/dev/null
-refused "it is a file" /mnt/disk.img
+refused "the disk is a file" /mnt/disk.img
 losetup /dev/loop0 /mnt/disk.img
-refused "it is a loop device" /dev/loop0
+refused "the disk is a loop device" /dev/loop0
 losetup -d /dev/loop0
 umount /mnt
 
 wipefs -qa /dev/vdb
 yes | mdadm --quiet --create /dev/md0 --level=1 --raid-devices=2 --force --assume-clean \
 	--metadata=1.2 /dev/vdb /dev/vdc
-refused "it is a RAID array" /dev/md0
+refused "the disk is a RAID array" /dev/md0
 
-refused "it is a multipath NVMe device" /dev/nvme1n1
+refused "the disk is a multipath NVMe device" /dev/nvme1n1
 """
 
 
@@ -93,7 +93,7 @@ def nvme(folder):
 def check_served(guest, name):
     with open(f"{guest.results}/{name}", encoding="utf-8") as file:
         said = file.read()
-    match = re.search(r"(\d+) reads watched, (\S+) of their (\S+) detected early; (\d+) reads", said)
+    match = re.search(r"(\d+) reads watched; (\S+) of their (\S+) detected before the reads completed; (\d+) reads", said)
     assert match and int(match[1]) > 0 and match[4] == "0", said
     print(f"{name}: {match[0]}")
 

@@ -48,7 +48,7 @@ dd if=/dev/shm/disk.img of=/dev/shm/back bs=1M skip=8 count=4 status=none
 cmp /dev/shm/data /dev/shm/back
 # Nobody else gets in.
 ! gmblock info "nbds://127.0.0.1/?tls-certificates=/lab/old" 2>/tmp/refusal
-grep -q "no trusted authority" /tmp/refusal
+grep -q "not signed by a trusted authority" /tmp/refusal
 ! gmblock info nbd://127.0.0.1 2>/tmp/refusal
 grep -q "demands TLS" /tmp/refusal
 """

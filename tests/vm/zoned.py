@@ -100,7 +100,7 @@ def test_a_flash_store_outlives_its_server():
         lab.send("past", "0 0")
         testing.finish(lab)
         assert "only 2 zones of '/dev/nullb1' can be active" in results(guest, "too-few")
-        assert "its zones have a capacity of 1024 KiB" in results(guest, "segment")
+        assert "the zones of the device have a capacity of 1024 KiB" in results(guest, "segment")
         assert results(guest, "again").count("already contains a flash store") == 2
 
 

@@ -151,7 +151,8 @@ static int ask_for_next(
 	}
 	result = probe_hear(probe, export, error);
 	if (result == 0 && export->head.status == 0 && export->head.cursor <= cursor) {
-		result = probe_broken("a cursor that does not increase", error);
+		result = probe_broken(
+			"the list of exports has a cursor that does not increase", error);
 	}
 	return result;
 }

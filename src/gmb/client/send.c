@@ -116,8 +116,8 @@ static enum placing gmb_send_stage(
 	draft->buffers = 0;
 	draft->head.segment_count = 0;
 	if (hub_pool_make(hub) != 0) {
-		native_carrier_fail(
-			carrier, -ENOMEM, "out of memory for payload that the server must access");
+		native_carrier_fail(carrier, -ENOMEM,
+			"not enough memory to stage payload in memory that the server can access");
 		return LATER;
 	}
 	if (!native_share(carrier, HUB_POOL)) {

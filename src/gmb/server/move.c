@@ -48,7 +48,8 @@ static void gmb_move_fail(struct native_session *session, int status)
 		native_session_fail(
 			session, "G18: a cookie does not permit the access that the request needs");
 	} else if (status != -ENOTCONN) { /* otherwise an event reports the reason */
-		snprintf(reason, sizeof(reason), "cannot access its memory: %s", strerror(-status));
+		snprintf(reason, sizeof(reason), "cannot access the client's memory: %s",
+			strerror(-status));
 		session_terminate(&session->base, reason);
 	}
 }

@@ -216,7 +216,7 @@ static int gmb_request_check(struct native_request *request, const struct native
 		return -ESHUTDOWN;
 	}
 	if (path->op == STORE_EXTENTS && path->extent_max == 0) {
-		request->error_text = "no space for extents";
+		request->error_text = "the request allows no extents in its reply";
 		return -EINVAL;
 	}
 	return session_admit(&session->base, path, &request->error_text);

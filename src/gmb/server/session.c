@@ -20,7 +20,7 @@ void native_session_fail(struct native_session *session, const char *rule)
 	char reason[160];
 
 	if (session->base.state != SESSION_TERMINATING) {
-		snprintf(reason, sizeof(reason), "it broke a gmb rule: %s", rule);
+		snprintf(reason, sizeof(reason), "the client broke a gmb rule: %s", rule);
 		session_terminate(&session->base, reason);
 	}
 }

@@ -108,7 +108,8 @@ struct native_held {
 	uint8_t message[NATIVE_COPY_BYTES_MAX];
 };
 
-_Static_assert((int)NATIVE_COPY_BYTES_MAX >= (int)NATIVE_REQUEST_BYTES_MAX, "it holds either");
+_Static_assert((int)NATIVE_COPY_BYTES_MAX >= (int)NATIVE_REQUEST_BYTES_MAX,
+	"a held message is a REQUEST or a COPY");
 
 struct native_session {
 	struct session base;

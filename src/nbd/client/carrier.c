@@ -588,7 +588,7 @@ static int tls_settings_take(
 	}
 	if (!uri->tls || (own.flags & ~(uint32_t)GMB_TLS_NO_VERIFY) != 0) {
 		return error_set(error, -EINVAL,
-			uri->tls ? "unknown flags for TLS"
+			uri->tls ? "unknown flags in the TLS settings"
 				 : "credentials for TLS need an nbds URI");
 	}
 	const struct {

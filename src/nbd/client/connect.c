@@ -362,7 +362,7 @@ static void connect_tcp(struct connector *connector)
 
 	if (uri->port == 0) {
 		nbd_connect_end(connector,
-			error_set(&connector->error, -EINVAL, "port 0 is only for servers"));
+			error_set(&connector->error, -EINVAL, "a client cannot connect to port 0"));
 		return;
 	}
 	snprintf(port, sizeof(port), "%u", uri->port);

@@ -149,8 +149,8 @@ static void encrypt(struct nbd_dial *dial)
 
 	if (dial->received_at < dial->received_bytes) {
 		dial_fail(dial, error_set(&dial->error, -EPROTO,
-					"unencrypted data followed the agreement to use TLS; it "
-					"might not be from the server (rule P56)"));
+					"unencrypted data followed the agreement to use TLS; the "
+					"data might not be from the server (rule P56)"));
 		return;
 	}
 	err = tls_layer_create(&options, &layer);

@@ -388,8 +388,8 @@ static int handle_context(struct nbd_handshake *talk)
 
 	if (talk->reply_bytes < 5) {
 		return error_set(talk->error, -EPROTO,
-			"the server named a metadata context in %u bytes, which leaves no space "
-			"for the name (rule P38)",
+			"the server sent a reply about a metadata context with %u bytes, too few "
+			"for a context name (rule P38)",
 			talk->reply_bytes);
 	}
 	err = nbd_text_take(
@@ -403,11 +403,11 @@ static int handle_context(struct nbd_handshake *talk)
 	}
 	if (talk->state == STATE_SELECT && talk->replies > CONTEXT_REPLIES_MAX) {
 		return error_set(talk->error, -EPROTO,
-			"the server selected more contexts than requested (rule P41)");
+			"the server selected more metadata contexts than requested (rule P41)");
 	}
 	if (talk->replies > TAKEOVER_REPLIES_MAX) {
-		return error_set(
-			talk->error, -EPROTO, "the server sent too many contexts (rule P11)");
+		return error_set(talk->error, -EPROTO,
+			"the server sent too many metadata contexts (rule P11)");
 	}
 	if (talk->state == STATE_SELECT) {
 		nbd_facts_take_selected(&talk->facts, be32_load(talk->input), name);
@@ -422,7 +422,7 @@ static int handle_info(struct nbd_handshake *talk)
 {
 	if (talk->replies > INFO_REPLIES_MAX) {
 		return error_set(talk->error, -EPROTO,
-			"the server sent too much information: more than %d replies to one %s "
+			"the server sent more than %d replies with information to one %s option "
 			"(rule P11)",
 			INFO_REPLIES_MAX, nbd_option_name(states[talk->state].option));
 	}
@@ -475,8 +475,8 @@ static int export_accepted(struct nbd_handshake *talk)
 	if (offer->size == 0) {
 		/* Some servers open the export only for GO, and report size 0 for INFO. */
 		nbd_offers_note(&talk->offers,
-			"%s: some servers report 0 bytes in a list; query this export alone to be "
-			"sure",
+			"%s: the server reports a size of 0 bytes, as some servers do for every "
+			"export in a list; query this export alone to be sure",
 			export_label(label, offer->name));
 	}
 	return has_contexts(talk) ? ask_contexts(talk, STATE_CONTEXTS, 0) : next_export(talk);
@@ -573,8 +573,8 @@ static int export_unsupported(struct nbd_handshake *talk)
 	if (talk->goal != NBD_GOAL_LIST) {
 		return ask_old_export(talk);
 	}
-	nbd_offers_note(
-		&talk->offers, "the server does not support INFO, so only names can be listed");
+	nbd_offers_note(&talk->offers,
+		"the server does not support INFO, so only the names of its exports can be listed");
 	return nbd_handshake_leave(talk);
 }
 
@@ -697,8 +697,8 @@ static int handle_reply(struct nbd_handshake *talk)
 		return rule->content(talk);
 	}
 	return error_set(talk->error, -EPROTO,
-		"the server answered %s with a reply of type %u, which is not valid there (rule "
-		"P11)",
+		"the server answered %s with a reply of type %u, which is not valid for this "
+		"option (rule P11)",
 		nbd_option_name(rule->option), talk->reply_type);
 }
 
@@ -755,7 +755,8 @@ static int handle_flags(struct nbd_handshake *talk)
 	}
 	if (talk->goal == NBD_GOAL_LIST) {
 		return error_set(talk->error, -EOPNOTSUPP,
-			"the server uses the first newstyle protocol, without a list of exports");
+			"the server uses the first version of the newstyle protocol, which cannot "
+			"list exports");
 	}
 	return ask_old_export(talk);
 }
@@ -768,44 +769,44 @@ static int handle_old_export(struct nbd_handshake *talk)
 }
 
 static const struct state_rule states[STATE_COUNT] = {
-	[STATE_MAGIC] = { 0, "its greeting", EDGE(STYLE), .message = handle_magic },
-	[STATE_STYLE] = { 0, "its greeting", EDGE(FLAGS), .message = handle_style },
-	[STATE_FLAGS] = { 0, "its greeting",
+	[STATE_MAGIC] = { 0, "the server's greeting", EDGE(STYLE), .message = handle_magic },
+	[STATE_STYLE] = { 0, "the server's greeting", EDGE(FLAGS), .message = handle_style },
+	[STATE_FLAGS] = { 0, "the server's greeting",
 		EDGE(TLS) | EDGE(EXTENDED) | EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(GO) |
 			EDGE(OLD_EXPORT),
 		.message = handle_flags },
-	[STATE_TLS] = { NBD_OPT_STARTTLS, "its answer to STARTTLS", EDGE(ENCRYPT) | EDGE(ABORT),
+	[STATE_TLS] = { NBD_OPT_STARTTLS, "the answer to STARTTLS", EDGE(ENCRYPT) | EDGE(ABORT),
 		.accepted = tls_accepted, .refused = tls_refused },
-	[STATE_ENCRYPT] = { 0, "its part of the TLS handshake",
+	[STATE_ENCRYPT] = { 0, "the server's part of the TLS handshake",
 		EDGE(EXTENDED) | EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(GO) },
-	[STATE_EXTENDED] = { NBD_OPT_EXTENDED_HEADERS, "its answer to EXTENDED_HEADERS",
+	[STATE_EXTENDED] = { NBD_OPT_EXTENDED_HEADERS, "the answer to EXTENDED_HEADERS",
 		EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(SELECT) | EDGE(LIST) | EDGE(CONTEXTS) |
 			EDGE(ABORT),
 		.accepted = style_accepted, .refused = style_refused },
-	[STATE_STRUCTURED] = { NBD_OPT_STRUCTURED_REPLY, "its answer to STRUCTURED_REPLY",
+	[STATE_STRUCTURED] = { NBD_OPT_STRUCTURED_REPLY, "the answer to STRUCTURED_REPLY",
 		EDGE(TAKEOVER) | EDGE(SELECT) | EDGE(GO) | EDGE(LIST) | EDGE(CONTEXTS) |
 			EDGE(ABORT),
 		.accepted = style_accepted, .refused = style_refused },
-	[STATE_TAKEOVER] = { NBD_OPT_LIST_META_CONTEXT, "its answer to LIST_META_CONTEXT",
+	[STATE_TAKEOVER] = { NBD_OPT_LIST_META_CONTEXT, "the answer to LIST_META_CONTEXT",
 		EDGE(SELECT) | EDGE(GO) | EDGE(ABORT), NBD_REP_META_CONTEXT, handle_context,
 		after_takeover, after_takeover },
-	[STATE_SELECT] = { NBD_OPT_SET_META_CONTEXT, "its answer to SET_META_CONTEXT",
+	[STATE_SELECT] = { NBD_OPT_SET_META_CONTEXT, "the answer to SET_META_CONTEXT",
 		EDGE(GO) | EDGE(ABORT), NBD_REP_META_CONTEXT, handle_context, ask_go,
 		select_refused },
-	[STATE_LIST] = { NBD_OPT_LIST, "its answer to LIST", EDGE(INFO) | EDGE(ABORT),
+	[STATE_LIST] = { NBD_OPT_LIST, "the answer to LIST", EDGE(INFO) | EDGE(ABORT),
 		NBD_REP_SERVER, handle_server, list_accepted, list_refused },
-	[STATE_CONTEXTS] = { NBD_OPT_LIST_META_CONTEXT, "its answer to LIST_META_CONTEXT",
+	[STATE_CONTEXTS] = { NBD_OPT_LIST_META_CONTEXT, "the answer to LIST_META_CONTEXT",
 		EDGE(INFO) | EDGE(GO) | EDGE(ABORT), NBD_REP_META_CONTEXT, handle_context,
 		contexts_accepted, contexts_refused },
-	[STATE_INFO] = { NBD_OPT_INFO, "its answer to INFO",
+	[STATE_INFO] = { NBD_OPT_INFO, "the answer to INFO",
 		EDGE(INFO) | EDGE(CONTEXTS) | EDGE(ABORT), NBD_REP_INFO, handle_info,
 		export_accepted, export_refused },
-	[STATE_GO] = { NBD_OPT_GO, "its answer to GO",
+	[STATE_GO] = { NBD_OPT_GO, "the answer to GO",
 		EDGE(LIST) | EDGE(OLD_EXPORT) | EDGE(ABORT) | EDGE(FINISHED), NBD_REP_INFO,
 		handle_info, export_accepted, export_refused },
-	[STATE_OLD_EXPORT] = { NBD_OPT_EXPORT_NAME, "its answer to EXPORT_NAME", EDGE(FINISHED),
+	[STATE_OLD_EXPORT] = { NBD_OPT_EXPORT_NAME, "the answer to EXPORT_NAME", EDGE(FINISHED),
 		.message = handle_old_export },
-	[STATE_ABORT] = { NBD_OPT_ABORT, "its answer to ABORT", EDGE(FINISHED),
+	[STATE_ABORT] = { NBD_OPT_ABORT, "the answer to ABORT", EDGE(FINISHED),
 		.accepted = nbd_handshake_finish, .refused = nbd_handshake_finish },
 	[STATE_FINISHED] = { 0, "nothing" },
 };

@@ -181,8 +181,8 @@ int nbd_text_take(const char *what, const uint8_t *bytes, uint32_t length, struc
 {
 	if (length > NBD_STRING_BYTES_MAX) {
 		return error_set(error, -EPROTO,
-			"the server sent %s of %u bytes; a string has at most %d (rule P1)", what,
-			length, NBD_STRING_BYTES_MAX);
+			"the server sent %s of %u bytes; a string has at most %d bytes (rule P1)",
+			what, length, NBD_STRING_BYTES_MAX);
 	}
 	if (length > 0 && memchr(bytes, 0, length) != NULL) {
 		return error_set(error, -EPROTO,
@@ -202,15 +202,15 @@ int nbd_offers_take_server(
 
 	if (length < 4) {
 		return error_set(error, -EPROTO,
-			"an export in the server's list has %u bytes, too few for the length of "
-			"its name (rule P16)",
+			"an entry in the server's list of exports has %u bytes, too few for the "
+			"length of a name (rule P16)",
 			length);
 	}
 	name_bytes = be32_load(payload);
 	if (name_bytes > length - 4) {
 		return error_set(error, -EPROTO,
-			"an export in the server's list has a name of %u bytes in a reply of %u "
-			"(rule P16)",
+			"an entry in the server's list of exports has a name of %u bytes in a "
+			"reply of only %u bytes (rule P16)",
 			name_bytes, length);
 	}
 	err = nbd_text_take("an export name", payload + 4, name_bytes, &name, error);

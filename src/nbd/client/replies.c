@@ -338,8 +338,9 @@ bool nbd_client_prefix_matches(
 
 static int replies_wrong_length(const char *what, const struct reply *reply, struct error *error)
 {
-	return error_set(error, -EPROTO, "the server sent a chunk %s of %llu bytes (rule P97)",
-		what, (unsigned long long)reply->length);
+	return error_set(error, -EPROTO,
+		"the server sent a chunk %s with an invalid length of %llu bytes (rule P97)", what,
+		(unsigned long long)reply->length);
 }
 
 static int chunk_end(
@@ -434,8 +435,8 @@ static int replies_take_alive(struct nbd_client *client, struct nbd_call *call,
 {
 	if (count != 1 || (reply->flags & NBD_REPLY_FLAG_DONE) != 0) {
 		return error_set(error, -EPROTO,
-			"the server sent a keep-alive with %llu extents, or at the end of a reply "
-			"(x-gmblock:alive)",
+			"the server sent a keep-alive chunk that does not have exactly one extent "
+			"(it has %llu), or that ends a reply (x-gmblock:alive)",
 			(unsigned long long)count);
 	}
 	begin_skip(client, call, reply);
@@ -455,8 +456,8 @@ static int replies_take_size(struct nbd_client *client, struct nbd_call *call,
 	if (count != (extended ? 1 : NBD_SIZE_EXTENTS) || call->described ||
 		(reply->flags & NBD_REPLY_FLAG_DONE) == 0) {
 		return error_set(error, -EPROTO,
-			"the server sent the export size with %llu extents, twice, or before the "
-			"end of a reply (x-gmblock:size)",
+			"the server sent the export size with a wrong number of extents (%llu), "
+			"twice, or not in the last chunk of a reply (x-gmblock:size)",
 			(unsigned long long)count);
 	}
 	if (len < reply->length) {
@@ -521,8 +522,8 @@ static int replies_take_status(struct nbd_client *client, struct nbd_call *call,
 	}
 	if (be32_get(wire[0]) != client->facts->allocation_id || call->described) {
 		return error_set(error, -EPROTO,
-			"the server sent block status of a context that was not selected, or twice "
-			"(rule P100)");
+			"the server sent block status of a metadata context that was not selected, "
+			"or sent it twice (rule P100)");
 	}
 	if (count > EXTENTS_MAX || (extended && be32_get(wire[1]) != count)) {
 		return error_set(error, -EPROTO,
@@ -786,8 +787,8 @@ static int replies_take_reply(struct nbd_client *client, const uint8_t *bytes, s
 	}
 	if (extended && offset != call->offset) {
 		return error_set(error, -EPROTO,
-			"the server replied with a different offset than the request had (rule "
-			"P110)");
+			"the offset in the server's reply differs from the offset in the request "
+			"(rule P110)");
 	}
 	took = replies_take_chunk(client, call, &reply, bytes + reply.header_bytes,
 		len - reply.header_bytes, more, error);

@@ -137,10 +137,11 @@ static uint32_t received_pieces(const struct nbd_session *session,
 	uint32_t bytes = 0;
 
 	_Static_assert((int)ENGINE_HANDOVER_LATER_PIECES >= 2,
-		"one of the stream, one of the bytes after it");
+		"the session hands over up to two pieces: the payload being received, and the "
+		"bytes after it");
 	_Static_assert((int)ARENA_BLOCK_BYTES_MAX + (int)RX_LARGE_BYTES + (int)RX_SMALL_BYTES <=
 			       (int)ENGINE_HANDOVER_LATER_BYTES_MAX,
-		"both pieces fit");
+		"the pieces of one session fit into the handover message");
 	if (session->rx_stream != NULL) {
 		pieces[0].bytes = mem_cpu_read(session->rx_stream->memory);
 		pieces[0].count = session->rx_stream_got;
@@ -358,7 +359,8 @@ int nbd_session_adopt(
 		}
 	}
 	if (handshake_needs_tls(session)) {
-		nbd_handover_refuse(session, "its address now requires TLS");
+		nbd_handover_refuse(
+			session, "the server address of this connection now requires TLS");
 		return 0;
 	}
 	choose_told(session, record);

@@ -185,10 +185,10 @@ static void option_export_name(struct nbd_session *session)
 		log_debug("nbd: connection %llu: requested export \"%s\"",
 			(unsigned long long)session->base.peer.id,
 			quote_bytes(handshake->option_data, handshake->option_bytes));
-		session_terminate(
-			&session->base, rc == -ENOENT ? "it requested an export that does not exist"
-					: rc == -ESHUTDOWN ? session_stop_text(&session->base)
-							   : session_choose_text(rc));
+		session_terminate(&session->base,
+			rc == -ENOENT	   ? "the client requested an export that does not exist"
+			: rc == -ESHUTDOWN ? session_stop_text(&session->base)
+					   : session_choose_text(rc));
 		return;
 	}
 	reply.size = be64_make(session->base.export_bytes);
@@ -576,7 +576,7 @@ static void refuse_without_tls(struct nbd_session *session)
 
 	if (handshake->option == NBD_OPT_EXPORT_NAME || !handshake->is_fixed) {
 		session_terminate(&session->base,
-			"it sent an option before STARTTLS, but this address requires TLS");
+			"the client sent an option before STARTTLS, but this address requires TLS");
 	} else {
 		reply_error(session, NBD_REP_ERR_TLS_REQD, "%s",
 			"this address demands TLS; use an nbds:// or nbds+unix:// URI");

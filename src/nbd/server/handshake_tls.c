@@ -7,7 +7,7 @@
 #include "tls/layer.h"
 
 _Static_assert(sizeof(struct peer_identity) == TLS_SOURCE_BYTES,
-	"places for handshakes are shared as connections are");
+	"TLS handshakes are limited by the same client identity as connections");
 
 static enum tls_mode mode_of(const struct nbd_session *session)
 {
@@ -80,7 +80,7 @@ static void log_tls(const struct nbd_session *session)
 	struct tls_facts facts = tls_layer_facts(&session->stream);
 
 	log_limited(session_connect_limit(&session->base), ring_batch_ns(session->service->ring),
-		LOG_LEVEL_INFO, "client %s uses %s, %s, records: %s; identity: %s",
+		LOG_LEVEL_INFO, "client %s uses %s with cipher %s, TLS records: %s; identity: %s",
 		session->base.peer.text, facts.version, facts.cipher, facts.records,
 		session->base.peer.proved->text);
 }
@@ -187,7 +187,8 @@ int handshake_adopt_tls(
 	int rc;
 
 	if (mode_of(session) == TLS_OFF) {
-		return error_set(error, -EACCES, "its address no longer offers TLS");
+		return error_set(error, -EACCES,
+			"the server address of this connection no longer offers TLS");
 	}
 	options.pool = tls_policy_pool(session->base.tls);
 	options.context = tls_policy_context(session->base.tls);

@@ -318,7 +318,8 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 	if (unlikely(session->told != NULL)) {
 		if (session->told->error != NBD_SUCCESS) {
 			error = session->told->error;
-			text = "it failed in the previous server process, before the upgrade";
+			text = "the request failed in the previous server process, before the "
+			       "upgrade";
 		}
 		go_on_after(session, request);
 	}
@@ -529,7 +530,8 @@ static void received_end(struct nbd_session *session)
 	if (session->base.state == SESSION_NEGOTIATING) {
 		session_terminate(&session->base, NULL);
 	} else if (session->rx_request != NULL || session->rx_discard_left > 0) {
-		session_terminate(&session->base, "it closed in the middle of a request's payload");
+		session_terminate(&session->base,
+			"the client closed the connection in the middle of a request's payload");
 	} else {
 		/* The peer may have closed only its direction, so its requests are still answered
 		 * (P130). */

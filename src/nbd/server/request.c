@@ -129,7 +129,7 @@ uint32_t request_check(struct nbd_session *session, const struct request_head *h
 	}
 	if (head->type == NBD_CMD_WRITE && session->extended &&
 		(head->flags & NBD_CMD_FLAG_PAYLOAD_LEN) == 0) {
-		*text = "a write without the payload flag has nothing to write";
+		*text = "a write without the payload flag has no data to write";
 		return NBD_EINVAL;
 	}
 	if (head->type == NBD_CMD_BLOCK_STATUS && !session->context_selected) {
@@ -141,7 +141,7 @@ uint32_t request_check(struct nbd_session *session, const struct request_head *h
 	path->extent_max = (head->flags & NBD_CMD_FLAG_REQ_ONE) != 0 ? 1 : PATH_EXTENTS_MAX;
 	code = session_admit(&session->base, path, text);
 	if (code == 0 && (head->flags & NBD_CMD_FLAG_DF) != 0 && head->length > HELD_BYTES_MAX) {
-		*text = "the read exceeds the maximum of one chunk";
+		*text = "the read is longer than one chunk of a reply can be";
 		code = -EOVERFLOW;
 	}
 	if (code == 0) {
@@ -161,7 +161,7 @@ uint32_t request_check_status_payload(const struct nbd_session *session, const u
 
 	if (payload_bytes < sizeof(effect) + sizeof(id) ||
 		(payload_bytes - sizeof(effect)) % sizeof(id) != 0) {
-		*text = "the payload of block status is not 8 + 4 n bytes";
+		*text = "the payload of the block status request does not have 8 + 4 n bytes";
 		return NBD_EINVAL;
 	}
 	/* There is one context, so a payload without unknown or repeated ids has exactly one id. */

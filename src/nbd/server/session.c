@@ -154,7 +154,7 @@ void session_fail(struct nbd_session *session, const char *rule, const char *for
 	va_start(args, format);
 	vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	snprintf(reason, sizeof(reason), "it broke NBD rule %s: %s", rule, text);
+	snprintf(reason, sizeof(reason), "the client broke NBD rule %s: %s", rule, text);
 	session_terminate(&session->base, reason);
 }
 

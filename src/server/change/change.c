@@ -202,7 +202,7 @@ static int remove_snapshots(
 static const char *its_clients(const struct served_export *served)
 {
 	return atomic_load_explicit(&served->export->connections, memory_order_relaxed) > 0
-		       ? "; its clients are disconnected"
+		       ? "; the clients of the export are disconnected"
 		       : "";
 }
 
@@ -253,8 +253,8 @@ static int check_contents(const struct server_export *before, const struct serve
 	}
 	if (strncmp(before->path, "memory:", strlen("memory:")) == 0) {
 		return error_set(error, -EBUSY,
-			"%s: %s would reopen its disk and lose the data in memory; remove the "
-			"export and add it again",
+			"%s: %s would reopen the disk of the export and lose the data in memory; "
+			"remove the export and add it again",
 			change_label(after->name, shown), line);
 	}
 	server_settings_text(&before->settings, overlay->key, text, sizeof(text));
@@ -263,9 +263,10 @@ static int check_contents(const struct server_export *before, const struct serve
 		return 0;
 	}
 	return error_set(error, -EBUSY,
-		"%s: %s would reopen its disk, which %s does not allow while it is served; %s",
+		"%s: %s would reopen the disk of the export, which %s does not allow while it is "
+		"served; %s",
 		change_label(after->name, shown), line, is_flash ? "a flash store" : "an overlay",
-		is_flash ? "change it in the configuration, then restart the server or run "
+		is_flash ? "change the key in the configuration, then restart the server or run "
 			   "'gmblock upgrade'"
 			 : "remove the export and add it again");
 }
@@ -347,7 +348,7 @@ int change_foresee(const struct change *change, struct forecast *forecast, struc
 			rc = forecast_rules(forecast, item->before->export, item->rules);
 		}
 	}
-	return rc < 0 ? error_set(error, rc, "no memory for a change") : 0;
+	return rc < 0 ? error_set(error, rc, "out of memory for a change of the configuration") : 0;
 }
 
 void change_tell(struct change *change, const struct forecast *forecast)
@@ -445,29 +446,6 @@ static int compare_name(const void *name, const void *entry)
 	return strcmp(name, (*served)->about.name);
 }
 
-static struct served_export *change_find(const struct change *change, const char *name)
-{
-	const struct exports *exports = change->options.exports;
-
-	for (uint32_t i = 0; i < exports->count; i++) {
-		if (strcmp(exports->list[i]->about.name, name) == 0) {
-			return exports->list[i];
-		}
-	}
-	return NULL;
-}
-
-static int find_needed(const struct change *change, const char *name,
-	struct served_export **served_out, struct error *error)
-{
-	char shown[CHANGE_LABEL_BYTES];
-
-	*served_out = change_find(change, name);
-	return *served_out != NULL
-		       ? 0
-		       : error_set(error, -ENOENT, "there is no %s", change_label(name, shown));
-}
-
 /* --- one export ------------------------------------------------------------------------------ */
 
 /* Checks that an export with the name can be added. */
@@ -475,13 +453,14 @@ static int check_room(const struct change *change, const char *name, struct erro
 {
 	char shown[CHANGE_LABEL_BYTES];
 
-	if (change_find(change, name) != NULL) {
+	if (exports_find(change->options.exports, name) != NULL) {
 		return error_set(
 			error, -EEXIST, "there is already an %s", change_label(name, shown));
 	}
 	return change->options.exports->count < SERVER_EXPORTS_MAX
 		       ? 0
-		       : error_set(error, -EINVAL, "more than %d exports", SERVER_EXPORTS_MAX);
+		       : error_set(error, -EINVAL, "the server can have at most %d exports",
+				 SERVER_EXPORTS_MAX);
 }
 
 int change_add(struct change *change, const struct server_export *about, struct error *error)
@@ -512,7 +491,9 @@ int change_add_snapshot(struct change *change, const struct served_export *paren
 			(int)sizeof(name) ||
 		snprintf(path, sizeof(path), "%s@%s", parent->about.path, snapshot) >=
 			(int)sizeof(path)) {
-		return error_set(error, -ENAMETOOLONG, "the name of %s is too long for snapshots",
+		return error_set(error, -ENAMETOOLONG,
+			"the name of %s is too long: it must leave room for '@' and the name of a "
+			"snapshot",
 			change_label(parent->about.name, shown));
 	}
 	if (keys != NULL) { /* borrowed from keys */
@@ -536,7 +517,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 	static const char origin[] = "gmblock export set";
 	struct served_export *served;
 	struct server_export about;
-	int rc = find_needed(change, name, &served, error);
+	int rc = exports_need(change->options.exports, name, &served, error);
 
 	if (rc < 0) {
 		return rc;
@@ -550,7 +531,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 int change_remove(struct change *change, const char *name, struct error *error)
 {
 	struct served_export *served;
-	int rc = find_needed(change, name, &served, error);
+	int rc = exports_need(change->options.exports, name, &served, error);
 
 	return rc < 0 ? rc : remove_export(change, served, error);
 }
@@ -569,8 +550,8 @@ static int change_check_rules(const struct server_config *config,
 	access_put(had);
 	return are_removed
 		       ? error_set(error, -EINVAL,
-				 "%s: the access rules of the %s are gone; write access: [rw] to "
-				 "open it to all clients",
+				 "%s: the configuration no longer contains access rules for the "
+				 "%s; to open the export to all clients, write access: [rw]",
 				 config->file_path, change_label(before->about.name, shown))
 		       : 0;
 }

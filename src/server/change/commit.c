@@ -126,7 +126,7 @@ static int open_item(struct change *change, struct change_item *item, struct err
 	if (item->after->parent == NULL && store_path_needs_start(item->after->about.path)) {
 		access_put(rules);
 		rc = error_set(error, -ENOTSUP,
-			"its disk can only be opened when the server starts; add it to the "
+			"the disk can only be opened when the server starts; add the export to the "
 			"configuration, then restart the server or run 'gmblock upgrade'");
 		served_export_blame(&item->after->about, error);
 		return rc;

@@ -39,10 +39,10 @@ static const char *advice_for_absent(const struct server_export *entry)
 		return "add the size: memory:SIZE or null:SIZE";
 	}
 	if (entry->syntax == SERVER_SYNTAX_PATH && strchr(entry->path, ',') != NULL) {
-		return "keys after a comma need --export =PATH,KEY[=VALUE]";
+		return "to set keys of the export, write --export =PATH,KEY[=VALUE]";
 	}
 	if (entry->syntax == SERVER_SYNTAX_ADD && strchr(entry->path, ',') != NULL) {
-		return "write keys as separate words: NAME PATH KEY[=VALUE]";
+		return "write the keys of the export as separate arguments: NAME PATH KEY[=VALUE]";
 	}
 	if (strncmp(entry->path, "flash:", strlen("flash:")) == 0 &&
 		is_snapshot_of_file(entry->path)) {
@@ -53,9 +53,10 @@ static const char *advice_for_absent(const struct server_export *entry)
 		return NULL;
 	}
 	if (strncmp(entry->path, "flash:", strlen("flash:")) == 0) {
-		return "create it first, for example with 'gmblock create --size=SIZE flash:FILE'";
+		return "create the flash store first, for example with 'gmblock create --size=SIZE "
+		       "flash:FILE'";
 	}
-	return "create it first, for example with 'truncate -s SIZE FILE'";
+	return "create the file first, for example with 'truncate -s SIZE FILE'";
 }
 
 static void exports_advise(const struct server_export *entry, struct error *error)
@@ -112,8 +113,8 @@ static void show_key(const struct server_export *entry, struct error *error)
 	}
 	error_set(error, plain.code, "%s%s with %s (%s)", plain.text,
 		strncmp(key, "overlay=", strlen("overlay=")) == 0 ? ": export that"
-		: strchr(plain.text, ';') != NULL		  ? ", or export it"
-								  : "; export it",
+		: strchr(plain.text, ';') != NULL		  ? ", or export the disk"
+								  : "; export the disk",
 		key, shown);
 }
 
@@ -161,7 +162,8 @@ void served_export_blame(const struct server_export *entry, struct error *error)
  * this to the error text and returns true. */
 static bool exports_explain(const struct server_export *entry, struct error *error)
 {
-	static const char remedy[] = "name its folder with --export-folder when the server starts";
+	static const char remedy[] =
+		"name the folder of this file with --export-folder when the server starts";
 	/* The base of an overlay is only read. The other files of a disk are written, unless the
 	 * export is read-only. */
 	bool writes = !entry->store.read_only;
@@ -230,13 +232,13 @@ int served_export_check_size(struct served_export *served, const uint64_t *wante
 	if (wanted != NULL && *wanted < size) {
 		return error_set(error, -EINVAL,
 			"the disk of export \"%s\" has %s, and an export cannot shrink while it is "
-			"served; remove it first",
+			"served; remove the export first",
 			shown, new);
 	}
 	if (wanted != NULL && *wanted > size) {
 		return error_set(error, -EINVAL,
-			"the disk of export \"%s\" has only %s; make it larger first, for example "
-			"with 'truncate -s SIZE FILE'",
+			"the disk of export \"%s\" has only %s; make the disk larger first, for "
+			"example with 'truncate -s SIZE FILE'",
 			shown, new);
 	}
 	served->size = size;
@@ -249,6 +251,21 @@ int served_export_check_size(struct served_export *served, const uint64_t *wante
 	snprintf(
 		line, SERVED_EXPORT_LINE_BYTES, "export \"%s\": size=%s (was %s)", shown, new, old);
 	return size > before;
+}
+
+void exports_look_at_sizes(const struct exports *exports)
+{
+	for (uint32_t i = 0; i < exports->count; i++) {
+		char line[SERVED_EXPORT_LINE_BYTES];
+		struct error error;
+		int rc = served_export_check_size(exports->list[i], NULL, line, &error);
+
+		if (rc < 0) {
+			log_warning("%s", error.text);
+		} else if (rc > 0) {
+			log_info("%s", line);
+		}
+	}
 }
 
 int served_export_create(const struct server_export *entry, const struct server_settings *settings,
@@ -309,6 +326,25 @@ void exports_free(struct exports *exports)
 	free(exports->exports);
 	free(exports->paths);
 	*exports = (struct exports){ 0 };
+}
+
+struct served_export *exports_find(const struct exports *exports, const char *name)
+{
+	for (uint32_t i = 0; i < exports->count; i++) {
+		if (strcmp(exports->list[i]->about.name, name) == 0) {
+			return exports->list[i];
+		}
+	}
+	return NULL;
+}
+
+int exports_need(const struct exports *exports, const char *name, struct served_export **served_out,
+	struct error *error)
+{
+	*served_out = exports_find(exports, name);
+	return *served_out != NULL
+		       ? 0
+		       : error_set(error, -ENOENT, "there is no export \"%s\"", quote(name));
 }
 
 bool exports_end(const struct exports *exports)

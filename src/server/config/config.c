@@ -82,7 +82,7 @@ int server_config_add_export(struct server_config *config, struct server_export 
 
 	entry->origin = strdup(origin);
 	if (config->export_count == SERVER_EXPORTS_MAX) {
-		rc = error_set(error, -EINVAL, "more than %d exports", SERVER_EXPORTS_MAX);
+		rc = error_set(error, -EINVAL, "only %d exports are possible", SERVER_EXPORTS_MAX);
 	} else if (entry->origin == NULL ||
 		   server_config_grow(
 			   &config->exports, config->export_count, sizeof(*config->exports)) < 0) {
@@ -108,9 +108,9 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 	if (uri->user != NULL || uri->tls_type != NULL || uri->tls_hostname != NULL ||
 		uri->tls_verify_peer != NULL || export_uri_has_files(uri)) {
 		return error_set(error, -EINVAL,
-			"cannot listen on '%s': a user and tls- parameters are for clients; use "
-			"--tls and related options, or the keys of the address in the --config "
-			"file",
+			"cannot listen on '%s': a user name and the tls- parameters are only for "
+			"URIs of clients; use --tls and related options, or the keys of the "
+			"address in the --config file",
 			shown);
 	}
 	if (uri->unknown_parameter != NULL) {
@@ -150,8 +150,8 @@ int server_config_add_listen(struct server_config *config, struct server_listen 
 		rc = server_config_check_mode(entry->uri.socket_mode, error);
 	}
 	if (rc == 0 && config->listen_count == SERVER_LISTENS_MAX) {
-		rc = error_set(
-			error, -EINVAL, "more than %d listening addresses", SERVER_LISTENS_MAX);
+		rc = error_set(error, -EINVAL, "only %d listening addresses are possible",
+			SERVER_LISTENS_MAX);
 	}
 	if (rc == 0 &&
 		(entry->origin == NULL || server_config_grow(&config->listens, config->listen_count,
@@ -225,7 +225,7 @@ static int finish_limits(struct server_config *config, struct error *error)
 	}
 	if (limits->memory_bytes / limits->threads > MEMORY_BYTES_MAX) {
 		return error_set(error, -EINVAL,
-			"%s: %s of memory is too much for %u thread%s: each can use at most 8T",
+			"%s: %s of memory is too much for %u thread%s: a thread can use at most 8T",
 			config->memory_origin, units_format_bytes(memory, limits->memory_bytes),
 			limits->threads, limits->threads == 1 ? "" : "s");
 	}
@@ -233,15 +233,15 @@ static int finish_limits(struct server_config *config, struct error *error)
 		/* the limit was given, because the default would be large enough */
 		GMB_ASSERT(config->memory_origin != NULL);
 		return error_set(error, -EINVAL,
-			"%s: %s of memory is too little for %u thread%s: each needs at least %s; "
-			"raise the limit or lower the number of threads",
+			"%s: %s of memory is too little for %u thread%s: each thread needs at "
+			"least %s; raise the memory limit or lower the number of threads",
 			config->memory_origin, memory_text(memory, limits->memory_bytes),
 			limits->threads, limits->threads == 1 ? "" : "s",
 			units_format_bytes(least, ARENA_SLAB_BYTES));
 	}
 	if (limits->connections_max > sessions_max) {
 		return error_set(error, -EINVAL,
-			"%u connections are too many for %s of memory: each needs its own %s; "
+			"%u connections are too many for %s of memory: each connection needs %s; "
 			"raise the memory limit or lower the connection limit",
 			limits->connections_max, units_format_bytes(memory, limits->memory_bytes),
 			units_format_bytes(least, ENGINE_SESSION_BYTES));

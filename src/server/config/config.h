@@ -289,7 +289,9 @@ extern const char *const server_tls_records[];
 	.bytes = sizeof(((struct server_tls *)0)->member)
 /* Rows of a field table for a type that has a struct server_tls at offset `at`. */
 #define SERVER_TLS_FIELDS(at)                                                                      \
-	{ "tls", .help = "no TLS (default), TLS if the client requests it, or TLS only",           \
+	{ "tls",                                                                                   \
+		.help = "whether to offer TLS: no (off, default), to clients that request it "     \
+			"(on), or only TLS (require)",                                             \
 		.type = FIELD_WORD, .words = server_tls_modes, SERVER_TLS_AT(at, mode),            \
 		.heading = "TLS of nbd addresses; the configuration file can override this for "   \
 			   "each address:" },                                                      \
@@ -306,8 +308,8 @@ extern const char *const server_tls_records[];
 			SERVER_TLS_AT(at, priority) },                                             \
 	{                                                                                          \
 		"tls-records",                                                                     \
-			.help = "whether the kernel or the server encrypts after the handshake "   \
-				"(auto)",                                                          \
+			.help = "where to encrypt after the handshake: in the kernel, in the "     \
+				"server (user), or in the kernel if it can (auto, default)",       \
 			.type = FIELD_WORD, .words = server_tls_records,                           \
 			SERVER_TLS_AT(at, records)                                                 \
 	}

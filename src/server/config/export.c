@@ -169,20 +169,20 @@ static int set_rate(void *config, const char *value, struct error *error)
 #define AT(member) FIELD_AT(struct server_export, member, member)
 
 static const struct field own_fields[] = {
-	{ "description", "TEXT", "shown to clients that list the exports", "TEXT",
-		.type = FIELD_TEXT, .flags = FIELD_LIVE, AT(description),
+	{ "description", "TEXT", "description that is shown to clients that list the exports",
+		"TEXT", .type = FIELD_TEXT, .flags = FIELD_LIVE, AT(description),
 		.check = check_description },
-	{ "max-connections", "N", "maximum clients of this export", "4", .type = FIELD_COUNT,
+	{ "max-connections", "N", "maximum connections to this export", "4", .type = FIELD_COUNT,
 		.flags = FIELD_LIVE, .min = 1, .max = 1000000, AT(connections_max) },
-	{ "max-memory", "SIZE", "maximum payload memory for all clients of this export", "64M",
-		.flags = FIELD_LIVE, .set = set_max_memory, AT(memory_max) },
+	{ "max-memory", "SIZE", "maximum memory for the payload of all clients of this export",
+		"64M", .flags = FIELD_LIVE, .set = set_max_memory, AT(memory_max) },
 	{ "overlap", "auto|off",
-		"send large reads in parts while the disk is still reading (auto, the default), or "
-		"not",
+		"whether to send large reads in parts while the disk is still reading: auto "
+		"(default) if this is faster, off never",
 		"off", .set = set_overlap, AT(overlap) },
 	{ "rate", "RATE[:requests=N][:burst=TIME]",
-		"limit all clients together to RATE bytes and N requests a second; unused rate of "
-		"up to TIME (default: 100ms) can be used as a burst",
+		"limit for all clients together: RATE bytes and N requests per second; after a "
+		"pause, a burst can use the unused rate of up to TIME (default: 100ms)",
 		"100M:requests=5000", .flags = FIELD_LIVE, .set = set_rate, AT(rate) },
 };
 

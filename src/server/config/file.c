@@ -118,10 +118,11 @@ static int read_access(
 {
 	int rc = config_yaml_list(list, read_access_rule, access, error);
 
-	return rc == 0 && access->rule_count == 0 ? error_set(error, -EINVAL,
-							    "the list is empty; leave it out, or "
-							    "deny all access with [{rights: none}]")
-						  : rc;
+	return rc == 0 && access->rule_count == 0
+		       ? error_set(error, -EINVAL,
+				 "the list of access rules is empty; leave out the list, or deny "
+				 "all access with [{rights: none}]")
+		       : rc;
 }
 
 static int read_rate_rule(void *context, const struct config_node *node, const struct field *field,

@@ -419,11 +419,11 @@ static const struct field fields[] = {
 		"NAME, and \\, for a comma in PATH or a value. The keys are listed below",
 		.letter = 'e', .flags = FIELD_REPEATS, .set = add_export },
 	{ "listen", "URI",
-		"address to listen on: nbd://HOST[:PORT] or nbd+unix:///?socket=PATH (nbds: same "
-		"as --tls=require), gmb+unix:///?socket=PATH or "
-		"gmb://HOST[:PORT][?provider=tcp|verbs|ofi-tcp] (add insecure-network=yes beyond "
-		"loopback), or push+unix and push in the same form, for gmblock push; port 0 picks "
-		"a free port; can be repeated (default: nbd://127.0.0.1:10809)",
+		"address to listen on: nbd://HOST[:PORT] or nbd+unix:///?socket=PATH (nbds and "
+		"nbds+unix: like --tls=require); gmb://HOST[:PORT][?provider=tcp|verbs|ofi-tcp] "
+		"(add insecure-network=yes beyond loopback) or gmb+unix:///?socket=PATH; for "
+		"gmblock push, push and push+unix in the same form; port 0 picks a free port; can "
+		"be repeated (default: nbd://127.0.0.1:10809)",
 		.letter = 'l', .flags = FIELD_REPEATS | FIELD_RESTART, .set = add_listen,
 		.same = same_listens },
 	{ "access", "RULE",
@@ -440,7 +440,7 @@ static const struct field fields[] = {
 	{ "check", "FILE", "check a configuration file and exit", .type = FIELD_TEXT,
 		.flags = FIELD_ONCE, AT(check_path) },
 	{ "export-folder", "DIR",
-		"also allow \"gmblock export add\" below this directory; can be repeated",
+		"directory below which \"gmblock export add\" can serve files; can be repeated",
 		.flags = FIELD_REPEATS | FIELD_RESTART | FIELD_IN_FILE, .set = add_export_folder,
 		.same = same_folders },
 	{ "push-to", "PLACE",
@@ -469,14 +469,13 @@ static const struct field fields[] = {
 		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_RESTART | FIELD_IN_FILE,
 		AT(metrics), .check = check_metrics, .same = same_metrics },
 	{ "run", "COMMAND",
-		"serve while a shell command runs, with $uri (and $unixsocket) set; can be "
-		"repeated: commands run in order until one fails; exit with the status of the "
-		"command",
+		"run a shell command with $uri (and $unixsocket) set, serve until it ends, and "
+		"exit with its status; can be repeated: commands run in order until one fails",
 		.flags = FIELD_REPEATS, .set = add_command },
 	{ "socket-mode", "MODE", "mode of Unix sockets, such as 0660 (also socket-mode= in a URI)",
 		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_IN_FILE, AT(socket_mode),
 		.check = check_socket_mode },
-	{ "socket-group", "GROUP", "group of Unix sockets (also socket-group= in a URI)",
+	{ "socket-group", "GROUP", "group that owns Unix sockets (or socket-group= in a URI)",
 		.type = FIELD_TEXT, .flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_IN_FILE,
 		AT(socket_group) },
 	{ "read-only", .help = "serve PATH read-only", .type = FIELD_FLAG, AT(path_read_only) },
@@ -491,21 +490,21 @@ static const struct field fields[] = {
 		.type = FIELD_WORD, .flags = FIELD_RESTART | FIELD_IN_FILE, .words = sandbox_words,
 		AT(sandbox) },
 	SERVER_TLS_FIELDS(offsetof(struct server_config, tls)),
-	{ "memory", "SIZE", "memory for payload (default: 128M per thread)", .type = FIELD_BYTES,
-		.flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
+	{ "memory", "SIZE", "maximum memory for payload (default: 128M per thread)",
+		.type = FIELD_BYTES, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
 		.low = "a server cannot work without memory", .check = note_memory_origin,
 		.heading = "Limits:", LIMIT(memory_bytes) },
-	{ "threads", "N", "threads (default: one per available CPU)", .type = FIELD_COUNT,
+	{ "threads", "N", "number of threads (default: one per available CPU)", .type = FIELD_COUNT,
 		.flags = FIELD_LIMIT | FIELD_RESTART, .min = 1, .max = SERVER_THREADS_MAX,
 		LIMIT(threads) },
-	{ "max-connections", "N", "maximum connections (default: 1024 per thread)",
+	{ "max-connections", "N", "maximum number of connections (default: 1024 per thread)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
 		.max = CONNECTIONS_MAX, LIMIT(connections_max) },
 	{ "max-connections-per-peer", "N",
 		"maximum connections per address or Unix user (default: half of max-connections)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
 		.max = CONNECTIONS_MAX, LIMIT(connections_per_peer_max) },
-	{ "handshake-timeout", "TIME", "time limit for choosing an export (default: 10s)",
+	{ "handshake-timeout", "TIME", "time limit for a client to choose an export (default: 10s)",
 		.type = FIELD_TIME, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1,
 		.low = "the handshake timeout cannot be turned off: silent connections would never "
 		       "be closed",
@@ -514,12 +513,12 @@ static const struct field fields[] = {
 		"close connections that send no request for this time (default: off)",
 		.flags = FIELD_LIMIT | FIELD_RESTART, .set = set_idle_timeout,
 		LIMIT(idle_timeout_ns) },
-	{ "max-inflight", "N", "maximum requests in flight per connection (default: 128)",
+	{ "max-inflight", "N", "maximum number of requests in flight per connection (default: 128)",
 		.type = FIELD_COUNT, .flags = FIELD_LIMIT | FIELD_RESTART, .min = 1, .max = 65536,
 		LIMIT(inflight_max) },
 	{ "spin",
-		.help = "poll for requests for up to 50 us before sleeping if it pays off (auto, "
-			"the default), or never",
+		.help = "auto (default): poll for requests for up to 50 us before sleeping, if "
+			"this makes requests faster; off: do not poll",
 		.type = FIELD_WORD, .flags = FIELD_LIMIT | FIELD_RESTART, .words = spin_words,
 		LIMIT(spin) },
 	{ "path", .flags = FIELD_HIDDEN, .set = add_path }, /* the operand, after the options */
@@ -598,7 +597,7 @@ int server_config_option(
 	snprintf(origin, sizeof(origin), "--%s", key);
 	config->origin = origin;
 	if ((field->flags & FIELD_ONCE) != 0 && server_config_has(config, field)) {
-		rc = error_set(error, -EINVAL, "it may be given only once");
+		rc = error_set(error, -EINVAL, "the option can be given only once");
 	}
 	rc = rc ?: field_set(field, config, text, error);
 	config->origin = NULL;

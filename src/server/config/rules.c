@@ -20,7 +20,7 @@ static int add_condition(
 	int rc = access_rule_add(&((struct server_rule *)object)->access, kind, data, bytes);
 
 	return rc == -ENOMEM   ? error_oom_for(error, "an access rule")
-	       : rc == -EEXIST ? error_set(error, -EINVAL, "it is given twice")
+	       : rc == -EEXIST ? error_set(error, -EINVAL, "the key is given twice")
 			       : 0;
 }
 
@@ -66,7 +66,7 @@ static int add_san(void *object, const char *value, struct error *error)
 		}
 	}
 	return error_set(error, -EINVAL,
-		"'%s' has no type; write dns:NAME, email:ADDRESS, uri:URI or ip:ADDRESS",
+		"the name '%s' has no type; write dns:NAME, email:ADDRESS, uri:URI or ip:ADDRESS",
 		quote(value));
 }
 
@@ -242,7 +242,8 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 	int rc = check_rule(rule, error);
 
 	if (rc == 0 && count == ACCESS_RULES_MAX) {
-		rc = error_set(error, -EINVAL, "more than %d access rules", ACCESS_RULES_MAX);
+		rc = error_set(
+			error, -EINVAL, "only %d access rules are possible", ACCESS_RULES_MAX);
 	}
 	if (rc == 0 && (count & (count - 1)) == 0) { /* full: capacities are powers of two */
 		bigger = reallocarray(
@@ -323,7 +324,7 @@ static int parse_rule_word(
 		return field_unknown(server_access_field, word, error);
 	}
 	is_rights = field == &fields[OF_RATES];
-	rc = is_rights && *has_rights ? error_set(error, -EINVAL, "it is given twice")
+	rc = is_rights && *has_rights ? error_set(error, -EINVAL, "the key is given twice")
 				      : server_rule_set(rule, field, value, error);
 	*has_rights |= is_rights;
 	if (rc < 0) {
@@ -363,7 +364,7 @@ static int parse_rule(
 	}
 	return has_rights ? 0
 			  : error_set(error, -EINVAL,
-				    "rights are missing; end the rule with rights=rw, rights=ro or "
+				    "the rule has no rights; end it with rights=rw, rights=ro or "
 				    "rights=none");
 }
 
@@ -540,7 +541,8 @@ static int build(const struct server_access *option, const struct server_access 
 		return 0;
 	}
 	if (count > ACCESS_RULES_MAX) {
-		return error_set(error, -EINVAL, "more than %d access rules", ACCESS_RULES_MAX);
+		return error_set(
+			error, -EINVAL, "only %d access rules are possible", ACCESS_RULES_MAX);
 	}
 	rules = malloc(count * sizeof(*rules));
 	if (rules != NULL) {
@@ -608,7 +610,7 @@ int server_rate_add(struct server_rates *rates, struct server_rule *rule, const 
 	if (bigger == NULL || count == RATE_RULES_MAX) {
 		server_rule_fini(rule);
 		return bigger == NULL ? error_oom_for(error, "a rate rule")
-				      : error_set(error, -EINVAL, "more than %d rate rules",
+				      : error_set(error, -EINVAL, "only %d rate rules are possible",
 						RATE_RULES_MAX);
 	}
 	rc = append_rule(&rates->conditions, &rule->access, origin, rule->text, error);

@@ -34,7 +34,7 @@ static int yaml_read_all(struct config_yaml *yaml, int fd, size_t size, struct e
 {
 	yaml->text = malloc(size + 1);
 	if (yaml->text == NULL) {
-		return error_set(error, -ENOMEM, "%s: no memory to read it", yaml->path);
+		return error_set(error, -ENOMEM, "%s: no memory to read the file", yaml->path);
 	}
 	while (yaml->text_bytes < size) {
 		ssize_t n = read(fd, yaml->text + yaml->text_bytes, size - yaml->text_bytes);
@@ -43,7 +43,7 @@ static int yaml_read_all(struct config_yaml *yaml, int fd, size_t size, struct e
 			continue;
 		}
 		if (n < 0) {
-			return error_set(error, -errno, "%s: cannot read it: %s", yaml->path,
+			return error_set(error, -errno, "%s: cannot read the file: %s", yaml->path,
 				strerror(errno));
 		}
 		if (n == 0) {
@@ -67,8 +67,8 @@ static int yaml_read_file(struct config_yaml *yaml, const char *path, struct err
 	if (fstat(fd, &st) < 0) {
 		rc = error_set(error, -errno, "%s: %s", yaml->path, strerror(errno));
 	} else if (S_ISDIR(st.st_mode)) {
-		rc = error_set(
-			error, -EISDIR, "%s: is a directory; --config needs a file", yaml->path);
+		rc = error_set(error, -EISDIR, "%s: the path is a directory; --config needs a file",
+			yaml->path);
 	} else if (S_ISREG(st.st_mode) && st.st_size > FILE_BYTES_MAX) {
 		rc = error_set(error, -EFBIG, "%s: larger than %d MiB; is this the right file?",
 			yaml->path, FILE_BYTES_MAX >> 20);
@@ -114,7 +114,7 @@ static int syntax_error(struct config_yaml *yaml, const yaml_parser_t *parser, s
 	const char *problem = parser->problem != NULL ? parser->problem : "unreadable text";
 
 	if (parser->error == YAML_MEMORY_ERROR) {
-		return error_set(error, -ENOMEM, "%s: no memory to parse it", yaml->path);
+		return error_set(error, -ENOMEM, "%s: no memory to parse the file", yaml->path);
 	}
 	if (parser->error == YAML_READER_ERROR) {
 		return error_set(error, -EINVAL, "%s: byte %zu: not YAML text: %s", yaml->path,
@@ -140,7 +140,7 @@ static int check_scalars(struct config_yaml *yaml, struct error *error)
 		if (node->type == YAML_SCALAR_NODE &&
 			memchr(node->data.scalar.value, '\0', node->data.scalar.length) != NULL) {
 			return complain_at(
-				yaml, &node->start_mark, error, "the value contains a zero byte");
+				yaml, &node->start_mark, error, "a value contains a zero byte");
 		}
 	}
 	return 0;
@@ -172,7 +172,7 @@ static int parse_document(struct config_yaml *yaml, yaml_parser_t *parser, struc
 	root = yaml_document_get_root_node(&second);
 	if (root != NULL) {
 		rc = complain_at(yaml, &root->start_mark, error,
-			"a second document starts here; use a single document");
+			"a second YAML document starts here; write a single document");
 	}
 	yaml_document_delete(&second);
 	return rc < 0 ? rc : check_scalars(yaml, error);
@@ -229,7 +229,7 @@ static int check_shape(struct config_yaml *yaml, yaml_parser_t *parser, struct e
 				"the value");
 		} else if (depth > DEPTH_MAX) {
 			rc = complain_at(
-				yaml, &event.start_mark, error, "this is nested too deeply");
+				yaml, &event.start_mark, error, "the value is nested too deeply");
 		}
 		at_end = event.type == YAML_STREAM_END_EVENT;
 		yaml_event_delete(&event);
@@ -246,7 +246,7 @@ static int parse_pass(struct config_yaml *yaml,
 	int rc;
 
 	if (!yaml_parser_initialize(&parser)) {
-		return error_set(error, -ENOMEM, "%s: no memory to parse it", yaml->path);
+		return error_set(error, -ENOMEM, "%s: no memory to parse the file", yaml->path);
 	}
 	yaml_parser_set_input_string(&parser, yaml->text, yaml->text_bytes);
 	rc = pass(yaml, &parser, error);
@@ -352,7 +352,7 @@ int config_yaml_group(const struct config_node *group, field_at *at, config_read
 	int rc = 0;
 
 	if (group->value->type != YAML_MAPPING_NODE) {
-		error_set(error, -EINVAL, "this must be a group of keys, such as 'name: value'");
+		error_set(error, -EINVAL, "the value must be a group of keys, as in 'name: value'");
 		return blame(group, mark_of(group), error);
 	}
 	for (const yaml_node_pair_t *pair = first; pair < end && rc == 0; pair++) {
@@ -375,7 +375,7 @@ int config_yaml_list(
 
 	if (list->value->type != YAML_SEQUENCE_NODE) {
 		error_set(error, -EINVAL,
-			"this must be a list: [ONE, TWO], or one line each after '- '");
+			"the value must be a list: [ONE, TWO], or one line each after '- '");
 		return blame(list, mark_of(list), error);
 	}
 	for (const yaml_node_item_t *item = first; item < end && rc == 0; item++) {
@@ -391,7 +391,7 @@ int config_yaml_list(
 int config_yaml_text(const struct config_node *node, const char **text_out, struct error *error)
 {
 	if (node->value->type != YAML_SCALAR_NODE) {
-		error_set(error, -EINVAL, "this must be a single value, not a list or a group");
+		error_set(error, -EINVAL, "a single value is required, not a list or a group");
 		return blame(node, mark_of(node), error);
 	}
 	*text_out = (const char *)node->value->data.scalar.value;

@@ -94,8 +94,8 @@ static void open_door(struct door *door)
 		return;
 	}
 	log_limited(&acceptor->failures, ring_batch_ns(acceptor->ring), LOG_LEVEL_WARNING, "%s",
-		"pausing connections on Unix sockets: clients have sent too many open files that "
-		"are slow to close");
+		"accepting no connections on Unix sockets for a moment: clients have sent too many "
+		"file descriptors that are slow to close");
 	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
 }
 
@@ -199,7 +199,7 @@ static bool listen_accept_admit(struct acceptor *acceptor, struct peer *peer)
 	}
 	count = listen_accept_count_of(acceptor, &peer->identity);
 	if (count == NULL) {
-		log_error("no memory for the connection from %s: closed it", peer->text);
+		log_error("closed the connection from %s: out of memory", peer->text);
 		return false;
 	}
 	if (atomic_load_explicit(&count->connections, memory_order_relaxed) >=
@@ -242,7 +242,7 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	endpoint.peer.id = ++acceptor->accepted;
 	count = listen_accept_count_of(acceptor, &endpoint.peer.identity);
 	if (count == NULL) {
-		log_error("no memory for the connection from %s: closed it", endpoint.peer.text);
+		log_error("closed the connection from %s: out of memory", endpoint.peer.text);
 		close(fd);
 		return;
 	}

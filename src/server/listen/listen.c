@@ -477,7 +477,7 @@ static int unix_bind(int fd, const struct export_uri *uri, struct error *error)
 		rc = -errno;
 	}
 	return error_set(error, rc, "cannot listen on %s: %s", show_uri(uri, shown),
-		rc == -ENOENT ? "its directory does not exist" : strerror(-rc));
+		rc == -ENOENT ? "the directory of the socket does not exist" : strerror(-rc));
 }
 
 static char *copy_bytes(const char *bytes, uint32_t len)
@@ -653,10 +653,11 @@ static int adopt_address(
 		return set_unix_uri(listener, protocol, path, len, error);
 	}
 	if (address.any.sa_family != AF_INET && address.any.sa_family != AF_INET6) {
-		return error_set(error, -EAFNOSUPPORT, "it is neither a TCP nor a Unix socket");
+		return error_set(
+			error, -EAFNOSUPPORT, "the descriptor is neither a TCP nor a Unix socket");
 	}
 	if (getnameinfo(&address.any, bytes, host, sizeof(host), NULL, 0, NI_NUMERICHOST) != 0) {
-		return error_set(error, -EINVAL, "its address cannot be read");
+		return error_set(error, -EINVAL, "the address of the socket cannot be read");
 	}
 	if (strcmp(host, "0.0.0.0") == 0) {
 		snprintf(host, sizeof(host), "127.0.0.1");
@@ -697,8 +698,8 @@ int listener_adopt(int fd, struct listener *listener, struct error *error)
 		error_set(error, rc, "%s", strerror(-rc));
 	} else if (protocol == NULL) {
 		rc = error_set(error, -EINVAL,
-			"it is not a listening stream socket; use ListenStream= and Accept=no in "
-			"the socket unit");
+			"the descriptor is not a listening stream socket; use ListenStream= and "
+			"Accept=no in the socket unit");
 	} else {
 		rc = adopt_address(listener, fd, protocol, error);
 	}

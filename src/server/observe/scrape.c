@@ -66,10 +66,11 @@ static int scrape_take_parts(struct export_uri *uri, struct uri *parts, struct e
 			error, -EINVAL, "write http://HOST:PORT or http+unix:///?socket=PATH");
 	}
 	if (parts->user != NULL) {
-		return error_set(error, -EINVAL, "the URI cannot have a user");
+		return error_set(error, -EINVAL, "the URI for metrics cannot have a user name");
 	}
 	if (parts->path_bytes != 0 && strcmp(parts->path, page_name) != 0) {
-		return error_set(error, -EINVAL, "the path must be /%s", page_name);
+		return error_set(
+			error, -EINVAL, "the path in the URI for metrics must be /%s", page_name);
 	}
 	if (!parts->is_unix && !parts->has_port) {
 		return error_set(error, -EINVAL,

@@ -47,14 +47,16 @@ static const struct counter_table memory_table = { "memory", "export", "export_m
 	COUNTER(struct totals_direction, field, NOW, unit, name, help, __VA_ARGS__)
 
 static const struct counter direction_list[] = {
-	DIRECTION(part_bytes, BYTES, "part_size", "Size of the parts of large requests",
+	DIRECTION(part_bytes, BYTES, "part_size",
+		"Size of the parts into which large requests are split",
 		.metric = COUNTER_NO_METRIC),
 	DIRECTION(disk_rate, BYTES_PER_SECOND, "disk_bytes_per_second",
 		"Measured data rate of the disk, on the fastest thread"),
 	DIRECTION(network_rate, BYTES_PER_SECOND, "network_bytes_per_second",
 		"Measured data rate of the network while large requests were split"),
 	DIRECTION(early_permille, PERMILLE, "early",
-		"How early the parts of a request complete: 0 all at its end, 0.5 evenly spread",
+		"How early the parts of a request complete: 0 if all complete at its end, 0.5 if "
+		"they are evenly spread",
 		.metric = "export_overlap_early_ratio"),
 };
 

@@ -57,7 +57,7 @@ static int take_count(const json_t *value, uint32_t *count, struct error *error)
 	json_int_t number = json_integer_value(value); /* 0 if it is not a number */
 
 	if (number < 1 || number > PATH_TRACE_REQUESTS_MAX) {
-		return error_set(error, -EINVAL, "1 to %d requests can be traced at a time",
+		return error_set(error, -EINVAL, "from 1 to %d requests can be traced at a time",
 			PATH_TRACE_REQUESTS_MAX);
 	}
 	*count = (uint32_t)number;

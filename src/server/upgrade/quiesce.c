@@ -95,7 +95,7 @@ static int add_disks(struct quiesce *quiesce, const struct exports *exports, str
 {
 	quiesce->disks = calloc(MAX(exports->count, 1U), sizeof(*quiesce->disks));
 	if (quiesce->disks == NULL) {
-		return error_set(error, -ENOMEM, "no memory to flush the disks");
+		return error_set(error, -ENOMEM, "out of memory to flush the disks");
 	}
 	for (uint32_t i = 0; i < exports->count; i++) {
 		struct export *export = exports->exports[i];

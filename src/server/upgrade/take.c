@@ -313,7 +313,7 @@ int upgrade_take_find(
 	take = calloc(1, sizeof(*take));
 	if (take == NULL) {
 		close(channel);
-		return error_set(error, -ENOMEM, "no memory to take over from another process");
+		return error_set(error, -ENOMEM, "out of memory to take over from another process");
 	}
 	take->channel = channel;
 	take->control.fd = -1;

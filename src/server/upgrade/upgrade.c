@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "base/manager.h"
 #include "control/control.h"
-#include "server/change/reload.h"
+#include "server/change/jobs.h"
 #include "server/observe/scrape.h"
 #include "server/upgrade/fate.h"
 #include "server/upgrade/offer.h"
@@ -235,8 +235,8 @@ static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reaso
 	accept_when_stopped(upgrade);
 	take_back_listeners(upgrade);
 	upgrade_forget(upgrade);
-	reload_begin(upgrade->options.reload);
-	error_set(&error, code, "upgrade failed, this server keeps running: %s", reason);
+	jobs_begin(upgrade->options.jobs);
+	error_set(&error, code, "the upgrade failed, and this server keeps running: %s", reason);
 	log_error("%s", error.text);
 	if (upgrade->client != NULL) {
 		control_fail(upgrade->client, code, error.text);
@@ -425,7 +425,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 	if (ask_all(upgrade, let_engine_go) < 0) {
 		/* This reactor has not released its sessions, and would close connections that
 		 * belong to the new process. */
-		log_error("a thread does not respond: exiting immediately");
+		log_error("a server thread does not respond: this process exits immediately");
 		_exit(1);
 	}
 }
@@ -501,7 +501,7 @@ static bool upgrade_take_message(struct upgrade *upgrade, const struct upgrade_m
 	}
 	if (message->type != expected(upgrade)) {
 		return !upgrade_give_up(
-			upgrade, -EPROTO, "unexpected message from the new process");
+			upgrade, -EPROTO, "unexpected upgrade message from the new process");
 	}
 	if (message->type == UPGRADE_HELLO) {
 		upgrade->pid = message->pid;
@@ -539,14 +539,14 @@ static bool give_up_overdue(struct upgrade *upgrade)
 {
 	static const char *const reasons[UPGRADE_STATE_COUNT] = {
 		[UPGRADE_OFFERED] = "the new process did not connect within 10 seconds",
-		[UPGRADE_TELLING] = "the new process does not read its messages",
+		[UPGRADE_TELLING] = "the new process does not read the messages of this process",
 		[UPGRADE_PREPARING] = "the new process was not ready within 10 seconds",
 		[UPGRADE_FLUSHING] = "the disks were not flushed within 10 seconds",
 		[UPGRADE_HANDSHAKING] =
-			"the first thread of the server does not answer: a disk may "
-			"hang",
+			"the first thread of the server does not respond: a disk may hang",
 		[UPGRADE_PAUSING] = "requests in flight did not complete within 5 seconds",
-		[UPGRADE_HANDING_OVER] = "the new process does not read its messages",
+		[UPGRADE_HANDING_OVER] =
+			"the new process does not read the messages of this process",
 		[UPGRADE_HANDED_OVER] = "the new process did not start serving within 5 seconds",
 	};
 
@@ -827,7 +827,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 		control_reply(client, upgrade_fate_json(&fate));
 		return;
 	}
-	if (rc == 0 && !reload_hold(upgrade->options.reload)) {
+	if (rc == 0 && !jobs_hold(upgrade->options.jobs)) {
 		rc = error_set(&error, -EBUSY, "the configuration is being changed; try again");
 	}
 	if (rc == 0) {
@@ -836,7 +836,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 		if (rc < 0) {
 			error_set(
 				&error, rc, "cannot connect to the new process: %s", strerror(-rc));
-			reload_begin(upgrade->options.reload);
+			jobs_begin(upgrade->options.jobs);
 		}
 	}
 	if (rc < 0) {

@@ -247,11 +247,11 @@ int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd_count,
 
 	*message = (struct upgrade_message){ .fd = -1 };
 	if (head_bytes == NULL) {
-		return error_set(error, -EPROTO, "invalid message of %zu bytes", count);
+		return error_set(error, -EPROTO, "invalid upgrade message of %zu bytes", count);
 	}
 	memcpy(&head, head_bytes, sizeof(head));
 	if (be32_get(head.magic) != UPGRADE_MAGIC) {
-		return error_set(error, -EPROTO, "invalid magic number in a message");
+		return error_set(error, -EPROTO, "invalid magic number in an upgrade message");
 	}
 	if (be16_get(head.version) != UPGRADE_VERSION) {
 		return error_set(error, -EPROTONOSUPPORT,
@@ -261,19 +261,20 @@ int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd_count,
 	}
 	type = be16_get(head.type);
 	if (type == 0 || type >= UPGRADE_TYPE_END) {
-		return error_set(error, -EPROTO, "unknown message type %u", type);
+		return error_set(error, -EPROTO, "unknown upgrade message type %u", type);
 	}
 	message->type = (enum upgrade_type)type;
 	fixed = upgrade_wire_take(&rest, types[type].fixed_bytes);
 	if (fixed == NULL || !parse_rest(fixed, &rest, message) || rest.left > 0) {
-		return error_set(
-			error, -EPROTO, "invalid message %s of %zu bytes", types[type].name, count);
+		return error_set(error, -EPROTO, "invalid upgrade message %s of %zu bytes",
+			types[type].name, count);
 	}
 	if (fd_count < types[type].fds_min || fd_count > types[type].fds_max ||
 		(type == UPGRADE_EXPORT && fd_count > (message->hold != STORE_HOLD_NONE)) ||
 		(message->hold == STORE_HOLD_MEMORY && fd_count == 0)) {
-		return error_set(error, -EPROTO, "invalid message %s with %u file descriptors",
-			types[type].name, fd_count);
+		return error_set(error, -EPROTO,
+			"invalid upgrade message %s with %u file descriptors", types[type].name,
+			fd_count);
 	}
 	return 0;
 }
@@ -335,7 +336,8 @@ int upgrade_receive(int channel, int timeout_ms, uint8_t bytes[UPGRADE_PACKET_BY
 	int fd;
 
 	if (rc < 0) {
-		return error_set(error, rc, "no response for %d seconds", timeout_ms / 1000);
+		return error_set(error, rc, "the other process did not respond for %d seconds",
+			timeout_ms / 1000);
 	}
 	got = recvmsg(channel, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (got < 0 && errno == ECONNRESET) {
@@ -352,7 +354,7 @@ int upgrade_receive(int channel, int timeout_ms, uint8_t bytes[UPGRADE_PACKET_BY
 	fd_count = take_descriptors(&packet, &fd);
 	rc = (packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0
 		     ? upgrade_parse(bytes, (size_t)got, fd_count, message, error)
-		     : error_set(error, -EPROTO, "message too long");
+		     : error_set(error, -EPROTO, "the upgrade message is too long");
 	if (rc < 0 && fd >= 0) {
 		close(fd);
 	} else if (rc == 0) {

@@ -588,7 +588,7 @@ static void load_ready(struct flash_wait *wait, int result)
 	struct flash *flash = container_of(wait, struct flash_cache_load, wait)->flash;
 
 	if (result < 0) { /* without this map page, its cached blocks can never be written */
-		flash_fail(flash, result, "has a map that cannot be read");
+		flash_fail(flash, result, "the map of the disk cannot be read");
 	}
 }
 

@@ -207,15 +207,14 @@ static int look_at_folder(const struct flash *flash, const char *folder, struct 
 	struct error reason;
 	int result = disk_shared_look(folder, &reason);
 
-	return result == 0
-		       ? 0
-		       : error_set(error, -EINVAL,
-				 "'%s' may have changes in a cache file left by its server, and "
-				 "the "
-				 "search for that file failed: %s; correct cache-dir, or, if the "
-				 "file is lost, set cache-dir to another folder on a tmpfs, such "
-				 "as " FLASH_CACHE_DIRECTORY ", to continue without the changes",
-				 flash->path, reason.text);
+	return result == 0 ? 0
+			   : error_set(error, -EINVAL,
+				     "'%s' may have changes in a cache file left by its server, "
+				     "and the search for that file failed: %s; correct cache-dir, "
+				     "or, if the file is lost, set cache-dir to another folder on "
+				     "a tmpfs, such as " FLASH_CACHE_DIRECTORY
+				     ", to continue without the changes",
+				     flash->path, reason.text);
 }
 
 /* Searches the configured folder, and then the one in the anchor. Sets *elsewhere if the file is,
@@ -250,13 +249,14 @@ static int judge_others(struct flash *flash, const struct flash_cache_options *o
 		return -ENOENT;
 	}
 	if (options->others == FLASH_OTHERS_LEAVE) {
-		return cache_file_lose(flash, "cache-file=leave leaves them in", search->path);
+		return cache_file_lose(
+			flash, "cache-file=leave leaves the writes in", search->path);
 	}
 	return error_set(error, -EEXIST,
-		"'%s' was copied or moved: its cache file '%s' has %u changed block%s of '%s'; "
-		"if that store still exists, serve it first; if it was moved here, serve it "
-		"here once with cache-file=take%s; cache-file=leave opens the copy without the "
-		"changes",
+		"'%s' was copied or moved: its cache file '%s' has %u changed block%s of '%s'; if "
+		"the original store still exists, serve it first; if the store was moved here, "
+		"serve it here once with cache-file=take%s; cache-file=leave opens the copy "
+		"without the changes",
 		flash->path, search->path, search->dirty, search->dirty == 1 ? "" : "s",
 		search->shown, flash->is_read_only ? " and without 'readonly'" : "");
 }
@@ -271,14 +271,14 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 	if (result == 0 && search->dirty == 0) {
 		/* Removing the file would count as a loss. */
 		return error_set(error, -EEXIST,
-			"'%s' has a cache file '%s', without changes; serve it once with "
-			"cache-dir=%s",
+			"flash store '%s' has a cache file without changes, '%s'; serve the store "
+			"once with cache-dir=%s",
 			flash->path, search->path, folder);
 	}
 	if (result == 0) {
 		return error_set(error, -EEXIST,
-			"'%s' has %u changed block%s in its cache file '%s'; serve it with "
-			"cache-dir=%s, or remove the file to open the store without them",
+			"store '%s' has %u changed block%s in its cache file '%s'; serve it with "
+			"cache-dir=%s, or remove the file to open the store without the changes",
 			flash->path, search->dirty, search->dirty == 1 ? "" : "s", search->path,
 			folder);
 	}
@@ -322,8 +322,7 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 	if (result < 0) {
 		error_prefix(error,
 			"'%s' may have changes in its cache file, which cannot be used; correct "
-			"that, "
-			"or remove the file to open the store without the changes",
+			"that, or remove the file to open the store without the changes",
 			flash->path);
 	}
 	return result;
@@ -342,8 +341,7 @@ static int open_found(struct flash *flash, const struct flash_cache_options *opt
 	if (disk_boot_id(boot_id) < 0) {
 		return error_set(error, -EINVAL,
 			"'%s' may have changes in its cache file, but the boot ID of this machine "
-			"is "
-			"unknown; set GMBLOCK_BOOT_ID to the contents of "
+			"is unknown; set GMBLOCK_BOOT_ID to the contents of "
 			"/proc/sys/kernel/random/boot_id",
 			flash->path);
 	}
@@ -385,8 +383,9 @@ static int open_to_read(struct flash *flash, const struct flash_cache_options *o
 	disk_shared_close(&search->file, false);
 	return search->dirty == 0 ? 0
 				  : error_set(error, -EBUSY,
-					    "'%s' has %u changed block%s in '%s', left by a server "
-					    "that was killed; serve it once without 'readonly'",
+					    "flash store '%s' has %u changed block%s in the cache "
+					    "file '%s', left by a server that was killed; serve "
+					    "the store once without 'readonly'",
 					    flash->path, search->dirty,
 					    search->dirty == 1 ? "" : "s", search->path);
 }
@@ -419,8 +418,8 @@ static int cache_file_make(struct flash *flash, const struct flash_cache_options
 
 	fill_head(flash, tag, options->bytes, head);
 	if (disk_boot_id(head->boot_id) < 0) {
-		return error_set(
-			error, -ENOENT, "the boot ID of this machine is unknown (GMBLOCK_BOOT_ID)");
+		return error_set(error, -ENOENT,
+			"cannot read the boot ID of this machine; set GMBLOCK_BOOT_ID");
 	}
 	if (tag == 0) {
 		return error_set(error, -EIO, "cannot get random numbers from the system");
@@ -559,8 +558,9 @@ static void tidy_file(void *context, const char *path)
 	} else if (cache_file_count_dirty(&file, head.slot_count) == 0) {
 		disk_shared_close(&file, true);
 	} else {
-		log_warning("flash store '%s': the changes in '%s' belong to a different state of "
-			    "the disk; if that state will not be restored, remove the file",
+		log_warning(
+			"flash store '%s': cache file '%s' has changes for earlier or other "
+			"contents of the disk; remove the file, unless you restore those contents",
 			flash->path, path);
 		disk_shared_close(&file, false);
 	}
@@ -634,10 +634,10 @@ int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error)
 	}
 	if (head->followed > end && cache->found_count > 0) {
 		return error_set(error, -ESTALE,
-			"the log of '%s' lacks the last records that its server wrote (%llu), "
-			"and the cache file '%s' still has changed blocks (%u): the store was "
-			"replaced by an earlier copy, or the disk has lost writes; restore the "
-			"newer copy, or remove the cache file to open the store as it is",
+			"the log of '%s' lacks the last records that its server wrote (%llu), and "
+			"the cache file '%s' still has changed blocks (%u): the store was replaced "
+			"by an earlier copy, or the disk has lost writes; restore the newer copy, "
+			"or remove the cache file to open the store as it is",
 			flash->path, (unsigned long long)(head->followed - end), cache->file.path,
 			cache->found_count);
 	}
@@ -731,7 +731,7 @@ void flash_cache_check(const struct flash *flash, struct store_check *check)
 		&error);
 	if (result == -ENOENT) {
 		error_set(&error, result,
-			"not in '%.*s': it is in another folder, or was lost in a reboot",
+			"the cache file is in another folder than '%.*s', or was lost in a reboot",
 			(int)(strrchr(search->path, '/') - search->path), search->path);
 	}
 	if (result < 0) { /* the fact is one word, for programs; a path would begin with a slash */
@@ -739,8 +739,8 @@ void flash_cache_check(const struct flash *flash, struct store_check *check)
 			result == -EBUSY    ? "in-use"
 			: result == -ENOENT ? "missing"
 					    : "unreadable");
-		check->fact(
-			check, "cache-note", result == -EBUSY ? "a server uses it" : error.text);
+		check->fact(check, "cache-note",
+			result == -EBUSY ? "a server is using the cache file" : error.text);
 		free(search);
 		return;
 	}

@@ -150,8 +150,9 @@ static void edge_done(struct flash_io *io, int result)
 	flash->segments[edge->segment].readers--;
 	if (result == 0 && crc32c(0, edge->bytes, FLASH_BLOCK_BYTES) != edge->crc) {
 		flash->counters.checksum_errors++;
-		log_error("flash store '%s': the block at %llu of the disk is damaged", flash->path,
-			(unsigned long long)io->offset);
+		log_error("flash store '%s': the block at byte %llu of the disk is damaged: its "
+			  "checksum is wrong",
+			flash->path, (unsigned long long)io->offset);
 		result = -EIO;
 	}
 	edge->is_ready = result == 0;

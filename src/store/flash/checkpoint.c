@@ -466,8 +466,8 @@ static void tell_way_out(const struct flash *flash, struct error *error)
 		error_add(error, ", or serve it with 'readonly'");
 	} else {
 		error_add(error,
-			": %u changed block%s in its cache file '%s' must be written first, also "
-			"before it can be served with 'readonly'",
+			": %u changed block%s in the store's cache file '%s' must be written to "
+			"the disk first, also before the store can be served with 'readonly'",
 			left, left == 1 ? "" : "s", flash->cache.file.path);
 	}
 }
@@ -482,7 +482,7 @@ static void start_ended(struct flash *flash, int result)
 		(void)error_set(&start->error, result, "cannot write the checkpoint of '%s': %s",
 			flash->path, strerror(-result));
 		if (result == -ENOSPC) {
-			error_add(&start->error, "; free space in the filesystem that contains it");
+			error_add(&start->error, "; free space in the filesystem of the store");
 			tell_way_out(flash, &start->error);
 		}
 	}
@@ -541,8 +541,7 @@ static void checkpoint_anchor_written(struct flash_io *io, int result)
 	struct flash *flash = io->flash;
 
 	if (result < 0) {
-		flash_fail(
-			flash, result, "cannot be continued, because its anchor cannot be written");
+		flash_fail(flash, result, "the anchor of the log cannot be written");
 		end(flash, result);
 		return;
 	}
@@ -702,9 +701,9 @@ static void tell_left(const struct flash *flash, uint32_t left)
 			    "remain in the cache file until the store is served again",
 			flash->path);
 	} else {
-		log_error("flash store '%s': %u changed block%s only in its cache file '%s', in "
-			  "memory, because its log has failed: %s; correct that and serve the "
-			  "store again before the machine stops",
+		log_error("flash store '%s': %u changed block%s only in its cache file '%s', which "
+			  "is in memory, because writing the log has failed: %s; correct the error "
+			  "and serve the store again before the machine is shut down",
 			flash->path, left, left == 1 ? " is" : "s are", flash->cache.file.path,
 			strerror(-flash->failed));
 	}

@@ -45,8 +45,8 @@ static int fill_anchor(const struct store_create *create, uint64_t device_bytes,
 	};
 	if (zones != NULL && create->segment_bytes > 0 && segment_blocks != zones->capacity) {
 		return error_set(error, -EINVAL,
-			"its zones have a capacity of %u KiB, and each zone must be one "
-			"segment; omit --segment",
+			"the zones of the device have a capacity of %u KiB, and each zone must be "
+			"one segment; omit --segment",
 			zones->capacity * 4);
 	}
 	if (create->label != NULL) {
@@ -242,7 +242,7 @@ static void tell_room(const char *path, uint64_t size)
 	disk_close(fd);
 	if (room < size) {
 		log_warning("'%s' might need %llu MiB, but its filesystem has only %llu MiB left; "
-			    "if that is exhausted, the disk becomes read-only",
+			    "if that space is exhausted, the disk becomes read-only",
 			path, (unsigned long long)(size >> 20), (unsigned long long)(room >> 20));
 	}
 }
@@ -454,13 +454,13 @@ static void check_spare(const struct checking *checking)
 	}
 	if (single > 0) {
 		snprintf(text, sizeof(text),
-			"%u nodes of the map have only one good copy; --rebuild writes both again",
+			"%u nodes of the map have only one good copy; --rebuild restores both",
 			single);
 		check->fault(check, text);
 	}
 	if (flash->damage.is_table_damaged) {
-		check->fault(check, "the segment table is damaged; serving the store or --rebuild "
-				    "recounts it from the map");
+		check->fault(check, "the segment table is damaged; --rebuild, or the next server "
+				    "of the store, creates the table again from the map");
 	}
 }
 
@@ -499,7 +499,7 @@ static void check_found(struct checking *checking)
 	if (wrong > 0 && checking->damaged.count == 0 && checking->damaged_snapshots == 0 &&
 		!flash->damage.is_table_damaged) {
 		snprintf(text, sizeof(text),
-			"%u segments have a wrong count of blocks in use; --rebuild recounts",
+			"%u segments have a wrong count of used blocks; --rebuild corrects it",
 			wrong);
 		check->fault(check, text);
 	}
@@ -536,7 +536,7 @@ static void check_map(struct flash *flash, struct store_check *check)
 				check_page(&checking, tree, i);
 			}
 			if (i >= TELL_PAGES && i % (flash->anchor.geometry.leaf_count / 8) == 0) {
-				log_info("flash store '%s': %llu %% of the disk are checked",
+				log_info("flash store '%s': %llu %% of the disk has been checked",
 					flash->path,
 					(unsigned long long)i * 100 /
 						flash->anchor.geometry.leaf_count);
@@ -633,8 +633,8 @@ int flash_check(const char *path, struct store_check *check, bool *recognized, s
 		check->fact(check, "format", "flash");
 		if (disk_check_writers(fd) == -EBUSY) {
 			check->fact(check, "writer",
-				"a server has the store open for writing, and its changes look "
-				"like corruption");
+				"a server has the store open for writing, and the changes that the "
+				"server makes can look like corruption");
 		}
 		check_anchor(fd, path, &zones, check);
 	}

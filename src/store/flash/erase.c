@@ -121,8 +121,8 @@ static void erase_ended(struct flash *flash, int result)
 	if (result == 0) {
 		flash->counters.erased_segments++;
 	} else if (flash_has_zones(flash)) {
-		log_error("flash store '%s': cannot reset the zone at byte %llu: %s; it is no "
-			  "longer used",
+		log_error("flash store '%s': cannot reset the zone at byte %llu: %s; the zone is "
+			  "no longer used",
 			flash->path, (unsigned long long)flash_zone_offset(flash, erase->segment),
 			strerror(-result));
 		flash->segments[erase->segment].is_bad = true;

@@ -184,7 +184,7 @@ static bool begin_log(struct flash *flash)
 void flash_wake(struct flash *flash)
 {
 	if (flash->is_quiet && !begin_log(flash)) {
-		flash_fail(flash, -ENOSPC, "has no free segment");
+		flash_fail(flash, -ENOSPC, "the log has no free segment");
 	}
 }
 
@@ -513,7 +513,7 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 		flash, &file->disk, file->disk.is_block && claim_fd >= 0 ? claim_fd : flash->fd);
 	if (reads_direct && file->offset_align > FLASH_BLOCK_BYTES) {
 		return error_set(error, -EINVAL,
-			"'%s': its blocks of %u bytes are larger than those of a flash store",
+			"'%s' has blocks of %u bytes; a flash store needs blocks of at most 4096",
 			options->path, file->offset_align);
 	}
 	return 0;
@@ -731,22 +731,22 @@ static const char *flash_memory_folder(const void *config_bytes)
 
 static const struct field flash_options[] = {
 	{ "map-memory", "SIZE",
-		"flash: memory for the map; the default of 64M covers 32 GiB of the disk", "64M",
+		"flash: memory for the block map; 64M (the default) covers a disk of 32 GiB", "64M",
 		.type = FIELD_BYTES, .min = FLASH_BLOCK_BYTES, .max = UINT64_C(1) << 40,
 		FIELD_IN(struct flash_config, map_memory) },
 	{ "on-full", "drop|refuse",
-		"flash: when a snapshot leaves no space for writes: drop it (default), or let "
-		"writes fail",
+		"flash: action when a snapshot leaves no space for writes: drop the snapshot "
+		"(drop, default) or let the writes fail (refuse)",
 		"refuse", .set = set_on_full, AT(refuses, refuses) },
 	{ "cache", "SIZE",
-		"flash: size of the write-back cache; default 64M, or an eighth of the disk; 0: "
-		"none",
+		"flash: size of the write-back cache, or 0 for none; default: 64M, or an eighth of "
+		"the disk if that is less",
 		"64M", .set = set_cache, AT(cache_bytes, has_cache_bytes) },
 	{ "cache-dir", "FOLDER", "flash: folder of the cache file, on a tmpfs (default /dev/shm)",
 		"/dev/shm", .set = set_cache_directory, AT(cache_directory, cache_directory) },
 	{ "cache-file", NULL,
-		"flash: take over, or leave, changes in the cache file of the store that this "
-		"one was copied or moved from",
+		"flash: handling of changes in the cache file of the store from which this one was "
+		"copied or moved: take them over, or leave them there",
 		"take", .type = FIELD_WORD, .words = others_words,
 		FIELD_IN(struct flash_config, others) },
 };
@@ -764,25 +764,25 @@ static const struct counter counter_list[] = {
 		"Unchanged blocks that garbage collection moved without reading the disk, "
 		"because they were in the cache"),
 	FLASH(written_back_blocks, TOTAL,
-		"Changed blocks written from the cache instead of moving the blocks that they "
-		"replace"),
+		"Changed blocks that garbage collection wrote from the cache, instead of moving "
+		"the old blocks that they replace"),
 	FLASH(node_blocks, TOTAL, "Blocks of the map written by checkpoints"),
-	FLASH(header_blocks, TOTAL, "Record headers written"),
+	FLASH(header_blocks, TOTAL, "Headers of log records written"),
 	FLASH(checkpoints, TOTAL, "Checkpoints"),
 	FLASH(map_misses, TOTAL,
 		"Pages of the map read from the disk, because they were not in memory"),
-	FLASH(checksum_errors, TOTAL, "Blocks and pages whose checksum did not match"),
+	FLASH(checksum_errors, TOTAL, "Blocks and map pages whose checksum did not match"),
 	FLASH(erased_segments, TOTAL, "Segments discarded before they became free"),
 	FLASH(erases_min, NOW, "Erasures of the least worn segment"),
 	FLASH(erases_mean, NOW, "Mean number of erasures of a segment"),
 	FLASH(erases_max, NOW, "Erasures of the most worn segment"),
 	FLASH(free_segments, NOW, "Free segments at the last checkpoint"),
 	FLASH(log_moves, TOTAL,
-		"Failed writes to the log, after which it continued in another segment"),
+		"Failed writes to the log, after which the log continued in another segment"),
 	FLASH(log_rewrites, TOTAL,
 		"Failed flushes, after which the affected data was written again"),
 	FLASH(avoided_segments, NOW,
-		"Segments avoided because a write to them failed, at the last checkpoint"),
+		"Segments that were avoided at the last checkpoint, after a failed write"),
 	FLASH(snapshot_blocks, NOW,
 		"Approximate number of blocks that only snapshots use, at the last checkpoint"),
 	FLASH(snapshots_dropped, TOTAL, "Snapshots dropped to make room for writes"),

@@ -214,7 +214,7 @@ void flash_finish(struct store_part *part, int result);
  * nothing is in flight. */
 void flash_io_ended(struct flash *flash);
 /* Logs error and makes all later changes fail with it. Later calls have no effect. what: the
- * predicate of the message, whose subject is the log. */
+ * clause of the message that names the fault. */
 void flash_fail(struct flash *flash, int error, const char *what);
 
 /* --- read.c, change.c ------------------------------------------------------------------------ */

@@ -247,18 +247,18 @@ int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 	*geometry = (struct flash_geometry){ .segment_blocks = segment_blocks };
 	if (device_blocks < FLASH_SEGMENTS_AT + (uint64_t)FLASH_SEGMENTS_MIN * segment_blocks) {
 		return error_set(error, -EINVAL,
-			"it is too small: with segments of %u KiB it needs at least %llu KiB",
+			"the size is too small: segments of %u KiB need at least %llu KiB",
 			segment_blocks * 4,
 			4 * (FLASH_SEGMENTS_AT +
 				    (unsigned long long)FLASH_SEGMENTS_MIN * segment_blocks));
 	}
 	if (device_blocks > UINT32_MAX) {
-		return error_set(error, -EINVAL, "it is larger than the limit of 16 TiB");
+		return error_set(error, -EINVAL, "the size is larger than the limit of 16 TiB");
 	}
 	count = (device_blocks - FLASH_SEGMENTS_AT) / segment_blocks;
 	if (count > FLASH_SEGMENTS_MAX) {
 		return error_set(error, -EINVAL,
-			"it would have more than %d segments of %u KiB; choose larger segments",
+			"more than %d segments of %u KiB would be needed; choose larger segments",
 			FLASH_SEGMENTS_MAX, segment_blocks * 4);
 	}
 	geometry->segment_count = (uint32_t)count;
@@ -273,7 +273,7 @@ int flash_geometry_make(struct flash_geometry *geometry, uint64_t device_blocks,
 		}
 	}
 	return error_set(
-		error, -EINVAL, "it is too small for segments of %u KiB", segment_blocks * 4);
+		error, -EINVAL, "the size is too small for segments of %u KiB", segment_blocks * 4);
 }
 
 /* --- the anchor ------------------------------------------------------------------------------ */
@@ -448,9 +448,9 @@ int flash_anchor_decode(
 	if (version < FLASH_OLDEST_VERSION || version > FLASH_ANCHOR_VERSION ||
 		le32toh(wire.block_bytes) != FLASH_BLOCK_BYTES) {
 		return error_set(error, -ENOTSUP,
-			"has format version %u with blocks of %u bytes, but this program supports "
-			"only versions %d to %d with %d; copy the disk with the program that "
-			"created it",
+			"has format version %u and blocks of %u bytes, but this program supports "
+			"only versions %d to %d and blocks of %d bytes; copy the disk with the "
+			"gmblock version that created the store",
 			version, le32toh(wire.block_bytes), FLASH_OLDEST_VERSION,
 			FLASH_ANCHOR_VERSION, FLASH_BLOCK_BYTES);
 	}

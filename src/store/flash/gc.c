@@ -193,7 +193,7 @@ static bool gc_give_up(struct flash *flash)
 	 * both. */
 	flash->is_out = true;
 	if (flash->io_count == 0) {
-		flash_fail(flash, -ENOSPC, "is full");
+		flash_fail(flash, -ENOSPC, "the log is full");
 	}
 	return false;
 }

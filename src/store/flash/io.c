@@ -269,7 +269,7 @@ static void sync_end(struct flash *flash, int result)
 	if (result < 0) {
 		/* After a failed sync, written data might be lost, and all later records depend on
 		 * it. */
-		flash_fail(flash, result, "cannot be made durable");
+		flash_fail(flash, result, "the log cannot be made durable");
 	} else {
 		if (!sync->is_redone || !anchors_again(flash)) {
 			flash_redo_succeeded(flash);

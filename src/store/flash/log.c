@@ -66,14 +66,14 @@ void flash_fail(struct flash *flash, int error, const char *what)
 	if (flash->failed == 0) {
 		flash->failed = error;
 		flash->pump_again = true;
-		log_error("flash store '%s': its log %s: %s; it is read-only until the server "
-			  "opens it again%s",
+		log_error("flash store '%s': %s: %s; the store is read-only until the server opens "
+			  "it again%s",
 			flash->path, what, strerror(-error),
 			error != -ENOSPC ? ""
 			: is_damaged(flash)
 				? "; space next to unreadable blocks cannot be reused: copy "
 				  "the disk to another store"
-				: "; free space in the filesystem that contains it first");
+				: "; first free space in the filesystem that contains the store");
 	}
 }
 
@@ -266,7 +266,7 @@ static void record_done(struct flash_io *io, int result)
 	flash->log.writing_count--;
 	buffer->is_written = result == 0 || !flash_move_begin(flash, result);
 	if (result < 0 && buffer->is_written) {
-		flash_fail(flash, result, "cannot be written");
+		flash_fail(flash, result, "the log cannot be written");
 	}
 	retire_written(flash);
 }
@@ -437,7 +437,7 @@ static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bo
 		/* Nothing in flight could free a segment, so the store's own record cannot wait. */
 		if (is_own && flash_log_is_idle(flash) &&
 			flash->table.state_counts[GC_ERASING] == 0) {
-			flash_fail(flash, -ENOSPC, "is full");
+			flash_fail(flash, -ENOSPC, "the log is full");
 		}
 		return false;
 	}

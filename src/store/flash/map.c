@@ -344,7 +344,7 @@ static void block_dies(struct flash *flash, uint32_t block)
 		gc_dead(&flash->table, segment);
 		flash_snapshots_block_dies(flash, segment);
 	} else { /* the segment table on the device was wrong */
-		flash_fail(flash, -EUCLEAN, "has a segment table that does not match the map");
+		flash_fail(flash, -EUCLEAN, "the segment table does not match the map of the disk");
 	}
 }
 

@@ -158,8 +158,7 @@ static void move_anchor_written(struct flash_io *io, int result)
 
 	if (result < 0) {
 		flash->log.move.is_waiting = false;
-		flash_fail(
-			flash, result, "cannot be continued, because its anchor cannot be written");
+		flash_fail(flash, result, "the anchor of the log cannot be written");
 	} else {
 		flash_sync_move(flash);
 	}
@@ -205,16 +204,16 @@ static void move_choose(struct flash *flash)
 	const struct flash_buffer *first = first_of(flash);
 
 	if (move->count == MOVES_MAX || flash->table.state_counts[GC_FREE] <= FREE_MIN) {
-		flash_fail(flash, move->error, "cannot be written");
+		flash_fail(flash, move->error, "the log cannot be written");
 		return;
 	}
 	move->to = flash_take_segment(flash);
 	if (is_anchored(flash) && !flash_detour_add(anchor, first->at.seq, move->to)) {
-		flash_fail(flash, move->error, "cannot be written");
+		flash_fail(flash, move->error, "the log cannot be written");
 		return;
 	}
-	log_warning("flash store '%s': cannot write its log at byte %llu: %s; the log "
-		    "continues in another segment, and this one is avoided from now on",
+	log_warning("flash store '%s': cannot write its log at byte %llu: %s; the log continues in "
+		    "another segment, and the segment with the error is avoided from now on",
 		flash->path, (unsigned long long)flash_block_offset(flash, first->record.at),
 		strerror(-move->error));
 	if (!is_anchored(flash)) {

@@ -78,7 +78,7 @@ static int decode_anchor(const struct flash *flash, const uint8_t block[FLASH_BL
 	if (result == 0 &&
 		(uint64_t)anchor->zone_blocks << FLASH_BLOCK_SHIFT != flash->zones.bytes) {
 		result = error_set(error, -EINVAL,
-			"belongs to a device with zones of %llu KiB (0: without zones)",
+			"belongs to a device with zones of %llu KiB (0 means no zones)",
 			(unsigned long long)anchor->zone_blocks * 4);
 	}
 	return result;
@@ -515,8 +515,8 @@ static void tell_progress(struct replay *replay)
 			(uint32_t)(MIN(replay->blocks, (uint64_t)LOG_BLOCKS) * 990 / LOG_BLOCKS));
 	}
 	if (replay->blocks / TELL_BLOCKS > before) {
-		log_info(
-			"flash store '%s': %llu MiB of its log have been read, of at most about %d",
+		log_info("flash store '%s': read %llu MiB of the log; at most about %d MiB have to "
+			 "be read",
 			flash->path,
 			(unsigned long long)(replay->blocks >> (20 - FLASH_BLOCK_SHIFT)),
 			LOG_BLOCKS >> (20 - FLASH_BLOCK_SHIFT));
@@ -799,7 +799,7 @@ static int refuse_map(const struct flash *flash, struct error *error)
 
 	return error_advise(error, -EUCLEAN, "readonly",
 		"the map of the flash store on '%s' is damaged%s%s%s; 'gmblock check --rebuild' "
-		"restores it from the log, and the rest of the disk can be read",
+		"restores the map from the log, and the rest of the disk can be read",
 		flash->path, is_known ? ": it has lost " : "", is_known ? hole : "",
 		is_known && flash->damage.holes.count > 1 ? " and more" : "");
 }
@@ -833,8 +833,8 @@ int flash_recover(struct flash *flash, struct error *error)
 		return error_advise(error, result, "readonly",
 			"cannot make the contents of '%s' durable: %s; data that its last server "
 			"wrote may be only in memory: before a reboot, copy the store or try "
-			"again; "
-			"'gmblock check --accept-loss' discards what the device lacks",
+			"again; 'gmblock check --accept-loss' discards the data that the device "
+			"has lost",
 			flash->path, strerror(-result));
 	}
 	replay.seen = calloc(flash->anchor.geometry.segment_count, sizeof(*replay.seen));

@@ -166,10 +166,10 @@ static void redo_read_done(struct flash_io *io, int result)
 
 	redo->is_waiting = false;
 	if (result < 0) {
-		redo_fail(io->flash, result, "cannot be made durable or read again");
+		redo_fail(io->flash, result, "the log cannot be made durable or read again");
 	} else if (!redo_is_sound(redo)) {
 		redo_fail(io->flash, redo->error,
-			"cannot be made durable, and the data is no longer in memory");
+			"the log cannot be made durable, and its data is no longer in memory");
 	} else {
 		redo_set_state(redo, FLASH_REDO_WRITE);
 	}
@@ -181,7 +181,7 @@ static void redo_write_done(struct flash_io *io, int result)
 
 	redo->is_waiting = false;
 	if (result < 0) {
-		redo_fail(io->flash, result, "cannot be made durable");
+		redo_fail(io->flash, result, "the log cannot be made durable");
 		return;
 	}
 	redo->first += redo->blocks;

@@ -672,7 +672,7 @@ void flash_snapshots_move(
 		if (flash->segments[from].snapshot_valid[i] ==
 			0) { /* the segment table on the device was wrong */
 			flash_fail(flash, -EUCLEAN,
-				"has a segment table that does not match a snapshot");
+				"the segment table does not match the map of a snapshot");
 			return;
 		}
 		*at = (struct flash_entry){ htole32(block), htole32(entry->crc) };
@@ -819,8 +819,8 @@ static int snapshot_open(struct store *base, const struct store_options *options
 	}
 	if (is_damaged) {
 		return error_set(error, -EUCLEAN,
-			"the map of snapshot '%s' of '%s' is damaged: it cannot be read; 'gmblock "
-			"snapshot delete' frees its space",
+			"the map of snapshot '%s' of '%s' is damaged: the snapshot cannot be read; "
+			"'gmblock snapshot delete' frees its space",
 			options->path, flash->path);
 	}
 	base->info = flash->base.info;

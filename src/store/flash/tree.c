@@ -423,7 +423,7 @@ void flash_damage_tell(const struct flash *flash)
 	}
 	if (flash->damage.is_table_damaged) {
 		log_warning("flash store '%s': its segment table is damaged%s", flash->path,
-			flash->is_read_only ? "" : "; it has been recounted from the map");
+			flash->is_read_only ? "" : "; it was restored from the map");
 	}
 	if (flash_has_loss(flash)) {
 		flash_loss_text(flash, loss, sizeof(loss));

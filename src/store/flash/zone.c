@@ -105,7 +105,7 @@ int flash_zones_find(int fd, const char *path, struct flash_zones *zones, struct
 	}
 	if (zones->count < FLASH_ANCHORS + FLASH_SEGMENTS_MIN) {
 		return error_set(error, -ENOTSUP,
-			"'%s' has %u zones of one size in a row; a flash store needs %d", path,
+			"'%s' has %u equal zones in a row; a flash store needs at least %d", path,
 			zones->count, FLASH_ANCHORS + FLASH_SEGMENTS_MIN);
 	}
 	return 0;

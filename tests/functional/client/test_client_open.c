@@ -573,9 +573,10 @@ static void hostile_servers(struct run *run)
 		{ "NBDMAGICIHAVEOPT\0\3", 18, false, -EPROTO, "EXTENDED_HEADERS" },
 		{ "NBDMAGICIHAVEOPT\0\3\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0", 38, true, -EPROTO,
 			"P120" },
-		{ "NBDMAGIC", 8, true, -ETIMEDOUT, "its greeting" },
-		{ GREETING, 18, true, -ETIMEDOUT, "its answer to STARTTLS", true },
-		{ GREETING TLS_ACK, 38, true, -ETIMEDOUT, "its part of the TLS handshake", true },
+		{ "NBDMAGIC", 8, true, -ETIMEDOUT, "the server's greeting" },
+		{ GREETING, 18, true, -ETIMEDOUT, "the answer to STARTTLS", true },
+		{ GREETING TLS_ACK, 38, true, -ETIMEDOUT, "the server's part of the TLS handshake",
+			true },
 		{ GREETING TLS_ACK "\x16", 39, true, -EPROTO, "P56", true },
 		{ GREETING TLS_ACK, 38, false, -ECONNRESET, "client-cert.pem", true },
 	};

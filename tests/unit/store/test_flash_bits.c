@@ -853,7 +853,8 @@ static void check_refused(uint32_t version)
 	assert_true(store_open(&options, &store, &error) < 0);
 	snprintf(says, sizeof(says), "format version %u ", version);
 	assert_non_null(strstr(error.text, says));
-	assert_non_null(strstr(error.text, "copy the disk with the program that created it"));
+	assert_non_null(strstr(
+		error.text, "copy the disk with the gmblock version that created the store"));
 	sim_stop();
 }
 

@@ -76,12 +76,13 @@ static void test_zones_that_do_not_suit_are_refused_with_the_reason(void **state
 	expect_refusal(&options, 0, "only 2 zones of 'disk' can be active at a time");
 	options = zoned();
 	options.conventional_zones = 13;
-	expect_refusal(&options, 0, "has 17 zones of one size in a row; a flash store needs 18");
+	expect_refusal(&options, 0, "has 17 equal zones in a row; a flash store needs at least 18");
 	options.conventional_zones = ZONES;
 	expect_refusal(&options, 0, "has no zones for sequential writes");
 	options = zoned();
 	expect_refusal(&options, 65536,
-		"its zones have a capacity of 128 KiB, and each zone must be one segment");
+		"the zones of the device have a capacity of 128 KiB, and each zone must be one "
+		"segment");
 }
 
 static void write_block(struct world *world, uint64_t block, uint64_t tag)
