@@ -367,7 +367,7 @@ static void begin_snapshot(void *context, struct control_client *client, const j
 	if (action != NULL && strcmp(action, "list") == 0) {
 		const char *name = json_string_value(json_object_get(arguments, "export"));
 		struct error error;
-		json_t *all;
+		json_t *all = NULL;
 		int rc = snapshots_json(jobs_options(context)->exports, name, &all, &error);
 
 		if (rc < 0) {
