@@ -1,4 +1,4 @@
-"""SVG plots in the style of gmblock's own: panels side by side, a legend above.
+"""SVG plots in the style of gmblock-plot, whose texts and axes they share: panels side by side, a legend above.
 
 What: document() puts panels into one drawing; line_panel() draws lines of medians with their spread
 on logarithmic axes, bar_panel() bars. A line is a list of points (x, median, low, high). They have a white background,
@@ -7,67 +7,29 @@ Errors: none; a line without points is not drawn.
 """
 
 import math
-from xml.sax.saxutils import escape
+import os
+import sys
+
+from .cmdline import TOP as ROOT
+
+sys.path.append(os.path.join(ROOT, "python"))
+import gmblock_plot  # noqa: E402 (the path comes first)
+from gmblock_plot import Axis, path, round_125, text, ticks_125  # noqa: E402
 
 PANEL_W, PANEL_H = 430, 290
 LEFT, RIGHT, TOP, BOTTOM = 72, 418, 30, 228  # the frame, in a panel
-HEAD, LEGEND_LINE, COLUMNS = 62, 20, 2
-STYLE = """<style>
-text { font: 12px sans-serif; fill: #222 }
-.head { font-size: 16px; font-weight: bold }
-.panel { font-weight: bold }
+HEAD, LEGEND_LINE, COLUMNS = 66, 20, 2
+STYLE = """.panel { font-weight: bold }
 .small { font-size: 11px }
-.end { text-anchor: end }
-.middle { text-anchor: middle }
-.grid { stroke: #ddd; fill: none }
-.frame { stroke: #888; fill: none }
 .curve { fill: none; stroke-width: 2; stroke-linejoin: round }
 .band { fill-opacity: 0.15; stroke: none }
-</style>
 """
-
-
-def text(x, y, kind, words):
-    return '<text x="%.1f" y="%.1f" class="%s">%s</text>\n' % (x, y, kind, escape(words))
-
-
-def path(kind, data, more=""):
-    return '<path class="%s" d="%s"%s/>\n' % (kind, data, more)
-
-
-class Axis:
-    """A logarithmic axis from one value to another, on pixels."""
-
-    def __init__(self, low, high, start, end):
-        self.low, self.high, self.start, self.end = math.log(low), math.log(high), start, end
-
-    def at(self, value):
-        part = (math.log(value) - self.low) / (self.high - self.low)
-        return self.start + (self.end - self.start) * part
 
 
 def round_range(values):
     """From a 1-2-5 step to another, around the values; about a decade at least."""
     low, high = min(values), max(values)
     return round_125(min(low, high / 10), up=False), round_125(high, up=True)
-
-
-def round_125(value, up):
-    """The nearest of 1, 2, 5 times a power of ten, upwards or downwards."""
-    power = 10 ** math.floor(math.log10(value) + 1e-9)
-    steps = [step * power for step in (1, 2, 5, 10)]
-    return min(step for step in steps if step >= value * (1 - 1e-9)) if up else \
-        max(step for step in steps if step <= value * (1 + 1e-9))
-
-
-def ticks_125(low, high):
-    """All 1-2-5 steps where there is room, else powers of ten."""
-    found, value = [], low
-    while value <= high * 1.001:
-        found.append(value)
-        value = round_125(value * 1.5, up=True)
-    return found if high / low <= 10000 else [
-        value for value in found if abs(math.log10(value) - round(math.log10(value))) < 1e-6]
 
 
 def stroke(colour, dashes):
@@ -161,11 +123,5 @@ def document(title, subtitle, legend, panels):
     drawn, lines = legend_of(legend)
     top = HEAD + LEGEND_LINE * lines
     width, height = COLUMNS * PANEL_W, top + rows * PANEL_H
-    out = ['<?xml version="1.0" encoding="UTF-8"?>\n'
-           '<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" '
-           'role="img">\n<title>%s</title>\n' % (width, height, width, height, escape(title)),
-           STYLE, '<rect width="%d" height="%d" fill="#fff"/>\n' % (width, height),
-           text(LEFT, 26, "head", title), text(LEFT, 44, "sub", subtitle), drawn]
-    for i, draw in enumerate(panels):
-        out.append(draw(i % COLUMNS * PANEL_W, top + i // COLUMNS * PANEL_H))
-    return "".join(out) + "</svg>\n"
+    body = [draw(i % COLUMNS * PANEL_W, top + i // COLUMNS * PANEL_H) for i, draw in enumerate(panels)]
+    return gmblock_plot.document(width, height, LEFT, title, subtitle, STYLE, [drawn, *body])

@@ -11,7 +11,6 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
-#include "tools/plot.h"
 
 enum { REQUESTS_PER_S_MAX = 100000000, PERCENT_UNSET = UINT32_MAX };
 
@@ -26,8 +25,6 @@ struct bench_arguments {
 	uint32_t read_percent; /* 0 to 100, or PERCENT_UNSET */
 	uint64_t block_bytes;
 	bool connections_set;
-	const char *plot_path;
-	struct svg_file plot;
 	bool json;
 };
 
@@ -48,7 +45,8 @@ static const char notes[] =
 	"Examples:\n"
 	"  gmblock bench nbd://storage/data\n"
 	"  gmblock bench --rw read --bs 1M --depth 8 --connections 4 nbd://storage/data\n"
-	"  gmblock bench --rw write --bs 1M --size 1G --json nbd://storage/scratch\n";
+	"  gmblock bench --rw write --bs 1M --size 1G --json nbd://storage/scratch\n"
+	"  gmblock bench --depth 1 --json nbd://storage/data | gmblock-plot -o latency.svg\n";
 
 /* --- values -------------------------------------------------------------------------------- */
 
@@ -279,8 +277,6 @@ static const struct field fields[] = {
 		.type = FIELD_WORD, .words = spin_words, AT(work.spin) },
 	{ "timeout", "TIME", "give up if the server does not respond for this time (default 30s)",
 		.type = FIELD_TIME, .min = 1, AT(work.timeout_ns) },
-	{ "plot", "FILE", "write a diagram (SVG) of the latencies to FILE", .type = FIELD_ARGUMENT,
-		AT(plot_path) },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
@@ -300,36 +296,9 @@ static int bench_arguments_parse(int argc, char **argv, struct bench_arguments *
 	return status == CLI_GO_ON ? bench_arguments_check(arguments) : status;
 }
 
-/* --- the plot ------------------------------------------------------------------------------ */
-
-static int bench_draw_plot(FILE *out, const void *context, struct error *error)
-{
-	return bench_plot_write(out, context, error);
-}
-
-static int plot_write(
-	struct bench_arguments *arguments, const struct bench_result *result, struct error *error)
-{
-	static const char *const names[BENCH_DIRECTIONS] = { "read", "write" };
-	struct bench_plot plot = { .title = NULL };
-	char title[BENCH_TITLE_BYTES];
-
-	bench_title(title, &arguments->work, result->connections);
-	plot.title = title;
-	plot.subtitle = arguments->work.uri;
-	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
-		if (result->latency_ns[i].count > 0) {
-			plot.series[plot.series_count].name = names[i];
-			plot.series[plot.series_count].latency_ns = &result->latency_ns[i];
-			plot.series_count++;
-		}
-	}
-	return svg_file_write(&arguments->plot, bench_draw_plot, &plot, error);
-}
-
 /* --- the command --------------------------------------------------------------------------- */
 
-static int measure(struct bench_arguments *arguments, struct bench_result *result)
+static int measure(const struct bench_arguments *arguments, struct bench_result *result)
 {
 	struct error error;
 	int err;
@@ -338,9 +307,6 @@ static int measure(struct bench_arguments *arguments, struct bench_result *resul
 	if (err == 0) {
 		err = arguments->json ? bench_show_json(&arguments->work, result, &error)
 				      : bench_show_text(&arguments->work, result, &error);
-	}
-	if (err == 0 && arguments->plot.fd >= 0) {
-		err = plot_write(arguments, result, &error);
 	}
 	if (err == 0 && result->interrupted) {
 		err = error_set(&error, -EINTR, "the measurement was interrupted before its end");
@@ -373,7 +339,6 @@ int cmd_bench(int argc, char **argv)
 		},
 		.read_percent = PERCENT_UNSET,
 		.block_bytes = 4096,
-		.plot = { .fd = -1 },
 	};
 	struct bench_result *result;
 	struct export_uri uri;
@@ -387,10 +352,6 @@ int cmd_bench(int argc, char **argv)
 		return status;
 	}
 	export_uri_fini(&uri);
-	if (arguments.plot_path != NULL &&
-		svg_file_open(&arguments.plot, arguments.plot_path, &error) != 0) {
-		return cli_failure("bench", &error);
-	}
 	result = calloc(1, sizeof(*result));
 	if (result == NULL) {
 		error_oom(&error);
@@ -399,6 +360,5 @@ int cmd_bench(int argc, char **argv)
 		status = measure(&arguments, result);
 	}
 	free(result);
-	svg_file_close(&arguments.plot);
 	return status;
 }

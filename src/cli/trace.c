@@ -7,7 +7,6 @@
 
 #include "base/log.h"
 #include "cli/cli.h"
-#include "tools/plot.h"
 #include "tools/show.h"
 
 enum { COUNT_DEFAULT = 1 };
@@ -17,8 +16,7 @@ struct trace_arguments {
 	const char *server;  /* or NULL */
 	uint64_t timeout_ns; /* 0: none */
 	uint32_t count;	     /* 0: not given */
-	const char *svg_path;
-	bool request; /* --request; required, because other builds also trace disks */
+	bool request;	     /* --request; required, because other builds also trace disks */
 	bool json;
 };
 
@@ -29,7 +27,7 @@ static const char notes[] =
 	"\n"
 	"Examples:\n"
 	"  gmblock trace --request --min-size 256K --timeout 10s nbd://localhost/data\n"
-	"  gmblock trace --request --operation write --svg write.svg\n";
+	"  gmblock trace --request --operation write --json | gmblock-plot -o write.svg\n";
 
 static int take_operation(void *context, const char *text, struct error *error)
 {
@@ -74,8 +72,6 @@ static const struct field fields[] = {
 	{ "timeout", "TIME", "time after which to stop waiting for requests", .type = FIELD_TIME,
 		.min = 1, AT(timeout_ns) },
 	CLI_SERVER_OR_OPERAND(struct trace_arguments),
-	{ "svg", "FILE", "write a diagram (SVG) of the first requests to FILE",
-		.type = FIELD_ARGUMENT, AT(svg_path) },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
@@ -115,20 +111,17 @@ static int count_check(const struct trace_arguments *arguments,
 	if (requests->count >= requests->wanted) {
 		return 0;
 	}
-	return error_set(error, -ETIMEDOUT, "%s after %u of %u requests%s%s",
+	return error_set(error, -ETIMEDOUT, "%s after %u of %u requests%s",
 		strcmp(requests->ended, "stop") == 0 ? "the server stopped"
 						     : "the wait for requests ended",
 		requests->count, requests->wanted,
 		requests->count > 0 ? ""
 		: chooses	    ? ": no client made a request that matches the options"
-				    : ": no client made a request",
-		requests->count == 0 && arguments->svg_path != NULL
-			? ", so there is nothing to draw"
-			: "");
+				    : ": no client made a request");
 }
 
-static int show_requests(const struct trace_arguments *arguments, json_t *document,
-	struct svg_file *svg, struct error *error)
+static int show_requests(
+	const struct trace_arguments *arguments, json_t *document, struct error *error)
 {
 	struct trace_requests requests;
 	int err = trace_request_parse(document, &requests, error);
@@ -139,15 +132,12 @@ static int show_requests(const struct trace_arguments *arguments, json_t *docume
 		trace_request_show(&requests);
 		err = print_end(error);
 	}
-	if (err == 0 && svg->fd >= 0 && requests.count > 0) {
-		err = svg_file_write(svg, trace_request_plot, &requests, error);
-	}
 	err = err ?: count_check(arguments, &requests, error);
 	trace_request_free(&requests);
 	return err;
 }
 
-static int trace_requests(const struct trace_arguments *arguments, struct svg_file *svg)
+static int trace_requests(const struct trace_arguments *arguments)
 {
 	const struct trace_question *question = &arguments->question;
 	char path[STATS_PATH_BYTES];
@@ -162,23 +152,9 @@ static int trace_requests(const struct trace_arguments *arguments, struct svg_fi
 	}
 	document = trace_request_wait(connection, question, arguments->timeout_ns, &error);
 	control_disconnect(connection);
-	err = document == NULL ? error.code : show_requests(arguments, document, svg, &error);
+	err = document == NULL ? error.code : show_requests(arguments, document, &error);
 	json_decref(document);
 	return err != 0 ? cli_failure("trace", &error) : CLI_OK;
-}
-
-static int cli_trace_run(struct trace_arguments *arguments)
-{
-	struct svg_file svg = { .fd = -1 };
-	struct error error;
-	int status;
-
-	if (arguments->svg_path != NULL && svg_file_open(&svg, arguments->svg_path, &error) != 0) {
-		return cli_failure("trace", &error);
-	}
-	status = trace_requests(arguments, &svg);
-	svg_file_close(&svg);
-	return status;
 }
 
 int cmd_trace(int argc, char **argv)
@@ -187,7 +163,7 @@ int cmd_trace(int argc, char **argv)
 	int status = cli_trace_arguments_parse(argc, argv, &arguments);
 
 	if (status == CLI_GO_ON) {
-		status = cli_trace_run(&arguments);
+		status = trace_requests(&arguments);
 	}
 	json_decref(arguments.question.operations);
 	return status;

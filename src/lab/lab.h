@@ -188,29 +188,6 @@ const char *trace_title(char out[TRACE_TITLE_BYTES], const struct trace_work *wo
 /* Draws a read in at most 80 columns: time to the right, offset upwards. */
 void trace_chart(FILE *out, const struct trace_read *read);
 
-/* --- plots ----------------------------------------------------------------------------------- */
-
-/*
- * Draws traced reads as SVG, one panel per read: time to the right, offset upwards. Each chunk is a
- * dot at the time at which it was seen, coloured by stream. Each part is a line at the time of its
- * completion, over the bytes it contains. The texts may contain any bytes.
- */
-
-enum { TRACE_PLOT_PANELS_MAX = 8 };
-
-struct trace_plot {
-	const char *title;
-	const char *subtitle;
-	struct trace_plot_panel {
-		const char *title;
-		const struct trace_read *read; /* analysed by trace_analyse() */
-	} panels[TRACE_PLOT_PANELS_MAX];
-	uint32_t panel_count; /* at least 1 */
-};
-
-/* Writes the complete document and flushes out. */
-GMB_MUST_CHECK int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *error);
-
 /*
  * --- the marker source of progress ---------------------------------------------------------------
  *

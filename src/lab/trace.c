@@ -15,14 +15,12 @@
 #include "base/log.h"
 #include "base/text.h"
 #include "cli/cli.h"
-#include "tools/plot.h"
 
 enum { MARKER_DIGITS_MAX = 16, COUNT_DEFAULT = 8, CHUNK_BYTES_DEFAULT = 4096 };
 
 struct trace_arguments {
 	struct trace_work work;
-	uint32_t count;	      /* 0: not given */
-	const char *svg_path; /* NULL: none */
+	uint32_t count; /* 0: not given */
 	/* name of the first given option that is only for requests; NULL: none */
 	const char *for_request;
 	bool request;
@@ -44,7 +42,7 @@ static const char usage_text[] =
 static const char notes[] =
 	"\n"
 	"Examples:\n"
-	"  gmblock trace --size 1M --count 4 --svg arrivals.svg /dev/nvme0n1\n"
+	"  gmblock trace --size 1M --json /dev/nvme0n1 | gmblock-plot -o arrivals.svg\n"
 	"  gmblock trace --request --min-size 256K --timeout 10s nbd://localhost/data\n";
 
 /* --- values -------------------------------------------------------------------------------- */
@@ -269,10 +267,6 @@ static const struct field fields[] = {
 		"requests (default 1)",
 		.heading = "Of both:", .type = FIELD_COUNT, .min = 1, .max = TRACE_COUNT_MAX,
 		AT(count) },
-	{ "svg", "FILE",
-		"write a diagram (SVG) of the typical read of each size, or of the first requests, "
-		"to FILE",
-		.type = FIELD_ARGUMENT, AT(svg_path) },
 	{ "json", NULL, "print JSON", .type = FIELD_FLAG, AT(json) },
 };
 
@@ -336,32 +330,7 @@ static int choose_marker(struct trace_work *work, struct error *error)
 	return 0;
 }
 
-static int lab_trace_draw_plot(FILE *out, const void *context, struct error *error)
-{
-	return trace_plot_write(out, context, error);
-}
-
-static int write_svg(struct svg_file *file, const struct trace_work *work,
-	const struct trace_result *result, struct error *error)
-{
-	char titles[TRACE_PLOT_PANELS_MAX][TRACE_TITLE_BYTES];
-	struct trace_plot plot = {
-		.title = "When the data of a read arrives in memory",
-		.subtitle = work->path,
-		.panel_count = result->group_count,
-	};
-
-	for (uint32_t i = 0; i < result->group_count; i++) {
-		const struct trace_group *group = &result->groups[i];
-
-		trace_title(titles[i], work, group->bytes);
-		plot.panels[i].title = titles[i];
-		plot.panels[i].read = &group->reads[group->typical];
-	}
-	return svg_file_write(file, lab_trace_draw_plot, &plot, error);
-}
-
-static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
+static int trace(const struct trace_arguments *arguments)
 {
 	const struct trace_work *work = &arguments->work;
 	struct trace_result result = { .group_count = 0 };
@@ -371,9 +340,6 @@ static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
 	if (err == 0) {
 		err = arguments->json ? trace_show_json(work, &result, &error)
 				      : trace_show_text(work, &result, &error);
-	}
-	if (err == 0 && svg->fd >= 0) {
-		err = write_svg(svg, work, &result, &error);
 	}
 	if (err == 0 && result.interrupted) {
 		err = error_set(&error, -EINTR, "interrupted after %u of %u reads",
@@ -385,19 +351,12 @@ static int trace(const struct trace_arguments *arguments, struct svg_file *svg)
 
 static int lab_trace_run(struct trace_arguments *arguments)
 {
-	struct svg_file svg = { .fd = -1 };
 	struct error error;
-	int status;
 
 	if (!arguments->marker_set && choose_marker(&arguments->work, &error) != 0) {
 		return cli_failure("trace", &error);
 	}
-	if (arguments->svg_path != NULL && svg_file_open(&svg, arguments->svg_path, &error) != 0) {
-		return cli_failure("trace", &error);
-	}
-	status = trace(arguments, &svg);
-	svg_file_close(&svg);
-	return status;
+	return trace(arguments);
 }
 
 int lab_trace(int argc, char **argv)

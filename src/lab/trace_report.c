@@ -1,18 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Output of traces: text with a table and a chart, JSON, and an SVG plot.
+ * Output of traces: text with a table and a chart, and JSON.
  */
 #include <errno.h>
 #include <inttypes.h>
 #include <jansson.h>
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/log.h"
 #include "base/text.h"
 #include "lab/lab.h"
-#include "tools/plot.h"
 #include "tools/show.h"
 
 enum { LABEL_COLUMNS = 34 };
@@ -445,162 +443,4 @@ int trace_show_json(
 	}
 	json_object_set_new(root, "sizes", sizes);
 	return print_json(root, error);
-}
-
-enum {
-	WIDTH = 860,
-	LEFT = 80,
-	RIGHT = 830,
-	HEAD = 74,
-	PANEL = 320,
-	PANEL_TOP = 24, /* top of the frame, relative to the panel */
-	PANEL_BOTTOM = 270,
-	FOOT = 34,
-};
-
-/* Colours of the streams. Further streams have the last colour. */
-static const char *const colours[] = { "#1d5fa8", "#c2521a", "#2e8540", "#8a3ab9", "#b8860b",
-	"#008b8b", "#c71585", "#666666" };
-
-struct panel {
-	FILE *out;
-	const struct trace_read *read;
-	double top; /* top of the frame */
-	double bottom;
-};
-
-static double trace_report_x_of(const struct panel *panel, uint64_t time_ns)
-{
-	return LEFT + (double)(RIGHT - LEFT) * (double)time_ns / (double)panel->read->total_ns;
-}
-
-static double trace_report_y_of(const struct panel *panel, double offset)
-{
-	return panel->bottom - (panel->bottom - panel->top) * offset / panel->read->bytes;
-}
-
-static uint32_t colour_of(const struct trace_arrival *arrival)
-{
-	return MIN((uint32_t)arrival->stream, (uint32_t)ARRAY_COUNT(colours)) - 1;
-}
-
-static void trace_report_draw_axes(const struct panel *panel)
-{
-	const struct svg_panel axes = {
-		.left = LEFT,
-		.right = RIGHT,
-		.top = panel->top,
-		.bottom = panel->bottom,
-		.total_ns = (double)panel->read->total_ns,
-		.bytes = panel->read->bytes,
-	};
-
-	svg_panel_axes(panel->out, &axes);
-}
-
-/* Draws all dots of one colour as one path: a line of length zero with round ends is a dot. Skips a
- * dot that could not be distinguished from the previous one, to keep the file short. */
-static void draw_dots(const struct panel *panel, uint32_t colour)
-{
-	const struct trace_read *read = panel->read;
-	double x_last = -1;
-	double y_last = -1;
-
-	for (uint32_t i = 0; i < read->chunk_count; i++) {
-		const struct trace_arrival *arrival = &read->arrivals[i];
-		double middle = (double)i * read->chunk_bytes + trace_chunk_bytes(read, i) / 2.0;
-		double x;
-		double y;
-
-		if (arrival->how != TRACE_EARLY || colour_of(arrival) != colour) {
-			continue;
-		}
-		x = trace_report_x_of(panel, arrival->time_ns);
-		y = trace_report_y_of(panel, middle);
-		if (x_last < 0) {
-			fprintf(panel->out, "<path class=\"dots\" stroke=\"%s\" d=\"",
-				colours[colour]);
-		} else if (fabs(x - x_last) < 0.5 && fabs(y - y_last) < 0.5) {
-			continue;
-		}
-		fprintf(panel->out, "M%.1f %.1fh0", x, y);
-		x_last = x;
-		y_last = y;
-	}
-	if (x_last >= 0) {
-		fputs("\"/>\n", panel->out);
-	}
-}
-
-static bool has_early_chunk(const struct trace_read *read)
-{
-	for (uint32_t i = 0; i < read->chunk_count; i++) {
-		if (read->arrivals[i].how == TRACE_EARLY) {
-			return true;
-		}
-	}
-	return false;
-}
-
-static void draw_chunks(const struct panel *panel)
-{
-	for (uint32_t i = 0; i < ARRAY_COUNT(colours); i++) {
-		draw_dots(panel, i);
-	}
-	if (!has_early_chunk(panel->read)) {
-		svg_label(panel->out, LEFT + 16, (panel->top + panel->bottom) / 2, "sub",
-			"No chunk was seen before the read was complete.");
-	}
-}
-
-static void draw_parts(const struct panel *panel)
-{
-	const struct trace_read *read = panel->read;
-
-	for (uint32_t i = 0; i < read->part_count; i++) {
-		const struct trace_part *part = &read->parts[i];
-		double x = trace_report_x_of(panel, part->completed_ns);
-		double from = trace_report_y_of(panel, part->offset);
-		double to = trace_report_y_of(panel, (double)part->offset + part->bytes);
-
-		fprintf(panel->out, "<path class=\"part\" d=\"M%.1f %.1fh%.1fM%.1f %.1fV%.1f\"/>\n",
-			trace_report_x_of(panel, part->submitted_ns), from,
-			x - trace_report_x_of(panel, part->submitted_ns), x, from, to);
-	}
-}
-
-int trace_plot_write(FILE *out, const struct trace_plot *plot, struct error *error)
-{
-	int height = HEAD + PANEL * (int)plot->panel_count + FOOT;
-	const struct svg_head head = {
-		.width = WIDTH,
-		.height = height,
-		.x = LEFT,
-		.title = plot->title,
-		.subtitle = plot->subtitle,
-		.style = ".part { stroke: #bbb; stroke-width: 1.5; fill: none }\n"
-			 ".dots { stroke-width: 3; stroke-linecap: round; fill: none }\n",
-	};
-
-	GMB_ASSERT(plot->panel_count >= 1);
-	GMB_ASSERT(plot->panel_count <= TRACE_PLOT_PANELS_MAX);
-	svg_begin(out, &head);
-	for (uint32_t i = 0; i < plot->panel_count; i++) {
-		double begin = HEAD + (double)PANEL * i;
-		struct panel panel = {
-			.out = out,
-			.read = plot->panels[i].read,
-			.top = begin + PANEL_TOP,
-			.bottom = begin + PANEL_BOTTOM,
-		};
-
-		svg_label(out, LEFT, begin + 14, "sub", plot->panels[i].title);
-		trace_report_draw_axes(&panel);
-		draw_parts(&panel);
-		draw_chunks(&panel);
-	}
-	svg_label(out, LEFT, height - 14, "sub",
-		"dots: chunks at the time they were seen in memory, one colour per stream; grey: "
-		"parts from submission to completion");
-	return svg_end(out, error);
 }

@@ -16,7 +16,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "control/control.h"
-#include "server/change/reload.h"
+#include "server/change/jobs.h"
 #include "server/observe/metrics.h"
 #include "server/observe/stats.h"
 #include "server/observe/tracing.h"
@@ -464,9 +464,9 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		control_server_add(control->server, &counters_command, NULL);
 		control_server_add(control->server, &metrics_command, control);
 		control_server_add(control->server, &rate_command, control);
-		control_server_add(control->server, &reload_command, control->view.reload);
-		control_server_add(control->server, &export_command, control->view.reload);
-		control_server_add(control->server, &snapshot_command, control->view.reload);
+		control_server_add(control->server, &reload_command, control->view.jobs);
+		control_server_add(control->server, &export_command, control->view.jobs);
+		control_server_add(control->server, &snapshot_command, control->view.jobs);
 		control_server_add(control->server, &upgrade_command, control->view.upgrade);
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
@@ -505,7 +505,7 @@ void server_control_stop(struct server_control *control)
 	if (control->tracing != NULL) {
 		tracing_stop(control->tracing);
 	}
-	reload_stop(control->view.reload);
+	jobs_stop(control->view.jobs);
 	if (control->server != NULL) {
 		control_server_stop(control->server);
 	}

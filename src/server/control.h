@@ -2,7 +2,7 @@
 /*
  * The control socket of a server (control/control.h) and the commands that it answers: "stats" and
  * "counters" (stats.h), "metrics" (metrics.h), "rate", "trace" (tracing.h), "reload", "export" and
- * "snapshot" (reload.h), "upgrade" (upgrade.h).
+ * "snapshot" (change/jobs.h), "upgrade" (upgrade.h).
  *
  *   /run/gmblock-serve/PID.sock                 root
  *   $RUNTIME_DIRECTORY/serve/PID.sock           a systemd service with another user
@@ -18,7 +18,7 @@
 #include "server/listen/listen.h"
 #include "server/reactor.h"
 
-struct reload;
+struct jobs;
 struct upgrade;
 struct upgrade_take;
 struct server_control;
@@ -33,7 +33,7 @@ struct server_view {
 	uint32_t listener_count;
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
-	struct reload *reload;
+	struct jobs *jobs;
 	struct upgrade *upgrade;
 	struct rate_rules *rate_rules; /* rates of identities, or NULL */
 	const uint8_t *instance;       /* identifies this process, see engine_options */

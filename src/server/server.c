@@ -14,7 +14,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/manager.h"
-#include "server/change/reload.h"
+#include "server/change/jobs.h"
 #include "server/control.h"
 #include "server/device.h"
 #include "server/listen/accept.h"
@@ -175,7 +175,7 @@ static void handle_signal(struct server *server, const struct signalfd_siginfo *
 	/* SIGHUP from the kernel means that the terminal was closed. */
 	if (signal_number == SIGHUP && info->ssi_code != SI_KERNEL) {
 		if (server->phase <= SERVER_SERVING) {
-			reload_ask(server->reload);
+			jobs_ask(server->jobs, &job_reload);
 		}
 		return;
 	}
@@ -257,7 +257,7 @@ bool server_handle_next(struct server *server, int timeout_ms)
 	}
 	handle_events(server);
 	if (server->phase <= SERVER_SERVING) {
-		reload_finish(server->reload);
+		jobs_continue(server->jobs);
 	}
 	/* An upgrade that has ended must be handled before the control socket, which may receive a
 	 * command for the next upgrade. */
@@ -397,7 +397,7 @@ static void server_release(struct server *server)
 	if (!exports_end(&server->exports) && server->exit_status == 0) {
 		server->exit_status = 1;
 	}
-	if (!reload_destroy(server->reload)) {
+	if (!jobs_destroy(server->jobs)) {
 		server_stop_hard(
 			server, "a thread hangs while it reads a configuration or TLS file again");
 	}

@@ -11,7 +11,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/manager.h"
-#include "server/change/reload.h"
+#include "server/change/jobs.h"
 #include "server/change/snapshot.h"
 #include "server/control.h"
 #include "server/device.h"
@@ -173,7 +173,7 @@ static struct server_view view_of(const struct server *server)
 		.listener_count = server->listener_count,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
-		.reload = server->reload,
+		.jobs = server->jobs,
 		.upgrade = server->upgrade,
 		.rate_rules = server->rate_rules,
 		.instance = server->instance,
@@ -191,9 +191,9 @@ static void exports_have_changed(void *context)
 	server_announce(server);
 }
 
-static int start_reload(struct server *server, struct error *error)
+static int start_jobs(struct server *server, struct error *error)
 {
-	const struct reload_options options = {
+	const struct jobs_options options = {
 		.config = server->config,
 		.exports = &server->exports,
 		.rate_rules = server->rate_rules,
@@ -206,7 +206,7 @@ static int start_reload(struct server *server, struct error *error)
 		.context = server,
 	};
 
-	return reload_create(&options, &server->reload, error);
+	return jobs_create(&options, &server->jobs, error);
 }
 
 static int start_upgrade(struct server *server, struct error *error)
@@ -218,7 +218,7 @@ static int start_upgrade(struct server *server, struct error *error)
 		.listener_count = server->listener_count,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
-		.reload = server->reload,
+		.jobs = server->jobs,
 		.acceptor_stopped = &server->acceptor_stopped,
 	};
 
@@ -348,7 +348,7 @@ static int start_stores(struct server *server, bool deferred, struct error *erro
 /* Called on a store's thread when the store has dropped a snapshot. */
 static void has_dropped(void *context)
 {
-	reload_look(context);
+	jobs_look(context);
 }
 
 static int start_first_stores(struct server *server, struct error *error)
@@ -357,7 +357,7 @@ static int start_first_stores(struct server *server, struct error *error)
 		struct store *store = server->exports.exports[i]->store;
 
 		if (store_has_snapshots(store)) {
-			store_snapshots_watch(store, has_dropped, server->reload);
+			store_snapshots_watch(store, has_dropped, server->jobs);
 		}
 	}
 	server->startup = (struct store_startup){
@@ -495,7 +495,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 	rc = server_rates_build(&server->config->rates, &server->rate_rules, error)
 		     ?: open_credentials(server, config, error) ?: enter_sandbox(server, error)
 		     ?: exports_open_added(server->config, server->take, &server->exports, error)
-		     ?: start_reactors(server, error) ?: start_reload(server, error)
+		     ?: start_reactors(server, error) ?: start_jobs(server, error)
 		     ?: start_upgrade(server, error) ?: server_start_control(server, error)
 		     ?: start_first_stores(server, error);
 	if (rc != 0 || server->phase != SERVER_STARTING) {
@@ -503,7 +503,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 	}
 	rc = start_accepting(server, error);
 	server->phase = SERVER_SERVING;
-	reload_begin(server->reload);
+	jobs_begin(server->jobs);
 	if (rc != 0) {
 		return rc;
 	}

@@ -43,7 +43,7 @@ struct server {
 	/* listener of the control socket until `control` owns it */
 	struct listener control_listener;
 	struct credentials *credentials;
-	struct reload *reload;
+	struct jobs *jobs;
 	struct upgrade *upgrade;
 	/* the process that this server replaces; NULL: none, or the replacement is complete */
 	struct upgrade_take *take;

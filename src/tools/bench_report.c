@@ -378,6 +378,22 @@ static void json_bar(void *context, uint64_t low, uint64_t high, uint64_t count)
 	json_array_append_new(context, object);
 }
 
+/* Returns the buckets that are not empty, each as [lowest ns, highest ns, requests]. */
+static json_t *json_buckets(const struct histogram *latency)
+{
+	json_t *buckets = json_array();
+
+	for (uint32_t i = 0; i < HISTOGRAM_BUCKETS; i++) {
+		if (latency->buckets[i] > 0) {
+			json_array_append_new(
+				buckets, json_pack("[I, I, I]", (json_int_t)histogram_lowest(i),
+						 (json_int_t)histogram_highest(i),
+						 (json_int_t)latency->buckets[i]));
+		}
+	}
+	return buckets;
+}
+
 static json_t *json_direction(const struct bench_work *work, const struct bench_result *result,
 	const struct histogram *latency)
 {
@@ -396,6 +412,7 @@ static json_t *json_direction(const struct bench_work *work, const struct bench_
 		json_real(per_second(result, latency->count) * work->block_bytes));
 	json_object_set_new(object, "latency_us", json_latency(latency));
 	json_object_set_new(object, "histogram", bars);
+	json_object_set_new(object, "buckets", json_buckets(latency));
 	return object;
 }
 
@@ -501,12 +518,13 @@ int bench_show_json(
 	json_object_set_new(root, "rate", json_rate(work, result));
 	json_object_set_new(root, "uri", print_json_text(work->uri));
 	json_object_set_new(root, "work", json_work(work, result));
+	json_object_set_new(root, "process", json_costs(result));
+	json_object_set_new(root, "server", json_server(result));
+	/* Last, because they are long. */
 	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
 		json_object_set_new(root, direction_names[i],
 			json_direction(work, result, &result->latency_ns[i]));
 	}
-	json_object_set_new(root, "process", json_costs(result));
-	json_object_set_new(root, "server", json_server(result));
 	/* Nine digits exceed the resolution of any clock. */
 	return print_json_digits(root, JSON_DIGITS, error);
 }

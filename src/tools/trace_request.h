@@ -3,7 +3,7 @@
  * "gmblock trace --request": makes a running server record single requests over its control socket
  * (control/control.h), waits for the records, and shows how the time of each request was spent.
  *
- *   trace_request_arm() ─▶ trace_request_wait() ─▶ document ─▶ trace_request_parse() ─▶ show, plot
+ *   trace_request_arm() ─▶ trace_request_wait() ─▶ document ─▶ trace_request_parse() ─▶ show
  *
  * Threading: the main thread. Ownership: the caller owns documents (json_decref); parsed requests
  * borrow their texts from the document. Errors: a negative errno or NULL with a sentence.
@@ -23,7 +23,7 @@ struct trace_question {
 	json_t *operations; /* their names, or NULL: any */
 };
 
-enum { TRACE_REQUEST_COUNT_MAX = 1000, TRACE_REQUEST_PLOTS_MAX = 6 };
+enum { TRACE_REQUEST_COUNT_MAX = 1000 };
 
 /* Times are in microseconds since the start of the request; negative: the event did not happen. */
 struct trace_request_part {
@@ -90,7 +90,3 @@ const char *trace_request_title(
 
 /* Prints all requests: figures, a table of the parts, and a chart. */
 void trace_request_show(const struct trace_requests *requests);
-
-/* Draws the first TRACE_REQUEST_PLOTS_MAX requests; there is at least one. context is a struct
- * trace_requests. See svg_file_write(). */
-GMB_MUST_CHECK int trace_request_plot(FILE *out, const void *context, struct error *error);

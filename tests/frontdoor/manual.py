@@ -74,6 +74,12 @@ class Options(unittest.TestCase):
     def test_gmblock_trace(self):
         self.assertEqual(documented(page("gmblock-trace.1")), offered("trace"))
 
+    def test_gmblock_plot(self):
+        done = subprocess.run([sys.executable, f"{ROOT}/python/gmblock_plot.py", "--help"], capture_output=True,
+                              text=True, check=True)
+        self.assertEqual(documented(page("gmblock-plot.1")),
+                         set(re.findall(r"^  -.*?(--[a-z-]+)", done.stdout, re.M)))
+
     def test_synopsis_has_all_of_them(self):
         for command in ("serve", "info", "list", "bench", "stats", "trace", "check", "copy", "push"):
             text = page(f"gmblock-{command}.1")

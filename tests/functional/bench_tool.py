@@ -50,6 +50,19 @@ class BenchCase(support.Case):
         self.assertLessEqual(bars[0]["from_us"], side["latency_us"]["min"])
         # A bucket of the histogram that lies across a border counts below it.
         self.assertGreater(bars[-1]["below_us"] * 257 / 256, side["latency_us"]["max"])
+        self.check_buckets(side)
+
+    def check_buckets(self, side):
+        """In ascending order, apart, and of the same requests as the other figures."""
+        buckets = side["buckets"]
+        self.assertEqual(sum(count for _, _, count in buckets), side["requests"])
+        ends = [end for low, high, _ in buckets for end in (low, high + 1)]
+        self.assertEqual(ends, sorted(ends))
+        for low, high, count in buckets:
+            self.assertGreater(count, 0)
+            self.assertLessEqual(high - low, low / 256)
+        for key, (low, high, _) in (("min", buckets[0]), ("max", buckets[-1])):
+            self.assertTrue(low <= round(side["latency_us"][key] * 1000) <= high, (key, low, high))
 
     def check_figures(self, document):
         """What must be true of any result."""

@@ -165,8 +165,7 @@ class HelpAndVersion(support.Case):
         self.assertNotIn("attach", self.check_refused(["serve", "--mount", "d"], 2, "--mount"))
 
     def test_empty_paths_are_wrong_usage(self):
-        for arguments in (["serve", "--config", "", "null:1M"], ["bench", "--plot", "", "nbd://h"],
-                          ["trace", "--svg", "", "--request"], ["info", "--local", "--path", ""],
+        for arguments in (["serve", "--config", "", "null:1M"], ["info", "--local", "--path", ""],
                           ["copy", "--resume", "", "a", "b"], ["attach", "--fuse=", "nbd://h"]):
             with self.subTest(arguments):
                 option = next(word for word in arguments if word.startswith("--")
@@ -177,7 +176,7 @@ class HelpAndVersion(support.Case):
         name = self.path("a\x1b[31m\udcff\u00e4/x")
         for arguments in (["serve", name], ["info", "--local", "--path", name],
                           ["copy", name, "x"], ["trace", "--request", name], ["stats", name],
-                          ["serve", "--config", name], ["bench", "--plot", name, "nbd://h"]):
+                          ["serve", "--config", name]):
             with self.subTest(arguments):
                 self.check_refused(arguments, 1, r"a\x1b[31m\xff" + "\u00e4/x")
 

@@ -219,6 +219,7 @@ mount -t overlay overlay -o "lowerdir=/etc,upperdir=$PWD/etc,workdir=$PWD/work" 
 mount --bind srv /srv
 mount -t tmpfs tmpfs /run
 ln -s "$GMBLOCK" bin/gmblock
+ln -s "$GMBLOCK_PLOT" bin/gmblock-plot
 PATH=$PWD/bin:$PATH
 ip link set lo up
 ip address add 192.0.2.1/32 dev lo
@@ -277,6 +278,7 @@ BEFORE = {
         serve 'gmblock serve null:1M --export-folder /srv/images'""",
     "gmblock-info.1": "storage",
     "gmblock-list.1": "storage",
+    "gmblock-plot.1": "storage; load",
     "gmblock-push.1": """
         truncate -s 16M a.img b.img c.img
         ip address add 192.0.2.3/32 dev lo
@@ -389,7 +391,7 @@ class Examples(Checks):
         tls_tool.both(authority, os.path.join(folder, "pki"))
         done = subprocess.run(
             ["unshare", "-m", "-n", "-p", "-f", "--kill-child", "--mount-proc", "sh", "-e", "-c",
-             script], cwd=folder, env=dict(os.environ, GMBLOCK=support.program()), text=True,
+             script], cwd=folder, env=dict(os.environ, GMBLOCK=support.program(), GMBLOCK_PLOT=support.PLOT), text=True,
             capture_output=True, check=False, stdin=subprocess.DEVNULL, timeout=SECONDS)
         self.assertEqual(done.returncode, 0, f"{done.stdout[-1000:]}\n{done.stderr[-2000:]}")
 

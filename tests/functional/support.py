@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import fcntl
 import glob
+import json
 import os
 import re
 import select
@@ -16,8 +17,10 @@ import sys
 import tempfile
 import time
 import unittest
+from xml.etree import ElementTree
 
 GMBLOCK = ""
+PLOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "../../python/gmblock_plot.py"))
 WAIT_SECONDS = 60
 WRITER_OFFSET = 2**63 - 4
 F_OFD_GETLK, F_OFD_SETLK = 36, 37
@@ -193,6 +196,19 @@ class Case(unittest.TestCase):
 
     def socket_uri(self, name="s"):
         return f"nbd+unix:///?socket={self.path(name)}"
+
+    def run_plot(self, *arguments, **options):
+        """gmblock-plot to its end: status, standard output, standard error."""
+        options = {"input": "", "stdout": subprocess.PIPE, **options}
+        done = subprocess.run([sys.executable, PLOT, *arguments], stderr=subprocess.PIPE, encoding="utf-8", check=False,
+                              **options)
+        return done.returncode, done.stdout, done.stderr
+
+    def plot(self, document):
+        """The root of the picture of a document, which must be drawn."""
+        code, picture, errors = self.run_plot(input=json.dumps(document))
+        self.assertEqual((code, errors), (0, ""))
+        return ElementTree.fromstring(picture)
 
     def run_gmblock(self, *arguments, **options):
         """The program to its end: status, standard output, standard error."""

@@ -1,7 +1,6 @@
 #!/usr/bin/python3
 """gmblock trace shows when the chunks of reads arrived, and leaves the disk as it was."""
 import os
-import xml.etree.ElementTree
 
 import support
 from trace_tool import MIB, TraceCase
@@ -140,9 +139,7 @@ class Drawings(TraceCase):
 
     def test_svg(self):
         path = self.disk(name="a<b>&\"c\x01")
-        svg = self.make_file("plot.svg", "x" * 100000)
-        self.trace("--svg", svg, "--size", "64K", "--size", "256K", "--parts", "16K", path)
-        root = xml.etree.ElementTree.parse(svg).getroot()
+        root = self.plot(self.trace("--size", "64K", "--size", "256K", "--parts", "16K", path))
         self.assertEqual(root.tag, SVG + "svg")
         paths = [one.get("class") for one in root.iter(SVG + "path")]
         self.assertEqual(paths.count("part"), 4 + 16)

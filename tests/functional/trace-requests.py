@@ -8,7 +8,6 @@ import socket
 import struct
 import subprocess
 import unittest
-import xml.etree.ElementTree
 
 import nbdmini
 import support
@@ -282,16 +281,20 @@ class Requests(Case):
                 client.read(8192, 512)
         self.check_request(self.result(tracer)["requests"][0], "read", 8192, 512)
 
-    def test_text_and_drawing(self):
-        server = self.serve("--export", "a<b=memory:16M,parts=64K,delay=any:1ms")
-        plot = self.path("plot.svg")
-        tracer = self.begin("--count", "3", "--svg", plot)
+    def record_three(self, server, *form):
+        """The output of a trace of a read, a write and a flush."""
+        tracer = self.begin("--count", "3", *form)
         with Streams.open(server.uri, b"a<b") as client:
             client.read(4096, 256 * KIB)
             client.write(0, bytes(64 * KIB))
             client.flush()
         output, errors = tracer.communicate()
         self.assertEqual((tracer.returncode, errors), (0, ""))
+        return output
+
+    def test_text_and_drawing(self):
+        server = self.serve("--export", "a<b=memory:16M,parts=64K,delay=any:1ms")
+        output, drawn = (self.record_three(server, *form) for form in ([], ["--json"]))
         self.assertIn('1. read of 256K at 4096, export "a<b": done in', output)
         self.assertIn('2. write of 64K at 0, export "a<b": done in', output)
         self.assertIn('3. flush, export "a<b": done in', output)
@@ -300,7 +303,7 @@ class Requests(Case):
         rows = [line for line in output.splitlines() if line.lstrip().startswith("+") and "|" in line]
         self.assertGreaterEqual(len(rows), 6)
         self.assertTrue(any("=" in row and ">" in row for row in rows))
-        root = xml.etree.ElementTree.parse(plot).getroot()
+        root = self.plot(json.loads(drawn))
         self.assertEqual(root.tag, SVG + "svg")
         classes = [rect.get("class") for rect in root.iter(SVG + "rect")]
         self.assertEqual(classes.count("frame"), 3)
@@ -452,12 +455,12 @@ class Refused(Case):
     def test_a_plot_without_a_request_is_not_made(self):
         self.serve("memory:1M")
         plot = self.path("plot.svg")
-        tracer = self.begin("--json", "--timeout", "1ms", "--svg", plot)
-        self.result(tracer, 1, "the wait for requests ended after 0 of 1 requests: no client made a request, so there is "
-                    "nothing to draw")
+        tracer = self.begin("--json", "--timeout", "1ms")
+        document = self.result(tracer, 1, "the wait for requests ended after 0 of 1 requests: no client made a request")
+        code, _, errors = self.run_plot("-o", plot, input=json.dumps(document))
+        self.assertEqual(code, 1)
+        self.assertIn("standard input: it has no requests, so there is nothing to draw; trace again", errors)
         self.assertFalse(os.path.exists(plot))
-        self.check_refused(["trace", "--request", "--svg", self.path("no/such"), self.control], 1,
-                           "cannot write the plot")
 
 
 if __name__ == "__main__":

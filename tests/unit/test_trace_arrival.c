@@ -6,9 +6,7 @@
 
 #include <cmocka.h>
 
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "lab/lab.h"
 
@@ -343,33 +341,6 @@ static void chance_breaks_no_rule(void **state)
 	}
 }
 
-/* True if the plot of a read says that no chunk was seen in time. */
-static bool plot_is_explained(const uint32_t *looks, uint32_t count)
-{
-	struct made_up made;
-	struct error error;
-	struct trace_plot plot = { "title", "subtitle", { { "panel", &made.read } }, 1 };
-	char *text = NULL;
-	size_t bytes = 0;
-	FILE *out = open_memstream(&text, &bytes);
-	bool found;
-
-	assert_non_null(out);
-	make_and_analyse(&made, looks, count, 1000);
-	assert_int_equal(trace_plot_write(out, &plot, &error), 0);
-	fclose(out);
-	found = strstr(text, "No chunk was seen before the read was complete") != NULL;
-	free(text);
-	return found;
-}
-
-static void an_empty_plot_says_why(void **state)
-{
-	(void)state;
-	assert_true(plot_is_explained((const uint32_t[]){ 0, 11, 12, 11 }, 4));
-	assert_false(plot_is_explained((const uint32_t[]){ 0, 11, 5, 11 }, 4));
-}
-
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -386,7 +357,6 @@ int main(void)
 		cmocka_unit_test(merged_parts_hide_nothing),
 		cmocka_unit_test(a_short_last_chunk_counts_its_bytes),
 		cmocka_unit_test(chance_breaks_no_rule),
-		cmocka_unit_test(an_empty_plot_says_why),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

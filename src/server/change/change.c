@@ -446,29 +446,6 @@ static int compare_name(const void *name, const void *entry)
 	return strcmp(name, (*served)->about.name);
 }
 
-static struct served_export *change_find(const struct change *change, const char *name)
-{
-	const struct exports *exports = change->options.exports;
-
-	for (uint32_t i = 0; i < exports->count; i++) {
-		if (strcmp(exports->list[i]->about.name, name) == 0) {
-			return exports->list[i];
-		}
-	}
-	return NULL;
-}
-
-static int find_needed(const struct change *change, const char *name,
-	struct served_export **served_out, struct error *error)
-{
-	char shown[CHANGE_LABEL_BYTES];
-
-	*served_out = change_find(change, name);
-	return *served_out != NULL
-		       ? 0
-		       : error_set(error, -ENOENT, "there is no %s", change_label(name, shown));
-}
-
 /* --- one export ------------------------------------------------------------------------------ */
 
 /* Checks that an export with the name can be added. */
@@ -476,7 +453,7 @@ static int check_room(const struct change *change, const char *name, struct erro
 {
 	char shown[CHANGE_LABEL_BYTES];
 
-	if (change_find(change, name) != NULL) {
+	if (exports_find(change->options.exports, name) != NULL) {
 		return error_set(
 			error, -EEXIST, "there is already an %s", change_label(name, shown));
 	}
@@ -540,7 +517,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 	static const char origin[] = "gmblock export set";
 	struct served_export *served;
 	struct server_export about;
-	int rc = find_needed(change, name, &served, error);
+	int rc = exports_need(change->options.exports, name, &served, error);
 
 	if (rc < 0) {
 		return rc;
@@ -554,7 +531,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 int change_remove(struct change *change, const char *name, struct error *error)
 {
 	struct served_export *served;
-	int rc = find_needed(change, name, &served, error);
+	int rc = exports_need(change->options.exports, name, &served, error);
 
 	return rc < 0 ? rc : remove_export(change, served, error);
 }

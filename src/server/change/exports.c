@@ -253,6 +253,21 @@ int served_export_check_size(struct served_export *served, const uint64_t *wante
 	return size > before;
 }
 
+void exports_look_at_sizes(const struct exports *exports)
+{
+	for (uint32_t i = 0; i < exports->count; i++) {
+		char line[SERVED_EXPORT_LINE_BYTES];
+		struct error error;
+		int rc = served_export_check_size(exports->list[i], NULL, line, &error);
+
+		if (rc < 0) {
+			log_warning("%s", error.text);
+		} else if (rc > 0) {
+			log_info("%s", line);
+		}
+	}
+}
+
 int served_export_create(const struct server_export *entry, const struct server_settings *settings,
 	struct served_export **served_out, struct error *error)
 {
@@ -311,6 +326,25 @@ void exports_free(struct exports *exports)
 	free(exports->exports);
 	free(exports->paths);
 	*exports = (struct exports){ 0 };
+}
+
+struct served_export *exports_find(const struct exports *exports, const char *name)
+{
+	for (uint32_t i = 0; i < exports->count; i++) {
+		if (strcmp(exports->list[i]->about.name, name) == 0) {
+			return exports->list[i];
+		}
+	}
+	return NULL;
+}
+
+int exports_need(const struct exports *exports, const char *name, struct served_export **served_out,
+	struct error *error)
+{
+	*served_out = exports_find(exports, name);
+	return *served_out != NULL
+		       ? 0
+		       : error_set(error, -ENOENT, "there is no export \"%s\"", quote(name));
 }
 
 bool exports_end(const struct exports *exports)

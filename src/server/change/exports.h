@@ -59,6 +59,11 @@ GMB_MUST_CHECK int exports_open_added(const struct server_config *config,
 	const struct upgrade_take *take, struct exports *exports, struct error *error);
 /* Closes all exports. Called when no engine uses them. */
 void exports_close(struct exports *exports);
+/* NULL: there is no such export. */
+struct served_export *exports_find(const struct exports *exports, const char *name);
+/* exports_find() with an error message. -ENOENT. */
+GMB_MUST_CHECK int exports_need(const struct exports *exports, const char *name,
+	struct served_export **served_out, struct error *error);
 /* Creates an empty table with room for that many entries. -ENOMEM. */
 GMB_MUST_CHECK int exports_create(uint32_t room, struct exports *exports, struct error *error);
 /* Appends the entry, which the table owns from then on. The caller has ensured that there is
@@ -96,6 +101,9 @@ GMB_MUST_CHECK int served_export_open(
 enum { SERVED_EXPORT_LINE_BYTES = 256 };
 GMB_MUST_CHECK int served_export_check_size(struct served_export *served, const uint64_t *wanted,
 	char line[SERVED_EXPORT_LINE_BYTES], struct error *error);
+/* Checks for disks whose size has changed and logs them, so that enlarging a disk needs no command.
+ * Blocks. */
+void exports_look_at_sizes(const struct exports *exports);
 /* Chooses the export's epoch (struct export) after the store has started. replaces: the entry that
  * had this name before, or NULL. */
 void served_export_choose_epoch(struct served_export *served, const struct served_export *replaces);

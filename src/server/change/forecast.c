@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <time.h>
 
-#include "server/change/request.h"
+#include "server/change/job.h"
 
 /* Time that reactors have to answer, in seconds. A reactor with a hanging disk must not delay the
  * withdrawal of rights. */
@@ -287,7 +287,7 @@ static void add_up(struct forecast *forecast, const struct answer *answer)
 	}
 }
 
-bool forecast_run(struct forecast *forecast, struct reload *reload, struct reactor *const *reactors)
+bool forecast_run(struct forecast *forecast, struct jobs *jobs, struct reactor *const *reactors)
 {
 	bool posted = true;
 
@@ -304,7 +304,7 @@ bool forecast_run(struct forecast *forecast, struct reload *reload, struct react
 		answer->task.context = answer;
 		/* Relaxed, because the caller's own reference keeps the forecast alive. */
 		atomic_fetch_add_explicit(&forecast->references, 1, memory_order_relaxed);
-		posted = reload_post(reload, reactors[i], &answer->task);
+		posted = jobs_post(jobs, reactors[i], &answer->task);
 		if (!posted) {
 			forecast_put(forecast);
 		}

@@ -8,12 +8,12 @@
  * Reactors only collect data: they look up rights, and certificates are verified on the calling
  * thread. A reactor that does not answer in time is left out of the count (forecast_silent()).
  *
- * Threading: the reload thread. Ownership: counted, because a reactor may answer late; exports,
+ * Threading: the jobs' thread. Ownership: counted, because a reactor may answer late; exports,
  * policies and contexts are borrowed until forecast_run() returns. Errors: -ENOMEM.
  */
 #pragma once
 
-#include "server/change/reload.h"
+#include "server/change/jobs.h"
 #include "server/reactor.h"
 
 struct forecast;
@@ -41,8 +41,7 @@ GMB_MUST_CHECK int forecast_tls(
 
 /* Collects the data of all reactors and computes the results. Returns false if the server is
  * stopping. */
-bool forecast_run(
-	struct forecast *forecast, struct reload *reload, struct reactor *const *reactors);
+bool forecast_run(struct forecast *forecast, struct jobs *jobs, struct reactor *const *reactors);
 struct forecast_counts forecast_of_export(
 	const struct forecast *forecast, const struct export *export);
 struct forecast_counts forecast_of_policy(

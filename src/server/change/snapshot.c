@@ -8,29 +8,8 @@
 #include <time.h>
 
 #include "base/log.h"
-
-enum { SHOWN_BYTES = 120 };
-
-/* "export \"x\"" */
-static const char *change_snapshot_label(const struct served_export *served, char out[SHOWN_BYTES])
-{
-	const char *name = served->about.name;
-	char shown[SHOWN_BYTES - 16];
-
-	snprintf(out, SHOWN_BYTES, "export \"%s\"",
-		log_escape(shown, sizeof(shown), name, strlen(name)));
-	return out;
-}
-
-static struct served_export *change_snapshot_find(const struct exports *exports, const char *name)
-{
-	for (uint32_t i = 0; i < exports->count; i++) {
-		if (strcmp(exports->list[i]->about.name, name) == 0) {
-			return exports->list[i];
-		}
-	}
-	return NULL;
-}
+#include "server/change/change_private.h"
+#include "server/change/job.h"
 
 /* Returns the export that serves the snapshot, or NULL. */
 static struct served_export *find_snapshot(
@@ -100,7 +79,7 @@ static void change_snapshot_begin(struct engine *engine, void *context)
 }
 
 /* Returns the reactor on which the store was started. */
-static struct reactor *reactor_of(const struct reload_options *options, const struct export *export)
+static struct reactor *reactor_of(const struct jobs_options *options, const struct export *export)
 {
 	for (uint32_t i = 0; i < options->reactor_count; i++) {
 		if (reactor_ring(options->reactors[i]) == export->start.ring) {
@@ -110,9 +89,8 @@ static struct reactor *reactor_of(const struct reload_options *options, const st
 	return NULL;
 }
 
-static int ask_store(const struct reload_options *options, struct reload *reload,
-	const struct served_export *parent, enum store_snapshot_action action, const char *snapshot,
-	struct error *error)
+static int ask_store(const struct job *job, const struct served_export *parent,
+	enum store_snapshot_action action, struct error *error)
 {
 	struct ask ask = {
 		.task = { .run = change_snapshot_begin },
@@ -121,16 +99,16 @@ static int ask_store(const struct reload_options *options, struct reload *reload
 		.lock = PTHREAD_MUTEX_INITIALIZER,
 		.changed = PTHREAD_COND_INITIALIZER,
 	};
-	char shown[SHOWN_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
 
-	if (strlen(snapshot) >= sizeof(ask.request.snapshot.name)) {
+	if (strlen(job->snapshot) >= sizeof(ask.request.snapshot.name)) {
 		return error_set(error, -EINVAL, "a snapshot name must have at most %d bytes",
 			STORE_SNAPSHOT_NAME_BYTES - 1);
 	}
-	memcpy(ask.request.snapshot.name, snapshot, strlen(snapshot) + 1);
+	memcpy(ask.request.snapshot.name, job->snapshot, strlen(job->snapshot) + 1);
 	ask.request.snapshot.created_s = (uint64_t)time(NULL);
 	ask.task.context = &ask;
-	if (!reload_post(reload, reactor_of(options, parent->export), &ask.task)) {
+	if (!jobs_post(job->jobs, reactor_of(job->options, parent->export), &ask.task)) {
 		return error_set(error, -ESHUTDOWN, "the server is stopping");
 	}
 	pthread_mutex_lock(&ask.lock);
@@ -141,118 +119,144 @@ static int ask_store(const struct reload_options *options, struct reload *reload
 	return ask.request.result == 0
 		       ? 0
 		       : error_set(error, ask.request.result, "%s %s",
-				 change_snapshot_label(parent, shown), ask.request.error.text);
+				 change_label(parent->about.name, shown), ask.request.error.text);
 }
 
-/* --- changes --------------------------------------------------------------------------------- */
+/* --- jobs ------------------------------------------------------------------------------------ */
 
-static int no_export(const char *name, struct error *error)
+static int take_snapshot(struct job *job, const json_t *arguments, struct error *error)
 {
-	return error_set(error, -ENOENT, "there is no export \"%s\"", quote(name));
-}
+	const char *export = json_string_value(json_object_get(arguments, "export"));
+	const char *name = json_string_value(json_object_get(arguments, "name"));
 
-static int find_parent(const struct exports *exports, const char *name,
-	const struct served_export **parent_out, struct error *error)
-{
-	const struct served_export *parent = change_snapshot_find(exports, name);
-	char shown[SHOWN_BYTES];
-
-	if (parent == NULL) {
-		return no_export(name, error);
+	if (export == NULL || name == NULL) {
+		return error_set(error, -EINVAL,
+			"the arguments \"export\" and \"name\" (text) are required");
 	}
-	if (!store_has_snapshots(parent->export->store)) {
-		return error_set(error, -EOPNOTSUPP,
+	if (json_is_true(json_object_get(arguments, "now"))) {
+		job->deadline_ns = 0;
+	}
+	job->name = strdup(export);
+	job->snapshot = strdup(name);
+	return job->name != NULL && job->snapshot != NULL ? 0 : error_oom(error);
+}
+
+/* Begins the change, and finds the export of the disk and that of the snapshot, which may be
+ * NULL. */
+static int begin_change(struct job *job, struct served_export **parent_out,
+	struct served_export **served_out, struct error *error)
+{
+	const struct exports *exports = job->options->exports;
+	int rc = job_change(job, error) ?: exports_need(exports, job->name, parent_out, error);
+	char shown[CHANGE_LABEL_BYTES];
+
+	if (rc == 0 && !store_has_snapshots((*parent_out)->export->store)) {
+		rc = error_set(error, -EOPNOTSUPP,
 			"%s cannot have snapshots; only flash stores (flash:PATH) support them",
-			change_snapshot_label(parent, shown));
+			change_label((*parent_out)->about.name, shown));
 	}
-	*parent_out = parent;
-	return 0;
-}
-
-static int change_snapshot_create(const struct reload_options *options,
-	struct reload_request *request, const struct served_export *parent, struct change *change,
-	struct error *error)
-{
-	const struct served_export *dropped =
-		find_snapshot(options->exports, parent, request->snapshot);
-	char shown[SHOWN_BYTES];
-	int rc;
-
-	if (dropped != NULL && !has_snapshot(parent, request->snapshot, NULL)) {
-		return error_set(error, -EEXIST,
-			"%s was a snapshot that was dropped, and its clients are still being "
-			"disconnected; try again",
-			change_snapshot_label(dropped, shown));
-	}
-	rc = ask_store(
-		options, request->reload, parent, STORE_SNAPSHOT_CREATE, request->snapshot, error);
 	if (rc == 0) {
-		rc = change_add_snapshot(change, parent, request->snapshot, NULL, error);
-		if (rc < 0) {
-			snapshot_undo(options, request);
-		}
+		*served_out = find_snapshot(exports, *parent_out, job->snapshot);
 	}
 	return rc;
 }
 
-static int delete_one(const struct reload_options *options, struct reload_request *request,
-	const struct served_export *parent, struct change *change, struct error *error)
+/* Makes the store create the snapshot durably. If its export cannot be opened, the snapshot is
+ * deleted. */
+static int create_run(struct job *job, struct error *error)
 {
-	const struct served_export *served =
-		find_snapshot(options->exports, parent, request->snapshot);
-	/* Relaxed, because the number is only for a message. */
-	uint32_t clients = served == NULL ? 0
-					  : atomic_load_explicit(&served->export->connections,
-						    memory_order_relaxed);
-	struct store_snapshot about = { 0 };
-	bool is_there = has_snapshot(parent, request->snapshot, &about);
-	char shown[SHOWN_BYTES];
-	int rc = 0;
+	struct served_export *parent;
+	struct served_export *dropped;
+	struct error undone;
+	char shown[CHANGE_LABEL_BYTES];
+	int rc = begin_change(job, &parent, &dropped, error);
 
-	if (about.is_temporary && request->deadline_ns > 0) {
-		return error_set(error, -EBUSY,
-			"a push uses the snapshot '%s' of %s; end the push with --now or 'gmblock "
-			"push --cancel'",
-			request->snapshot, change_snapshot_label(parent, shown));
+	if (rc == 0 && dropped != NULL && !has_snapshot(parent, job->snapshot, NULL)) {
+		rc = error_set(error, -EEXIST,
+			"%s was a snapshot that was dropped, and its clients are still being "
+			"disconnected; try again",
+			change_label(dropped->about.name, shown));
 	}
-	if (clients > 0 && request->deadline_ns > 0) {
-		return error_set(error, -EBUSY,
-			"%s is used by %u connection%s (see 'gmblock stats'); with --now, the "
-			"snapshot is deleted nevertheless and its clients are disconnected",
-			change_snapshot_label(served, shown), clients, clients == 1 ? "" : "s");
+	rc = rc ?: ask_store(job, parent, STORE_SNAPSHOT_CREATE, error);
+	if (rc < 0) {
+		return rc;
 	}
-	if (served == NULL || is_there) {
-		rc = ask_store(options, request->reload, parent, STORE_SNAPSHOT_DELETE,
-			request->snapshot, error);
+	rc = change_add_snapshot(job->change, parent, job->snapshot, NULL, error)
+		     ?: job_open(job, error);
+	if (rc < 0 && ask_store(job, parent, STORE_SNAPSHOT_DELETE, &undone) < 0) {
+		log_warning("%s: the snapshot '%s' was not deleted, and is not served: %s",
+			job->name, job->snapshot, undone.text);
 	}
-	return rc == 0 && served != NULL ? change_remove(change, served->about.name, error) : rc;
+	return rc;
 }
 
-int snapshot_change(const struct reload_options *options, struct reload_request *request,
-	struct change *change, struct error *error)
+static int create_commit(struct job *job, struct error *error)
 {
-	const struct served_export *parent = NULL;
-	int rc = find_parent(options->exports, request->name, &parent, error);
+	int rc = job_commit(job, error);
+
+	if (rc < 0) {
+		error_prefix(error, "the snapshot was taken, but is not served");
+	}
+	return rc;
+}
+
+/* Makes the store delete the snapshot durably. */
+static int delete_run(struct job *job, struct error *error)
+{
+	struct served_export *parent;
+	struct served_export *served;
+	struct store_snapshot about = { 0 };
+	uint32_t clients = 0;
+	bool is_there;
+	char shown[CHANGE_LABEL_BYTES];
+	int rc = begin_change(job, &parent, &served, error);
 
 	if (rc < 0) {
 		return rc;
 	}
-	return request->action == REQUEST_SNAPSHOT_CREATE
-		       ? change_snapshot_create(options, request, parent, change, error)
-		       : delete_one(options, request, parent, change, error);
-}
-
-void snapshot_undo(const struct reload_options *options, struct reload_request *request)
-{
-	const struct served_export *parent = change_snapshot_find(options->exports, request->name);
-	struct error error;
-
-	if (ask_store(options, request->reload, parent, STORE_SNAPSHOT_DELETE, request->snapshot,
-		    &error) < 0) {
-		log_warning("%s: the snapshot '%s' was not deleted, and is not served: %s",
-			request->name, request->snapshot, error.text);
+	is_there = has_snapshot(parent, job->snapshot, &about);
+	if (served != NULL) { /* relaxed, because the number is only for a message */
+		clients = atomic_load_explicit(&served->export->connections, memory_order_relaxed);
 	}
+	if (about.is_temporary && job->deadline_ns > 0) {
+		return error_set(error, -EBUSY,
+			"a push uses the snapshot '%s' of %s; end the push with --now or 'gmblock "
+			"push --cancel'",
+			job->snapshot, change_label(parent->about.name, shown));
+	}
+	if (clients > 0 && job->deadline_ns > 0) {
+		return error_set(error, -EBUSY,
+			"%s is used by %u connection%s (see 'gmblock stats'); with --now, the "
+			"snapshot is deleted nevertheless and its clients are disconnected",
+			change_label(served->about.name, shown), clients, clients == 1 ? "" : "s");
+	}
+	if (served == NULL || is_there) {
+		rc = ask_store(job, parent, STORE_SNAPSHOT_DELETE, error);
+	}
+	if (rc == 0 && served != NULL) {
+		rc = change_remove(job->change, served->about.name, error);
+	}
+	return rc ?: job_open(job, error);
 }
+
+static const struct job_kind job_create_snapshot = {
+	.action = "create",
+	.take = take_snapshot,
+	.run = create_run,
+	.commit = create_commit,
+	.finish = job_log,
+};
+
+static const struct job_kind job_delete_snapshot = {
+	.action = "delete",
+	.take = take_snapshot,
+	.run = delete_run,
+	.commit = job_commit,
+	.finish = job_log,
+};
+
+static const struct job_kind *const snapshot_kinds[] = { &job_create_snapshot, &job_delete_snapshot,
+	NULL };
 
 /* --- dropped snapshots ----------------------------------------------------------------------- */
 
@@ -286,28 +290,33 @@ bool snapshots_were_dropped(const struct exports *exports)
 	return next_dropped(exports, &index) != NULL;
 }
 
-int snapshots_remove_dropped(
-	const struct exports *exports, struct change *change, struct error *error)
+static int drop_run(struct job *job, struct error *error)
 {
 	const struct served_export *dropped;
 	uint32_t index = 0;
-	int rc = 0;
+	int rc = job_change(job, error);
 
-	while (rc == 0 && (dropped = next_dropped(exports, &index)) != NULL) {
-		rc = change_remove(change, dropped->about.name, error);
+	while (rc == 0 && (dropped = next_dropped(job->options->exports, &index)) != NULL) {
+		rc = change_remove(job->change, dropped->about.name, error);
 	}
-	return rc;
+	return rc ?: job_open(job, error);
 }
 
-/* --- all snapshots --------------------------------------------------------------------------- */
+const struct job_kind job_drop_exports = {
+	.run = drop_run,
+	.commit = job_commit,
+	.finish = job_log,
+};
+
+/* --- the command ----------------------------------------------------------------------------- */
 
 static json_t *snapshot_json(const struct exports *exports, const struct served_export *parent,
 	const struct store_snapshot *snapshot)
 {
 	const struct served_export *served = find_snapshot(exports, parent, snapshot->name);
 	json_int_t clients = served == NULL
-				     /* A temporary snapshot is not served, but the job that took it
-				      * counts as a connection. */
+				     /* A temporary snapshot is not served, but the push that took
+				      * it counts as a connection. */
 				     ? snapshot->is_temporary
 				     : (json_int_t)atomic_load_explicit(
 					       &served->export->connections, memory_order_relaxed);
@@ -317,21 +326,23 @@ static json_t *snapshot_json(const struct exports *exports, const struct served_
 		served != NULL ? served->about.name : NULL, "connections", clients);
 }
 
-int snapshots_json(
+/* Lists the snapshots of the named export, or of all exports if name is NULL, as an array that the
+ * caller owns. -ENOENT: there is no such export. -EOPNOTSUPP: the export is itself a snapshot. */
+static int snapshots_json(
 	const struct exports *exports, const char *name, json_t **all_out, struct error *error)
 {
-	const struct served_export *only =
-		name != NULL ? change_snapshot_find(exports, name) : NULL;
-	char shown[SHOWN_BYTES];
+	struct served_export *only = NULL;
+	int rc = name != NULL ? exports_need(exports, name, &only, error) : 0;
+	char shown[CHANGE_LABEL_BYTES];
 	json_t *all;
 
-	if (name != NULL && only == NULL) {
-		return no_export(name, error);
+	if (rc < 0) {
+		return rc;
 	}
 	if (only != NULL && only->parent != NULL) {
 		return error_set(error, -EOPNOTSUPP,
 			"%s is a snapshot, and a snapshot cannot have snapshots",
-			change_snapshot_label(only, shown));
+			change_label(only->about.name, shown));
 	}
 	all = json_array();
 	for (uint32_t i = 0; i < exports->count; i++) {
@@ -348,6 +359,35 @@ int snapshots_json(
 	*all_out = all;
 	return 0;
 }
+
+static void begin_snapshot(void *context, struct control_client *client, const json_t *arguments)
+{
+	const char *action = json_string_value(json_object_get(arguments, "action"));
+
+	if (action != NULL && strcmp(action, "list") == 0) {
+		const char *name = json_string_value(json_object_get(arguments, "export"));
+		struct error error;
+		json_t *all = NULL;
+		int rc = snapshots_json(jobs_options(context)->exports, name, &all, &error);
+
+		if (rc < 0) {
+			control_fail(client, rc, error.text);
+		} else {
+			control_reply(client, json_pack("{s:o}", "snapshots", all));
+		}
+	} else if (!jobs_add_action(context, client, snapshot_kinds, arguments)) {
+		control_fail(client, -EINVAL, "\"action\" must be create, delete or list");
+	}
+}
+
+const struct control_command snapshot_command = {
+	.name = "snapshot",
+	.right = CONTROL_CHANGE,
+	.begin = begin_snapshot,
+	.end = jobs_forget_client,
+};
+
+/* --- the start ------------------------------------------------------------------------------- */
 
 /* Returns the settings that the snapshot had in the process that this one replaced, or NULL. */
 static const struct server_export *find_keys(const struct change_options *options,
@@ -372,7 +412,7 @@ static void serve_snapshot(const struct change_options *options, const struct se
 {
 	struct change *change = NULL;
 	struct error error;
-	char shown[SHOWN_BYTES];
+	char shown[CHANGE_LABEL_BYTES];
 	int rc = change_create(options, &change, &error);
 
 	if (rc == 0) {
@@ -385,7 +425,7 @@ static void serve_snapshot(const struct change_options *options, const struct se
 		change_commit(change, exports);
 	} else {
 		log_warning("the snapshot '%s' of %s is not served: %s", snapshot,
-			change_snapshot_label(parent, shown), error.text);
+			change_label(parent->about.name, shown), error.text);
 	}
 	change_put(change);
 }

@@ -13,7 +13,7 @@
 #include "base/log.h"
 #include "base/manager.h"
 #include "control/control.h"
-#include "server/change/reload.h"
+#include "server/change/jobs.h"
 #include "server/observe/scrape.h"
 #include "server/upgrade/fate.h"
 #include "server/upgrade/offer.h"
@@ -235,7 +235,7 @@ static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reaso
 	accept_when_stopped(upgrade);
 	take_back_listeners(upgrade);
 	upgrade_forget(upgrade);
-	reload_begin(upgrade->options.reload);
+	jobs_begin(upgrade->options.jobs);
 	error_set(&error, code, "the upgrade failed, and this server keeps running: %s", reason);
 	log_error("%s", error.text);
 	if (upgrade->client != NULL) {
@@ -827,7 +827,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 		control_reply(client, upgrade_fate_json(&fate));
 		return;
 	}
-	if (rc == 0 && !reload_hold(upgrade->options.reload)) {
+	if (rc == 0 && !jobs_hold(upgrade->options.jobs)) {
 		rc = error_set(&error, -EBUSY, "the configuration is being changed; try again");
 	}
 	if (rc == 0) {
@@ -836,7 +836,7 @@ static void begin_upgrade(void *context, struct control_client *client, const js
 		if (rc < 0) {
 			error_set(
 				&error, rc, "cannot connect to the new process: %s", strerror(-rc));
-			reload_begin(upgrade->options.reload);
+			jobs_begin(upgrade->options.jobs);
 		}
 	}
 	if (rc < 0) {

@@ -55,7 +55,7 @@ struct upgrade_options {
 	uint32_t listener_count;
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
-	struct reload *reload;
+	struct jobs *jobs;
 	_Atomic bool *acceptor_stopped; /* set by the acceptor's stopped() */
 };
 
