@@ -797,7 +797,7 @@ static int net_listen(struct clan_queue *queue, const char *address,
 	if (options->access == CLAN_ACCESS_OWNER) {
 		return error_set(error, -EINVAL,
 			"cannot listen on \"%s\": users of other machines cannot be identified, so "
-			"the listener must admit all users (CLAN_ACCESS_ANY)",
+			"the listener must admit all users (CLAN_ACCESS_ANY or CLAN_ACCESS_WARY)",
 			address);
 	}
 	result = parsed.transport->look_up(&parsed, true, &found, &reason);

@@ -631,7 +631,7 @@ static const char *reason_text(const struct gmb_client *client, const struct gmb
 	case EPERM:
 		return "the export is read-only";
 	case EXDEV:
-		return "the source of the copy is on another server";
+		return "the source of the copy has another server, or its client another queue";
 	case ECANCELED:
 		return "cancelled";
 	case ENOENT:

@@ -21,9 +21,10 @@
  * A queue is one engine's part of a rate. If more is available than the next request needs, it
  * books more, up to a chunk, so that few requests access the shared line. It returns what it has
  * not used after burst_ns / RATE_HOLD_PART. So in any interval of length t, at most rate * t +
- * burst starts, plus one request per engine. Waiting sessions are served round-robin, first by
- * peer, then by session (base/turns.h). One timer serves all queues of an engine, with pauses of at
- * least RATE_PAUSE_NS. The reasons are in docs/design/0014-rates.md.
+ * burst starts, plus one request per engine and, where sessions wait for two rates, one per
+ * session. Waiting sessions are served round-robin, first by peer, then by session (base/turns.h).
+ * One timer serves all queues of an engine, with pauses of at least RATE_PAUSE_NS. The reasons are
+ * in docs/design/0014-rates.md.
  *
  * Threading: rate_set() and booking on any thread; a queue, its room and its members on their
  * ring's thread. Ownership: a queue borrows its rate; a member must leave its queues. Errors: a

@@ -276,6 +276,8 @@ static const char *refusal_sentence(const char *refusal)
 		{ "address-space", "there is too little address space to map the file" },
 		{ "empty", "the file was empty when the server started" },
 		{ "null", "the disk contains only zeroes" },
+		{ "flash", "the disk is in a flash store" },
+		{ "flash snapshot", "the disk is a snapshot in a flash store" },
 		{ "fault", "the export has the key fault" },
 		{ "delay", "the export has the key delay" },
 		{ "pace", "the export has the key pace" },

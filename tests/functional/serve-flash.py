@@ -432,7 +432,7 @@ class Flash(support.Case):
         status, errors = server.stop()
         self.assertEqual(status, 1, errors)
         self.assertRegex(errors, rf"\d+ changed blocks? (is|are) only in its cache file '{cache}', which is in memory")
-        self.refused("free space in the filesystem", "changed blocks in its cache file", cache)
+        self.refused("free space in the filesystem", "changed blocks in the store's cache file", cache)
         subprocess.run(["mount", "-o", "remount,size=80M", small], check=True)
         server = self.serve()
         with nbdmini.open_export(server.uri, b"") as client:
@@ -490,7 +490,7 @@ class Flash(support.Case):
             for number in range(written):
                 self.assertEqual(client.read(number * MIB, MIB), data[number])
         _, errors = server.stop()
-        self.assertIn("it is read-only until the server opens it again; free space in", errors)
+        self.assertIn("the store is read-only until the server opens it again; first free space in", errors)
         self.refused("cannot write the checkpoint", "free space in the filesystem", "'readonly'")
         self.assertEqual(self.serve("readonly").stop()[0], 0)
         subprocess.run(["mount", "-o", "remount,size=80M", small], check=True)

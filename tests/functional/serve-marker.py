@@ -44,7 +44,7 @@ class Marker(support.Case):
         config = self.make_file("config", f"exports:\n  - name: a\n    path: {self.image}\n"
                                           "    mode: direct\n    marker: yes\n")
         self.check_refused(["serve", "--config", config, "--listen", self.socket_uri()], 1,
-                           "marker does not work", self.image, "it is a file")
+                           "marker does not work", self.image, "the disk is a file")
 
 
 if __name__ == "__main__":

@@ -132,6 +132,13 @@ class PageCacheSend(support.Case):
                 self.assertEqual(told["page_cache_send_refusal"], refusal)
                 self.assertEqual(self.server.stop(), (0, ""))
 
+    def test_a_flash_store_copies(self):
+        store = f"flash:{self.path('store')}"
+        self.assertEqual(self.run_gmblock("create", "--size=64M", store)[0], 0)
+        self.server = self.start_unix("--export", f"={store}")
+        self.assertEqual(self.read(self.connect(), 0, MIB), bytes(MIB))
+        self.assertIn("none sent from the page cache: the disk is in a flash store", self.shown())
+
     def test_a_file_of_somebody_else_is_not_told_of(self):
         """The kernel does not tell who may only read it what the page cache has of it."""
         if os.geteuid() != 0:

@@ -32,7 +32,7 @@ struct job_kind {
 	 * and what the commit needs. Blocks. */
 	int (*run)(struct job *job, struct error *error);
 	/* Puts what was read into effect; on an error, nothing has changed. The reactors then check
-	 * their connections. NULL: nothing is put into effect. */
+	 * their connections. NULL: the kind has no such step. */
 	int (*commit)(struct job *job, struct error *error);
 	/* Logs the result, usually with job_log(), and may complete the error message. */
 	void (*finish)(struct job *job);
@@ -43,7 +43,7 @@ struct job {
 	struct list_node node; /* under the lock */
 	const struct job_kind *kind;
 	struct jobs *jobs;
-	const struct jobs_options *options; /* those of `jobs` */
+	const struct jobs_options *options; /* the options of `jobs` */
 	/* Client that waits for the answer; NULL: none. Under the lock. */
 	struct control_client *client;
 
@@ -54,7 +54,7 @@ struct job {
 	struct server_settings settings;
 	uint64_t deadline_ns;
 
-	/* What was read and is not in use yet. */
+	/* Results of run() that are not in use yet. */
 	struct credentials_set *credentials;
 	struct server_config *config; /* NULL: unchanged */
 	struct change *change;	      /* NULL: no change of the exports */
@@ -80,8 +80,8 @@ extern const struct job_kind job_drop_exports; /* remove exports of snapshots th
 /* For a command: reads the arguments and queues a job, whose result is the answer. Main thread. */
 void jobs_add(struct jobs *jobs, struct control_client *client, const struct job_kind *kind,
 	const json_t *arguments);
-/* jobs_add() of the kind that the arguments name as "action". Returns false, without effect, if
- * none of the kinds has this action. kinds ends with NULL. */
+/* jobs_add() of the kind that the arguments name as "action". Returns false, without effect, for an
+ * unknown action. kinds ends with NULL. */
 GMB_MUST_CHECK bool jobs_add_action(struct jobs *jobs, struct control_client *client,
 	const struct job_kind *const *kinds, const json_t *arguments);
 /* For control_command.end. A job in progress continues. */
