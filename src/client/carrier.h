@@ -3,7 +3,7 @@
  * The interface between an open export and the protocol that accesses it. The client splits
  * requests into commands, distributes them over several connections, resends them after a loss and
  * takes over from lost connections. A carrier is one connection of one protocol, which transfers
- * commands and their data. The table in client.c has one line for each protocol.
+ * commands and their data. The table in list.c has one line for each protocol.
  *
  *   client ── start, add, flush, leave, lose, take_back ──▶ carrier
  *          ◀── carrier_ready, carrier_failed, carrier_stopped, carrier_done, command_hole, ... ──

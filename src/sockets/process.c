@@ -367,8 +367,8 @@ void process_init(void)
 
 /* --- exec and spawn --------------------------------------------------------------------------- */
 
-/* Keeps a copy of the descriptor that the next program cannot access. The peer gets a reset when
- * that program ends. Returns false if this is not possible. */
+/* Keeps a copy of the descriptor that the kernel closes when exec succeeds. The peer then gets a
+ * reset. Returns false if this is not possible. */
 static bool sockets_process_keep(struct conn *conn)
 {
 	const struct linger reset = { .l_onoff = 1 };
