@@ -262,7 +262,7 @@ class PushTls(push_tool.Case):
                 ("nbd:10.0.0.1,tls-certificates=/x", 2, "only nbds:PLACE can have TLS credentials"),
                 ("nbds:/run/s,tls-certificates=/x", 2, "add tls-hostname=NAME"),
                 ("nbds:10.0.0.1,tls-psk-file=/x", 2, "tls-username"),
-                ("nbds:10.0.0.1,tls-certificates=/x,port=5", 2, "'port=5' is not one of"),
+                ("nbds:10.0.0.1,tls-certificates=/x,port=5", 2, "'port=5' is not valid after a destination"),
                 ("nbds:10.0.0.1,tls-certificates=/none", 1, "--push-to nbds:10.0.0.1", "/none: No such file"),
                 ("nbds:10.0.0.1,tls-psk-file=/none,tls-username=a", 1, "/none: No such file"),
                 (self.psk("10.0.0.1", user="carol"), 1, "carol"),
