@@ -24,10 +24,10 @@ import limits  # noqa: E402
 import messages  # noqa: E402
 from tree import SOURCES, blank, files, read  # noqa: E402
 
-# The floors of the house, lowest first; the floors of one row are siblings and do not know each
-# other. attach builds on client, so it stands above it. A folder inside a floor that is named here is
-# a floor of its own. docs/design/0001 has the reasons.
-FLOORS = [
+# The layers, lowest first. The folders of one row do not include each other's headers. attach uses
+# client, so it is above it. A folder inside a layer that is named here is a layer too. The reasons are
+# in docs/design/0001.
+LAYERS = [
     ["base"],
     ["ring", "disk", "clan", "sandbox"],
     ["fi", "omniorb", "sockets"],
@@ -39,13 +39,12 @@ FLOORS = [
     ["nbd/server", "nbd/client", "gmb/server", "gmb/client", "push"],
     ["attach"],
     ["server"],
-    ["lab"],
     ["tools"],
     ["cli"],
     ["lab"],
     ["main", "sim"],
 ]
-HEIGHT = {floor: height for height, row in enumerate(FLOORS) for floor in row}
+HEIGHT = {layer: height for height, row in enumerate(LAYERS) for layer in row}
 
 # What serves requests and what sends them do not know each other, and a wire format knows neither:
 # libgmblock is linked without what a server needs.
@@ -53,18 +52,18 @@ CLIENT_SIDE = {"client", "nbd/client", "gmb/client"}
 SERVER_SIDE = {"engine", "clan_service", "nbd/server", "gmb/server"}
 WIRE = {"nbd", "gmb"}
 NOT_OF_CLIENTS = SERVER_SIDE | {"path", "store", "memory"}
-APART = {**{floor: NOT_OF_CLIENTS for floor in CLIENT_SIDE},
-         **{floor: CLIENT_SIDE for floor in SERVER_SIDE},
-         **{floor: CLIENT_SIDE | NOT_OF_CLIENTS for floor in WIRE}}
+APART = {**{layer: NOT_OF_CLIENTS for layer in CLIENT_SIDE},
+         **{layer: CLIENT_SIDE for layer in SERVER_SIDE},
+         **{layer: CLIENT_SIDE | NOT_OF_CLIENTS for layer in WIRE}}
 
-# System headers that belong to some floors only: store never sees a socket, and whoever is not
+# System headers that belong to some layers only: store never sees a socket, and whoever is not
 # the event loop asks the event loop.
 SOCKET_HEADERS = re.compile(r"^(sys/socket\.h|sys/un\.h|netinet/|arpa/|netdb\.h|linux/tcp\.h)")
 SYSTEM_RULES = [
     (re.compile(r"^liburing"), {"ring", "attach", "clan"},
-     "only the ring floor (and ublk, and clan) uses io_uring"),
-    (re.compile(r"^gnutls/"), {"tls"}, "only the tls floor uses GnuTLS"),
-    (SOCKET_HEADERS, set(HEIGHT) - {"store", "memory", "path"}, "this floor never sees a socket"),
+     "only the ring layer (and ublk, and clan) uses io_uring"),
+    (re.compile(r"^gnutls/"), {"tls"}, "only the tls layer uses GnuTLS"),
+    (SOCKET_HEADERS, set(HEIGHT) - {"store", "memory", "path"}, "this layer never sees a socket"),
 ]
 
 # The installed headers are for those who use the library.
@@ -110,53 +109,53 @@ def without_comments_and_strings(text):
     return pattern.sub(blank, text)
 
 
-def floor_of(path):
+def layer_of(path):
     parts = path.split(os.sep)
     if parts == ["src", "main.c"]:
         return "main"
-    return floor_named(parts[1:]) if parts[0] == "src" and len(parts) > 2 else None
+    return layer_named(parts[1:]) if parts[0] == "src" and len(parts) > 2 else None
 
 
-def floor_named(parts):
+def layer_named(parts):
     inner = "/".join(parts[:2])
     return inner if inner in HEIGHT else parts[0]
 
 
 def check_includes(options):
-    """Includes point downwards, never sideways, and name the floor they come from."""
+    """Includes point downwards, never sideways, and name the layer they come from."""
     for path in files(options.root, ["src"], SOURCES):
-        floor = floor_of(path)
-        if floor not in HEIGHT:
-            yield path, 1, "not on a floor that this check knows"
+        layer = layer_of(path)
+        if layer not in HEIGHT:
+            yield path, 1, "not on a layer that this check knows"
             continue
         for number, line in enumerate(read(options.root, path).splitlines(), 1):
             match = INCLUDE.match(line)
             if match:
-                problem = include_problem(options.root, floor, *match.groups())
+                problem = include_problem(options.root, layer, *match.groups())
                 if problem:
                     yield path, number, f"{match.group(2)}: {problem}"
 
 
-def include_problem(root, floor, bracket, name):
+def include_problem(root, layer, bracket, name):
     if bracket == "<" or name.startswith("gmblock/"):
-        if name.startswith("gmblock/") and floor not in PUBLIC_INCLUDERS:
+        if name.startswith("gmblock/") and layer not in PUBLIC_INCLUDERS:
             return ("installed headers are for client, attach, tools, clan and what uses it, tests "
                     "and users")
         for pattern, allowed, reason in SYSTEM_RULES:
-            if pattern.match(name) and floor not in allowed:
+            if pattern.match(name) and layer not in allowed:
                 return reason
         return None
-    target = floor_named(name.split("/"))
+    target = layer_named(name.split("/"))
     if "/" not in name or target not in HEIGHT:
-        return 'includes are written "floor/file.h"'
+        return 'includes are written "layer/file.h"'
     if not os.path.exists(os.path.join(root, "src", name)):
         return "no such file below src/"
-    if target != floor and HEIGHT[target] == HEIGHT[floor]:
-        return f"{floor} and {target} are siblings and do not know each other"
-    if target in APART.get(floor, ()):
-        return f"{floor} does without {target}: a server and a client have the wire in common, no more"
-    if HEIGHT[target] > HEIGHT[floor]:
-        return f"{target} is above {floor}: includes point downwards"
+    if target != layer and HEIGHT[target] == HEIGHT[layer]:
+        return f"{layer} and {target} are siblings and do not know each other"
+    if target in APART.get(layer, ()):
+        return f"{layer} does without {target}: a server and a client have the wire in common, no more"
+    if HEIGHT[target] > HEIGHT[layer]:
+        return f"{target} is above {layer}: includes point downwards"
     return None
 
 
@@ -219,8 +218,8 @@ def check_banned(options):
         for number, line in enumerate(text.splitlines(), 1):
             for match in calls.finditer(line):
                 yield path, number, f"{match.group(1)}: {BANNED[match.group(1)]}"
-    for floor, names, reason in STRANGERS:
-        for path in files(options.root, [os.path.join("src", floor)], (".c", ".h")):
+    for layer, names, reason in STRANGERS:
+        for path in files(options.root, [os.path.join("src", layer)], (".c", ".h")):
             for number, line in enumerate(read(options.root, path).splitlines(), 1):
                 if names.search(line):
                     yield path, number, reason
