@@ -130,10 +130,10 @@ enum clan_event_type {
 	/* The connection has ended. .status is -ECONNREFUSED (rejected; clan_conn_hello() returns
 	 * the text), -ECONNRESET (the peer ended or closed it), -EPROTO (the peer broke a rule; see
 	 * clan_conn_reason()), -ETIMEDOUT (the handshake was not answered, or a strict revocation
-	 * was not obeyed), -ETOOMANYREFS (the user of this process had more descriptors in flight
-	 * than the limit on open files for too long), or another errno of connecting. After
-	 * -ECONNRESET, data that the peer had already published can still be received. Call
-	 * clan_close(). */
+	 * was not obeyed), -ETOOMANYREFS (descriptors could not be sent in time, because the user
+	 * of this process had more descriptors in flight than the limit on open files), or another
+	 * errno of connecting. After -ECONNRESET, data that the peer had already published can
+	 * still be received. Call clan_close(). */
 	CLAN_EVENT_LOST,
 	/* clan_close() has completed: the library no longer uses the connection and cannot reach
 	 * the peer's memory through it. The handle in .conn is invalid from here on; it can only be
@@ -441,7 +441,8 @@ void clan_flush(struct clan_conn *conn);
  * once; the peer cannot change it afterwards. Returns 0 and fills in *message. Errors: -EAGAIN no
  * message (CLAN_EVENT_READY with CLAN_READY_... follows when one arrives), -EMSGSIZE the message is
  * longer than bytes (*message is filled in and the message stays queued), -ENOTCONN the connection
- * has ended and all messages have been received, or it has ended otherwise than with -ECONNRESET.
+ * has ended. After an end with -ECONNRESET, messages can be received until none is left; after any
+ * other end, none can.
  */
 int clan_recv(struct clan_conn *conn, uint32_t classes, struct clan_message *message, void *buffer,
 	uint32_t bytes);
