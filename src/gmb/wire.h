@@ -272,6 +272,7 @@ const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_
 bool native_reply_tag(const void *bytes, size_t len, uint32_t *tag_out);
 struct native_wire_extent native_extent_at(const struct native_reply *reply, uint32_t idx);
 
-/* Convert status numbers. Values outside the table become EIO, or EPERM or ENOSPC if similar. */
+/* Convert between errno and the status numbers of the wire. Of the errnos without a number, EACCES
+ * and EROFS become EPERM, EDQUOT and EFBIG become ENOSPC, and all others EIO. */
 uint32_t native_status_from_errno(int code);
 int native_status_to_errno(uint32_t status);
