@@ -93,7 +93,8 @@ enum session_rest nbd_session_rest(struct session *base)
 {
 	struct nbd_session *session = nbd_session_of(base);
 
-	/* A change of the TLS keys ends without our help, and the stream reports its end. */
+	/* While the stream changes its TLS keys, it is not idle. The change ends without a step of
+	 * the session, and the stream then reports that it is idle. */
 	if (session->send_op.in_flight ||
 		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
 		return SESSION_WAITS_FOR_PEER;

@@ -217,7 +217,7 @@ static void list_some(struct nbd_session *session)
 
 		if (tx_left(handshake) <
 			length + 2 * (uint32_t)sizeof(struct nbd_wire_option_reply)) {
-			return; /* this function is called again when they are sent */
+			return; /* called again when the replies in the buffer are sent */
 		}
 		tx_reply_header(handshake, NBD_REP_SERVER, length);
 		tx_put(handshake, &name_length, sizeof(name_length));

@@ -337,7 +337,7 @@ static void emit_alive(struct send_batch *send, struct nbd_session *session)
 		bool parsed = request_head_parse(
 			session->rx_data + session->rx_start, session->extended, &waiting);
 
-		GMB_ASSERT(parsed); /* it was checked when the request began to wait */
+		GMB_ASSERT(parsed); /* checked when this request began to wait */
 	} else {
 		const struct nbd_request *oldest = list_entry(
 			list_first(&session->requests), struct nbd_request, session_node);
