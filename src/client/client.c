@@ -365,7 +365,8 @@ static void start_others(struct gmb_client *client, const struct connection *fir
 	}
 }
 
-/* Checks that a server that has returned accepts the commands that were sent to the old one. */
+/* Called after a reconnect: checks that the server, perhaps another one now, still accepts commands
+ * that were created for the old server. */
 static int check_able(
 	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {

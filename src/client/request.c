@@ -6,8 +6,8 @@
 #include "base/bytes.h"
 #include "client/client_private.h"
 
-/* Target duration of a command of a long range: one sixteenth of request_timeout, as nanoseconds
- * for each millisecond of request_timeout. */
+/* Target duration of a command of a long range, in nanoseconds, for each millisecond of
+ * request_timeout: one sixteenth of request_timeout. */
 #define RANGE_LIMIT_NS_PER_MS (UINT64_C(1000000) / 16)
 
 _Static_assert(sizeof(struct request_state) <= sizeof(((struct gmb_request *)0)->private_space),
