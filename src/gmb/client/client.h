@@ -196,8 +196,9 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 void native_carrier_step(struct native_carrier *carrier);
 
 /* share.c */
-/* Returns whether the server can use the buffer. If not, sharing was requested or must wait because
- * the buffer is tainted; the state is SHARE_REFUSED if the server cannot have it. */
+/* Returns whether the server can use the buffer. If the buffer is not shared, starts to share it.
+ * If the buffer is tainted or not shared yet, the command has to wait. In the state SHARE_REFUSED
+ * the server cannot have the buffer. */
 GMB_MUST_CHECK bool native_share(struct native_carrier *carrier, uint32_t number);
 /* Handles CLAN_EVENT_SHARED. */
 void native_shared(struct native_carrier *carrier, const struct clan_event *event);

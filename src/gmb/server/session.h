@@ -86,8 +86,8 @@ struct native_request {
 struct native_move {
 	struct list_node node; /* in mover->idle or ->busy */
 	struct native_request *request;
-	struct path_stream *stream;    /* a write: filled by the move; NULL: a read */
-	struct path_fragment fragment; /* for a read */
+	struct path_stream *stream;    /* write: memory for the payload; NULL: a read */
+	struct path_fragment fragment; /* read: the data to put */
 	uint32_t bytes;
 	uint32_t pending; /* puts or gets in progress */
 };
