@@ -466,8 +466,8 @@ static int spill_fill(
 	return 0;
 }
 
-/* Reply i came as predicted. left: bytes received after its prefix. *taken: the part of `left` that
- * is its payload. */
+/* Called when reply i came as predicted. left: bytes received after its prefix. *taken: bytes of
+ * these that are its payload. */
 static int take_predicted(
 	struct nbd_client *client, uint32_t i, size_t left, size_t *taken, struct error *error)
 {

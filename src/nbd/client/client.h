@@ -148,9 +148,9 @@ struct nbd_client {
 
 	uint32_t predict;     /* number of replies to predict */
 	uint32_t ordered_run; /* consecutive replies that came in the order of their calls */
-	/* Buffers of the receive in progress: plan_data bytes of a payload, then a prefix and a
-	 * payload for each of predicted_count replies. Without predictions: the stage. The first
-	 * prefix is also received into the stage. */
+	/* Buffers of the receive in progress: plan_data bytes of a payload, followed by a prefix
+	 * and a payload for each of predicted_count replies, or by the stage if nothing is
+	 * predicted. The first prefix is received into the stage as well. */
 	size_t plan_data;
 	uint32_t predicted_count;
 	struct nbd_call *predicted[NBD_CLIENT_PREDICTED_MAX];

@@ -57,7 +57,8 @@ static void dial_stream_idle(struct stream *stream)
 	}
 }
 
-/* Ends the attempt. Called inside a completion, whose caller performs the last step. */
+/* Starts to end the attempt. Called inside a completion; the handler of the completion performs the
+ * last step when it returns. */
 static void dial_end(struct nbd_dial *dial, int err)
 {
 	dial_set_state(dial, NBD_DIAL_ENDING);

@@ -69,7 +69,7 @@ struct nbd_protection {
 };
 
 struct nbd_offers {
-	const char *protocol; /* static, if the protocol is not NBD; otherwise NULL */
+	const char *protocol; /* static text; NULL: NBD */
 	struct nbd_protection protection;
 	bool fixed; /* fixed newstyle, otherwise the original newstyle */
 	bool no_zeroes;

@@ -4,8 +4,8 @@
  * received bytes of the next requests, and the TLS state (docs/protocol/upgrade.md). Only a
  * connection whose records the kernel encrypts has TLS state to hand over.
  *
- * Invariant: nbd_session_hand_over() is called only at SESSION_RESTS, so no reply is in flight and
- * at most one request, a payload that is partly received, has begun. Called by the engine during an
+ * Invariant: nbd_session_hand_over() is called only at SESSION_RESTS. So no reply is in flight, and
+ * at most one request has begun: one whose payload is incomplete. Called by the engine during an
  * upgrade, in both processes.
  */
 #include <errno.h>
@@ -74,7 +74,8 @@ static const struct nbd_request *begun(const struct nbd_session *session)
 	return session->rx_request != NULL ? session->rx_request : session->rx_discard_request;
 }
 
-/* Returns whether no other request is in flight, and the received part of its payload is stored. */
+/* Returns whether no request is in flight, except for one whose payload is incomplete and whose
+ * received payload is stored. */
 static bool has_only_begun(const struct nbd_session *session)
 {
 	const struct nbd_request *request = begun(session);
@@ -285,9 +286,9 @@ static bool keep_choice(struct nbd_session *session, const struct session_record
 	return true;
 }
 
-/* Selects the export of the session. Until it is available the session stays in the handshake
- * state, with its time limit, and does not receive. If it ends before that, the peer gets no
- * message, because the other process might have to continue. */
+/* Selects the export of the session. Until the export is available the session stays in the
+ * handshake state, with its time limit, and does not receive. If the session ends in this state,
+ * the peer gets no message, because the other process might have to continue. */
 static void choose_told(struct nbd_session *session, const struct session_record *record)
 {
 	int rc = session_adopt(&session->base, record);
