@@ -245,10 +245,11 @@ enum clan_access {
 struct clan_conn_options {
 	size_t size;
 	uint32_t access; /* enum clan_access; clan_connect() only checks for WARY */
-	/* Size of our bulk ring in slots of 64 bytes: a power of two, 256 to 65536; 0 = 256. The
-	 * ring holds our sent messages, and a connection uses 8 KiB + 64 bytes per slot. On a
-	 * network the ring holds received messages, and a connection uses 72 KiB (ofi: 115 KiB) +
-	 * 64 bytes per slot. Regions and cookies of the peer take up to 1.1 MiB more. */
+	/* Size of our bulk ring in slots of 64 bytes: a power of two, 256 to 65536; 0 = 256. On shm
+	 * the ring holds the messages that we send, and a connection uses 8 KiB + 64 bytes per
+	 * slot. On a network the ring holds the messages that we receive, and a connection uses
+	 * 72 KiB (ofi: 115 KiB) + 64 bytes per slot. Regions and cookies of the peer take up to
+	 * 1.1 MiB more. */
 	uint32_t bulk_slots;
 	uint32_t cookies;	       /* limit on granted cookies; 0 = 64; at most 4096 */
 	uint32_t tripwires;	       /* limit; 0 = 32; at most 4096 */
