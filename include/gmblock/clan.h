@@ -130,10 +130,10 @@ enum clan_event_type {
 	/* The connection has ended. .status is -ECONNREFUSED (rejected; clan_conn_hello() returns
 	 * the text), -ECONNRESET (the peer ended or closed it), -EPROTO (the peer broke a rule; see
 	 * clan_conn_reason()), -ETIMEDOUT (the handshake was not answered, or a strict revocation
-	 * was not obeyed), -ETOOMANYREFS (the user of this process had more descriptors in flight
-	 * than the limit on open files for too long), or another errno of connecting. After
-	 * -ECONNRESET, data that the peer had already published can still be received. Call
-	 * clan_close(). */
+	 * was not obeyed), -ETOOMANYREFS (descriptors could not be sent in time, because the user
+	 * of this process had more descriptors in flight than the limit on open files), or another
+	 * errno of connecting. After -ECONNRESET, data that the peer had already published can
+	 * still be received. Call clan_close(). */
 	CLAN_EVENT_LOST,
 	/* clan_close() has completed: the library no longer uses the connection and cannot reach
 	 * the peer's memory through it. The handle in .conn is invalid from here on; it can only be
@@ -245,10 +245,11 @@ enum clan_access {
 struct clan_conn_options {
 	size_t size;
 	uint32_t access; /* enum clan_access; clan_connect() only checks for WARY */
-	/* Size of our bulk ring in slots of 64 bytes: a power of two, 256 to 65536; 0 = 256. The
-	 * ring holds our sent messages, and a connection uses 8 KiB + 64 bytes per slot. On a
-	 * network the ring holds received messages, and a connection uses 72 KiB (ofi: 115 KiB) +
-	 * 64 bytes per slot. Regions and cookies of the peer take up to 1.1 MiB more. */
+	/* Size of our bulk ring in slots of 64 bytes: a power of two, 256 to 65536; 0 = 256. On shm
+	 * the ring holds the messages that we send, and a connection uses 8 KiB + 64 bytes per
+	 * slot. On a network the ring holds the messages that we receive, and a connection uses
+	 * 72 KiB (ofi: 115 KiB) + 64 bytes per slot. Regions and cookies of the peer take up to
+	 * 1.1 MiB more. */
 	uint32_t bulk_slots;
 	uint32_t cookies;	       /* limit on granted cookies; 0 = 64; at most 4096 */
 	uint32_t tripwires;	       /* limit; 0 = 32; at most 4096 */
@@ -441,7 +442,8 @@ void clan_flush(struct clan_conn *conn);
  * once; the peer cannot change it afterwards. Returns 0 and fills in *message. Errors: -EAGAIN no
  * message (CLAN_EVENT_READY with CLAN_READY_... follows when one arrives), -EMSGSIZE the message is
  * longer than bytes (*message is filled in and the message stays queued), -ENOTCONN the connection
- * has ended and all messages have been received, or it has ended otherwise than with -ECONNRESET.
+ * has ended. After an end with -ECONNRESET, messages can be received until none is left; after any
+ * other end, none can.
  */
 int clan_recv(struct clan_conn *conn, uint32_t classes, struct clan_message *message, void *buffer,
 	uint32_t bytes);

@@ -119,11 +119,11 @@ int clan_peer_region_info(
 	const struct clan_conn *conn, uint32_t number, struct clan_peer_region *region);
 
 /*
- * Checks that a range named by the peer lies in a region that it shares, with that generation and
- * the required rights, and holds the region: until clan_peer_region_put() it stays mapped and is
- * not returned to the peer. *address_out is the address of the range. Errors: -EOPNOTSUPP without
- * CLAN_CAN_MAP, -ENOENT no such region, -ESTALE wrong generation, or the peer has requested the
- * region back, -EACCES rights, -ERANGE the range, -ENOTCONN lost.
+ * Checks a range that the peer has named: it must lie in a region that the peer shares, with this
+ * generation and the required rights. *address_out is the address of the range. The call holds the
+ * region: until clan_peer_region_put() the region stays mapped and is not returned to the peer.
+ * Errors: -EOPNOTSUPP without CLAN_CAN_MAP, -ENOENT no such region, -ESTALE wrong generation, or
+ * the peer has requested the region back, -EACCES rights, -ERANGE the range, -ENOTCONN lost.
  */
 int clan_peer_region_get(struct clan_conn *conn, uint32_t number, uint32_t generation,
 	uint32_t rights, uint64_t offset, uint64_t bytes, void **address_out);
@@ -200,10 +200,10 @@ int clan_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 	const struct clan_cookie *cookie, uint64_t offset, void *op);
 
 /*
- * Copies from a region of ours that the peer can write, for connections with CLAN_ACCESS_WARY. It
- * ends as clan_put() does. Until CLAN_EVENT_DONE or CLAN_EVENT_CLOSED the memory of to must stay
- * valid and the region must not be destroyed. Errors: -EINVAL another queue, -ERANGE, -ENOTCONN,
- * -ENOMEM.
+ * Copies from a region of ours that the peer can write, for connections with CLAN_ACCESS_WARY. The
+ * end of the copy is reported like the end of a clan_put(). Until CLAN_EVENT_DONE or
+ * CLAN_EVENT_CLOSED the memory at `to` must stay valid and the region must not be destroyed.
+ * Errors: -EINVAL another queue, -ERANGE, -ENOTCONN, -ENOMEM.
  */
 int clan_region_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset,
 	void *to, size_t bytes, void *op);

@@ -45,8 +45,9 @@ enum {
 /* Numbers chosen by programs are below this; locally assigned numbers start here. */
 #define CLAN_RPC_NODES_MAX UINT32_C(0x80000000)
 
-/* A NULL pointer selects the defaults and no number; zero members, except node, select the
- * defaults. A connection takes 4 * calls * (bytes_max + 64) bytes of memory, plus that of clan. */
+/* Zero selects the default of a member, except for node, where 0 is a number. A NULL pointer
+ * selects all defaults and CLAN_RPC_NO_NODE. A connection takes 4 * calls * (bytes_max + 64) bytes
+ * of memory, in addition to the memory of the clan connection. */
 struct clan_rpc_options {
 	size_t size;
 	uint32_t node; /* our number, below CLAN_RPC_NODES_MAX, or CLAN_RPC_NO_NODE */
@@ -56,7 +57,7 @@ struct clan_rpc_options {
 	/* Limit on the bytes of a request or reply: a multiple of 64. The smaller of the two sides'
 	 * limits applies. 0 = 4096; at most CLAN_RPC_BYTES_MAX. */
 	uint32_t bytes_max;
-	uint32_t conns;	    /* that we open to a node; 0 = 1; at most CLAN_RPC_CONNS_MAX */
+	uint32_t conns;	    /* connections to open to a node; 0 = 1; at most CLAN_RPC_CONNS_MAX */
 	uint32_t access;    /* enum clan_access, of listeners; not CLAN_ACCESS_WARY */
 	uint32_t conns_max; /* limit on connections from other nodes; 0 = 256 */
 };
@@ -83,9 +84,9 @@ int clan_rpc_listen(struct clan_rpc *rpc, const char *address, struct clan_error
  * listen. */
 const char *clan_rpc_address(const struct clan_rpc *rpc);
 
-/* Starts to connect to a node and assigns it that number here. CLAN_RPC_UP or CLAN_RPC_DOWN
- * follows. Errors: -EINVAL, -EALREADY the number is in use, -EIO the system gives no random
- * numbers, and those of clan_connect(). */
+/* Starts to connect to the node at an address. node: the number by which the caller refers to it
+ * from now on. CLAN_RPC_UP or CLAN_RPC_DOWN follows. Errors: -EINVAL, -EALREADY the number is in
+ * use, -EIO the system gives no random numbers, and those of clan_connect(). */
 int clan_rpc_dial(
 	struct clan_rpc *rpc, uint32_t node, const char *address, struct clan_error *error);
 
@@ -120,8 +121,8 @@ struct clan_rpc_request {
 
 enum clan_rpc_event_type {
 	CLAN_RPC_UP = 1, /* .node can be called, and can call us */
-	/* Answer it with clan_rpc_reply(); .request, .kind and .bytes are set. A node can call as
-	 * soon as it is up on its side, which can be before CLAN_RPC_UP is given here. */
+	/* A node calls: answer with clan_rpc_reply(); .request, .kind and .bytes are set. The node
+	 * may have received its CLAN_RPC_UP earlier, so this event can come before CLAN_RPC_UP. */
 	CLAN_RPC_REQUEST,
 	CLAN_RPC_REPLY, /* the call .op has ended: .status 0 with .kind and .bytes, or an error such
 			   as -ECONNRESET */

@@ -23,8 +23,8 @@
  *
  * Ownership: requests, scatter lists and buffers belong to the caller and must stay in place and
  * unchanged from gmb_submit() until done is called. Structs that begin with a member "size" must
- * have it set to their sizeof, and every other member zero unless set on purpose: a later version
- * of the library uses it to determine which members the caller knows. A call with options fails
+ * have it set to their sizeof, and every other member zero unless set on purpose. From the size, a
+ * later version of the library determines which members the caller knows. A call with options fails
  * with -EINVAL if size is less than in 0.1.0 or a reserved member is not zero.
  *
  * Errors: functions that can fail return 0, or the result that their comment states, or a negative
@@ -85,10 +85,10 @@ enum gmb_log_level {
  * the library's own and several at once; must not call the library. */
 typedef void gmb_log(void *context, enum gmb_log_level level, const char *text);
 
-/* Passes messages up to that level to log, instead of writing the messages selected by GMBLOCK_LOG
- * to standard error. If log is NULL, messages up to that level are written to standard error. From
- * then on GMBLOCK_LOG has no effect. Any thread, while the process has no queue and no call of
- * gmb_list_exports() is in progress. */
+/* Passes messages of at most this level to log, or, if log is NULL, writes them to standard error.
+ * After this call the environment variable GMBLOCK_LOG, which otherwise selects the messages that
+ * are written to standard error, has no effect. Any thread, while the process has no queue and no
+ * call of gmb_list_exports() is in progress. */
 void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level);
 
 /* ---- completion queues ------------------------------------------------------------------------
@@ -96,7 +96,7 @@ void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level);
 
 enum gmb_queue_flags {
 	/* gmb_queue_wait() does not poll before it sleeps. Without this flag it polls for up to 50
-	 * microseconds while that makes requests faster. It measures this periodically, and stops
+	 * microseconds if polling makes requests faster, which it measures periodically, and stops
 	 * polling when another thread needs the processor. */
 	GMB_QUEUE_NO_SPIN = 1,
 };
@@ -150,12 +150,14 @@ int gmb_queue_fd(const struct gmb_queue *queue);
 
 /* ---- buffers: memory that gmb servers access -------------------------------------------------
  *
- * Over gmb+unix the server reads and writes the memory of a request directly; over gmb it transfers
- * the data with remote reads and writes. Both require memory that was allocated here: the library
- * copies parts of requests (up to 1 MiB) with other memory or more than 64 pieces, and over gmb
- * those in a buffer of 4 GiB or more (gmb_stats.bytes_moved). It also copies writes of up to 512
- * bytes, which are not counted. Over NBD these buffers have no advantage. A connected server can
- * read and change the whole buffer of a request, so keep no other data in it.
+ * Over gmb+unix the server reads and writes the memory of a request directly. Over gmb it transfers
+ * the data with remote reads and writes. Both work only with memory that was allocated here.
+ *
+ * The library splits requests into parts of at most 1 MiB. It copies the data of a part
+ * (gmb_stats.bytes_moved) that uses other memory or more than 64 pieces of memory, and over gmb
+ * also if the buffer has 4 GiB or more. Writes of up to 512 bytes are always copied, which is not
+ * counted. Over NBD these buffers have no advantage. A connected server can read and change the
+ * whole buffer of a request, so keep no other data in it.
  */
 
 enum gmb_buffer_flags {
@@ -175,18 +177,23 @@ int gmb_buffer_alloc(struct gmb_queue *queue, size_t bytes, uint32_t flags, void
 	struct gmb_error *error);
 
 /*
- * Makes a buffer from existing memory: maps bytes of a memfd from offset on at *base_out; both must
- * be multiples of the page size. Requests use addresses in this mapping. For hosts of virtual
- * machines and containers whose guests have mapped the same memfd. memfd must be sealed with
- * F_SEAL_SHRINK and F_SEAL_GROW, and open for reading and writing; the library duplicates it.
+ * Makes a buffer from existing memory: maps `bytes` bytes of a memfd, from offset on, and stores
+ * the address of the mapping in *base_out. Requests use addresses in this mapping. For hosts of
+ * virtual machines and containers whose guests have mapped the same memfd. offset and bytes must be
+ * multiples of the page size. memfd must be sealed with F_SEAL_SHRINK and F_SEAL_GROW, and open for
+ * reading and writing; the library duplicates the descriptor.
  *
- * After the loss of a connection, the pages of such memory cannot be replaced. So a server writes
- * into it directly only if it can wait for the end of the requests of a lost connection (writable
- * exports whose disk is known to the server's machine; not with GMB_OPEN_NO_RECONNECT); otherwise
- * the data of reads is copied. Replayed requests wait for that end. A request that ends with
- * -ENOTCONN has not waited: its memory may still change until the server's process has ended and
- * its disk has completed all requests. Errors: -EINVAL, -EPERM memfd is not sealed as required or
- * has huge pages, -EACCES it is not open for reading and writing, -ENOMEM, -EMFILE, -ENOSPC.
+ * After the loss of a connection, the server may still write the data of reads. The library
+ * replaces the pages of its own buffers then, but cannot replace the pages of a memfd. Therefore a
+ * server writes directly into a memfd only if it can end the requests of a lost connection before
+ * it serves the next connection: for writable exports whose disk is known to the server's machine,
+ * and not with GMB_OPEN_NO_RECONNECT. Otherwise the library copies the data of reads. Requests that
+ * are replayed after a reconnect wait until the old ones have ended. A request that fails with
+ * -ENOTCONN does not wait: its memory may change until the server's process has ended and its disk
+ * has completed all requests.
+ *
+ * Errors: -EINVAL, -EPERM memfd is not sealed as required or has huge pages, -EACCES memfd is not
+ * open for reading and writing, -ENOMEM, -EMFILE, -ENOSPC.
  */
 int gmb_buffer_import(struct gmb_queue *queue, int memfd, uint64_t offset, size_t bytes,
 	void **base_out, struct gmb_error *error);
@@ -254,15 +261,15 @@ struct gmb_options {
 	void *context; /* for event and opened */
 	/* gmb_open_start() only: called once, when the export is open or cannot be opened, from
 	 * gmb_queue_wait(), a blocking call or gmb_close(). error->code is 0 and error->text "" on
-	 * success; error is valid until the callback returns. It may make the calls that a gmb_done
-	 * callback may make. NULL: use gmb_open_result(). */
+	 * success; error is valid until the callback returns. opened may make the calls that a
+	 * gmb_done callback may make. NULL: use gmb_open_result(). */
 	void (*opened)(void *context, struct gmb_client *client, const struct gmb_error *error);
-	/* Replaces request_timeout_ms for flushes, trims, zeroes, caching, copies and writes with
-	 * GMB_FUA, during which some servers send nothing. gmblock serve sends signs of life (over
-	 * NBD not with GMB_OPEN_SIMPLE; not if request_timeout_ms is below 50): with them,
-	 * request_timeout_ms limits its silence for all requests. slow_timeout_ms is also the time
-	 * within which every server must answer at least one of the waiting requests. 0 = 600 s; at
-	 * least request_timeout_ms. */
+	/* Replaces request_timeout_ms for slow requests: flushes, trims, zeroes, caching, copies
+	 * and writes with GMB_FUA. Some servers send nothing while they execute these. gmblock
+	 * serve sends signs of life, unless request_timeout_ms is below 50 or, over NBD,
+	 * GMB_OPEN_SIMPLE is set. With signs of life, request_timeout_ms limits the silence of the
+	 * server for slow requests as well. In any case a server must answer at least one of the
+	 * waiting requests within slow_timeout_ms. 0 = 600 s; at least request_timeout_ms. */
 	uint32_t slow_timeout_ms;
 	uint32_t reserved; /* 0 */
 	/* TLS settings; copied by the call. Only for URIs with TLS. NULL: the parameters of the URI
@@ -271,36 +278,45 @@ struct gmb_options {
 };
 
 /*
- * Opens the export that a URI names: nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH (rows
- * P132-P134 of docs/protocol/nbd.md), the same over TLS as nbds://[USER@]HOST[:PORT]/EXPORT and
- * nbds+unix:///EXPORT?socket=PATH with tls-certificates=FOLDER, tls-psk-file=FILE,
- * tls-hostname=NAME and tls-verify-peer=0 (gmblock(1)), gmb+unix:///EXPORT?socket=PATH or
- * gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]. Credentials are read before each
- * connection when their files have changed. Blocks until the export is usable, and then until the
- * other connections are open, at most 2 s longer than the first one took; requests of other clients
- * on the queue continue. options may be NULL.
+ * Opens the export that a URI names:
  *
- * Errors: -EINVAL invalid URI, options or credentials, -EPERM it names files (GMB_OPEN_URI_FILES),
- * -ENOENT no such export, or a certificate or key file is missing, -EPROTO the server violated the
- * protocol, -ETIMEDOUT, -EPROTONOSUPPORT only one side requires TLS, or no protocol in common,
- * -EACCES the server's policy forbids it, or its certificate is not trusted, -EKEYREJECTED the
- * server does not accept our credentials, -EDEADLK inside a callback, and those of name resolution
- * and connecting.
+ *   nbd://HOST[:PORT]/EXPORT              NBD (rows P132-P134 of docs/protocol/nbd.md)
+ *   nbd+unix:///EXPORT?socket=PATH
+ *   nbds://[USER@]HOST[:PORT]/EXPORT      NBD over TLS
+ *   nbds+unix:///EXPORT?socket=PATH
+ *   gmb+unix:///EXPORT?socket=PATH
+ *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]
+ *
+ * The nbds forms take the parameters tls-certificates=FOLDER, tls-psk-file=FILE, tls-hostname=NAME
+ * and tls-verify-peer=0, which gmblock(1) explains. Credentials are read before each connection
+ * when their files have changed. The call blocks until the export is usable. It then also waits for
+ * the other connections, at most 2 s longer than the first connection took. Requests of other
+ * clients on the queue continue in the meantime. options may be NULL.
+ *
+ * Errors: -EINVAL invalid URI, options or credentials, -EPERM the URI names files
+ * (GMB_OPEN_URI_FILES), -ENOENT no such export, or a certificate or key file is missing, -EPROTO
+ * the server violated the protocol, -ETIMEDOUT, -EPROTONOSUPPORT only one side requires TLS, or no
+ * protocol in common, -EACCES the server's policy forbids access, or the server's certificate is
+ * not trusted, -EKEYREJECTED the server does not accept our credentials, -EDEADLK inside a
+ * callback, and the errors of name resolution and connecting.
  */
 int gmb_open(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
 
 /*
- * Starts to open an export and returns a client immediately. It never blocks, not even to resolve a
- * name. The result is one completion of gmb_queue_wait(), reported by options->opened and
- * gmb_open_result(). Requests can be submitted before that: they wait, and are checked once the
- * export is known; blocking calls wait; gmb_get_info() returns zeroes, except for depth. If it
- * fails, these and all later requests fail with -ENOTCONN, and gmb_close() must still be called.
- * options->opened is called before the done of any request. May be called inside a callback.
+ * Starts to open an export and returns a client immediately. The call never blocks, not even to
+ * resolve a name, and can be made inside a callback. The end of the opening counts as one
+ * completion of gmb_queue_wait(). options->opened and gmb_open_result() report the result;
+ * options->opened is called before the done of any request.
+ *
+ * While the export is being opened, requests can be submitted; they wait, and are checked when the
+ * export is open. Blocking calls wait as well, and gmb_get_info() returns zeroes, except for depth.
+ * If opening fails, these and all later requests fail with -ENOTCONN, and gmb_close() must still be
+ * called.
  *
  * Returns 0 and sets *client_out, or, if nothing was started: -EINVAL invalid URI or options,
- * -EPERM it names files, -EPROTONOSUPPORT clients cannot open such URIs, -ENOMEM, -EIO the system
- * gives no random numbers.
+ * -EPERM the URI names files, -EPROTONOSUPPORT clients cannot open such URIs, -ENOMEM, -EIO the
+ * system gives no random numbers.
  */
 int gmb_open_start(struct gmb_queue *queue, const char *uri, const struct gmb_options *options,
 	struct gmb_client **client_out, struct gmb_error *error);
@@ -364,14 +380,14 @@ struct gmb_info {
 	size_t size;
 	uint64_t bytes;	       /* size of the export */
 	uint32_t capabilities; /* enum gmb_capabilities; what the server and the options allow */
-	/* Requests must be multiples of it, except for a length up to the end of the export; a
-	 * power of two, 1 to 65536. 512 if the server does not report it; then it is not checked.
-	 */
+	/* The offset and length of a request must be multiples of this size; a request may also end
+	 * at the end of the export. A power of two, 1 to 65536. If the server reports no size, this
+	 * is 512, and the library does not check requests. */
 	uint32_t block_minimum;
 	uint32_t block_preferred; /* a power of two, >= 512 */
 	uint32_t payload_max;	  /* longer reads and writes are split by the library */
 	uint32_t connections;	  /* open now */
-	uint32_t depth;		  /* the maximum of commands in flight on all connections */
+	uint32_t depth;		  /* limit on commands in flight on all connections together */
 	enum gmb_replies replies;
 	/* A GMB_WRITE with GMB_FUA of at most this many bytes, whose offset and length are
 	 * multiples of block_preferred, is on the disk as a whole or not at all after a crash of
@@ -482,8 +498,8 @@ struct gmb_request {
 				  (not opened, lost, or gave up reconnecting), -ESHUTDOWN,
 				  -ENOMEM, -EOVERFLOW, -EOPNOTSUPP, -ECANCELED (gmb_cancel()) */
 	uint32_t extent_count; /* filled in extents; STATUS: at least 1 when result is 0. The
-				  extents begin at offset, are without gaps, and may end before
-				  offset + length (ask again from there); never run past it */
+				  extents begin at offset and have no gaps. They may end before
+				  offset + length (ask again from there), but never after it */
 	uint32_t in_flight;    /* nonzero from submit until just before done */
 
 	uint32_t private_number;
@@ -548,12 +564,12 @@ static inline void gmb_submit(struct gmb_client *client, struct gmb_request *req
 }
 
 /*
- * Ends a request early, with -ECANCELED. Parts that were passed to a connection are still waited
- * for, because the server may access their memory. These parts may still be executed, also by being
- * sent again after a reconnect. done is called later by gmb_queue_wait(), never from here. Returns
- * 0; -EALREADY if all parts were passed to connections, so that it ends as usual, or it has ended;
- * -EINVAL if it was submitted to another client. Can be called by the queue's thread only, also
- * inside a callback.
+ * Ends a request early, with -ECANCELED. Parts of the request that were already passed to a
+ * connection continue, and may even be sent again after a reconnect. The request ends after them,
+ * because the server may access their memory. done is called later by gmb_queue_wait(), never from
+ * here. Returns 0; -EALREADY if all parts were passed to connections (the request then ends as
+ * usual), or if the request has ended or was cancelled before; -EINVAL if the request was submitted
+ * to another client. Can be called by the queue's thread only, also inside a callback.
  */
 int gmb_cancel(struct gmb_client *client, struct gmb_request *request);
 

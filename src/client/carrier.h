@@ -84,7 +84,7 @@ struct command {
 	const struct iovec *iov; /* READ, WRITE: length bytes from iov_skip on */
 	uint32_t iov_count;
 	uint64_t iov_skip;
-	/* COPY: facts of the source export's client, as they are now. */
+	/* COPY: the current facts of the client of the source export. */
 	const struct carrier_facts *source;
 	uint64_t source_offset;
 	int result;		      /* set by the carrier before carrier_done */

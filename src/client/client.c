@@ -365,7 +365,8 @@ static void start_others(struct gmb_client *client, const struct connection *fir
 	}
 }
 
-/* Checks that a server that has returned accepts the commands that were sent to the old one. */
+/* Called after a reconnect: checks that the server, perhaps another one now, still accepts commands
+ * that were created for the old server. */
 static int check_able(
 	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
 {
@@ -433,8 +434,9 @@ void client_progress(struct gmb_client *client, struct connection *connection)
 	}
 }
 
-/* Called when a connection is ready. With requests in flight, the trouble lasts until one is
- * answered, because a server that completes only handshakes must not delay them forever. */
+/* Called when a connection is ready: ends the outage (client->lost_ns) if no request is in flight.
+ * Otherwise the outage lasts until a request is answered, because a server that completes only
+ * handshakes must not delay requests forever. */
 static void end_trouble(struct gmb_client *client, const struct connection *connection)
 {
 	forget_lost(client, connection);
@@ -620,8 +622,8 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	} else if (!others) {
 		tell_attempt(client, &connection->reason);
 	}
-	/* If the connection timed out, other connections may be dead as well, so the trouble lasts
-	 * until a command is answered. */
+	/* If the connection timed out, the other connections may be dead as well, so this counts as
+	 * an outage until a command is answered. */
 	if ((!others || client->lost_count > 0 || connection->reason.code == -ETIMEDOUT) &&
 		client->lost_ns == 0) {
 		client->lost_ns = ring_now_ns(client->queue->ring);
@@ -916,7 +918,7 @@ int gmb_close(struct gmb_client *client)
 			client->uri_text);
 		open_failed(client);
 	}
-	/* Unreported results may be of this client's requests, and callbacks may submit more. */
+	/* queue->ended can contain requests of this client, and callbacks can submit more. */
 	while (client->requests_in_flight > 0 || client->copies_in_flight > 0 ||
 		!list_is_empty(&client->queue->ended)) {
 		queue_round(client->queue, UINT64_MAX);
@@ -970,7 +972,7 @@ void client_end(struct gmb_client *client)
 
 bool client_join(struct gmb_client *client)
 {
-	/* A result that is not reported yet may be of this client's requests. */
+	/* queue->ended can contain requests of this client. */
 	if (client->requests_in_flight > 0 || is_connected(client) ||
 		!list_is_empty(&client->queue->ended)) {
 		return false;

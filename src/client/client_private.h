@@ -133,7 +133,7 @@ struct gmb_client {
 	struct error open_error;
 	struct carrier_facts facts;
 	uint32_t capabilities; /* GMB_CAN_ flags allowed by the facts and the options */
-	/* since when there is no connection or no answer; 0: there is no trouble */
+	/* start of the current outage (no connection, or no answer); 0: no outage */
 	uint64_t lost_ns;
 	uint64_t deleted_ns; /* since when the server reports that the snapshot is gone; 0: never */
 
@@ -161,7 +161,7 @@ struct gmb_client {
 	uint64_t range_bytes[GMB_COPY + 1]; /* powers of two */
 	struct list_node replays;	    /* commands without a connection, in order */
 	struct list_node free_commands;
-	uint8_t *commands; /* an array; each is followed by the carrier's space */
+	uint8_t *commands; /* array of struct command, each with its space[] */
 	uint32_t requests_in_flight;
 	uint32_t copies_in_flight; /* requests of other clients that copy from this export */
 	uint32_t copying;	   /* requests in flight that copy to this export */

@@ -4,8 +4,8 @@
  *
  *   IDLE ─▶ (BACKOFF) ─▶ STARTING ─▶ READY ─▶ CLOSING ─▶ IDLE, or BACKOFF again
  *
- * At the end of CLOSING the commands of the connection are returned to the client. Called by
- * client.c, and by carriers with their events.
+ * At the end of CLOSING the commands of the connection are returned to the client. client.c calls
+ * the connection_ functions here, and a carrier reports its events to the carrier_ functions.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -218,10 +218,11 @@ static void timer_set(struct connection *connection, uint64_t delay_ns)
 }
 
 /*
- * Computes until when the server may be silent, and until when it must answer a command. If the
- * server sends signs of life, they must not stop; its answers depend on its disk, so only the limit
- * for slow commands applies to them. Otherwise a server may be silent while it executes slow
- * commands, so these have the longer limit.
+ * Computes until when the server must send anything (*silent_ns), and until when it must answer a
+ * command (*unanswered_ns). A server that sends signs of life must send something every
+ * request_timeout. Other servers may be silent while they execute slow commands, so slow_timeout
+ * applies to these commands. The time of an answer depends on the server's disk, so it is always
+ * limited by slow_timeout.
  */
 static void find_deadlines(
 	const struct connection *connection, uint64_t *silent_ns, uint64_t *unanswered_ns)
@@ -265,8 +266,8 @@ static void silence_check(struct connection *connection)
 		client_connection_lose(connection, -ETIMEDOUT,
 			"the server is alive, but did not complete any request in time");
 	} else {
-		/* Commands sent until then might reach their limit earlier, but not before
-		 * request_timeout has passed. */
+		/* A command that is sent in the meantime can have an earlier deadline, but its
+		 * deadline is at least request_timeout from now. */
 		timer_set(connection,
 			MIN(next_ns - now_ns,
 				connection->client->options.request_timeout_ms * NS_PER_MS));
@@ -409,7 +410,7 @@ static void client_connection_start(struct connection *connection)
 	};
 
 	if (options.alive_ms < ALIVE_MS_MIN) {
-		options.alive_ms = 0; /* a sign of life would arrive too late */
+		options.alive_ms = 0; /* signs of life cannot come often enough */
 	}
 	connection->number = client->number_next++;
 	connection_name(connection, names[0]);

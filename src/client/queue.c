@@ -219,8 +219,8 @@ static void client_queue_wake_deliver(struct ring *ring, struct ring_message *me
 	atomic_store(&queue->woken, true);
 }
 
-/* Called on any thread. wake_posted permits one message in flight, so the queue contains only
- * one. */
+/* Called on any thread. queue->wake is a single message; wake_posted keeps it from being posted
+ * again while it is in flight. */
 void gmb_queue_wake(struct gmb_queue *queue)
 {
 	struct ring *ring;
@@ -229,8 +229,8 @@ void gmb_queue_wake(struct gmb_queue *queue)
 	ring = atomic_load(&queue->wake_ring);
 	if (ring == NULL) { /* released */
 		atomic_store(&queue->woken, true);
-		/* If the queue got a ring at this moment, its thread may already sleep without
-		 * having seen `woken`. */
+		/* gmb_queue_acquire() may have created a ring after the first load. The thread of
+		 * the queue may then sleep without having seen `woken`, so it needs the message. */
 		ring = atomic_load(&queue->wake_ring);
 	}
 	if (ring != NULL && !atomic_exchange(&queue->wake_posted, true)) {
@@ -367,14 +367,14 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			limit_ns = now_ns < end_ns ? end_ns - now_ns : 0;
 		}
 		if (queue->completed != before || queue->woken) {
-			/* report what happened before: client_end() has called done(), or an
-			 * earlier call has received the wake-up */
+			/* Do not sleep, because there is something to report: client_end() has
+			 * called done(), or an earlier call has received the wake-up. */
 			limit_ns = 0;
 		}
 		queue_round(queue, limit_ns);
-		/* The loop ends when the queue was woken, when a request or opening has completed
-		 * (unless the timeout is 0), or when a round that did not wait completed
-		 * nothing. */
+		/* The loop ends if the queue was woken, or if a round without waiting has completed
+		 * nothing. With a timeout other than 0 it also ends if a request or opening has
+		 * completed. */
 		if (queue->woken || (timeout_ms != 0 && queue->completed != before) ||
 			(limit_ns == 0 && queue->completed == round)) {
 			break;

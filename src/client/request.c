@@ -6,8 +6,8 @@
 #include "base/bytes.h"
 #include "client/client_private.h"
 
-/* Target duration of a command of a long range: one sixteenth of request_timeout, as nanoseconds
- * for each millisecond of request_timeout. */
+/* Target duration of a command of a long range, in nanoseconds, for each millisecond of
+ * request_timeout: one sixteenth of request_timeout. */
 #define RANGE_LIMIT_NS_PER_MS (UINT64_C(1000000) / 16)
 
 _Static_assert(sizeof(struct request_state) <= sizeof(((struct gmb_request *)0)->private_space),
@@ -251,7 +251,7 @@ static void end_now(struct gmb_client *client, struct gmb_request *request, int 
 {
 	struct request_state *state = request_state(request);
 
-	state->whole = true; /* no commands are created, so it cannot be cancelled */
+	state->whole = true; /* no more commands; gmb_cancel() returns -EALREADY */
 	request->result = err;
 	if (err == 0 && request->operation == GMB_STATUS) {
 		request->result = -EINVAL; /* an empty range has no extents */
@@ -384,8 +384,9 @@ static uint64_t part_max(
 {
 	const struct carrier_facts *facts = &client->facts;
 	uint32_t payload_max = MIN(facts->payload_max, (uint32_t)CLIENT_PAYLOAD_MAX);
-	/* Commands end at multiples of the preferred size. It is within the server's limit, but may
-	 * exceed ours; then they end at multiples of the minimum size. */
+	/* Commands end at multiples of the preferred block size. This size is within the server's
+	 * limit for payload, but may exceed CLIENT_PAYLOAD_MAX; in this case commands end at
+	 * multiples of the minimum block size. */
 	uint32_t align = facts->block_preferred <= payload_max ? facts->block_preferred
 							       : facts->block_minimum;
 
@@ -453,7 +454,7 @@ static void client_request_end(struct gmb_client *client, struct gmb_request *re
 			list_push_back(&client->waiting, &state->node);
 			return;
 		}
-		state->failure = -ENOTCONN; /* without a connection there can be no flush */
+		state->failure = -ENOTCONN; /* not durable, because a flush is impossible */
 	}
 	if (state->failure == 0 && request->operation == GMB_READ) {
 		client->stats.bytes_read += request->length;

@@ -60,7 +60,7 @@ static int send_file_read_all(int fd, uint8_t *buffer, size_t bytes, uint64_t of
 	return 0;
 }
 
-/* Waits until one piece, or all, are idle. */
+/* Waits until a piece is idle. all: until all pieces are idle. */
 static void wait_idle(struct gmb_queue *queue, const struct sending *sending, bool all)
 {
 	while (all ? sending->idle != ALL_IDLE : sending->idle == 0) {

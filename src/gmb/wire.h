@@ -223,9 +223,10 @@ struct native_copy_message {
  * is no common one. */
 const char *native_hello_parse(const void *bytes, size_t len, uint16_t *version_out);
 /* Parses LIST, OPEN, EXPORT, EVENT, REGION and COPY, and checks the rules that the message alone
- * decides: G3, G4, G15, G18, G19. object: a struct native_wire_ type without parts, a clan_cookie,
- * or a type of this header. In an EXPORT with a status other than 0, only the status and the text
- * are valid. */
+ * decides: G3, G4, G15, G18, G19. object: receives the parsed message, as a struct
+ * native_wire_list, native_open, native_export, native_wire_event, clan_cookie or
+ * native_copy_message. In an EXPORT with a status other than 0, only the status and the text are
+ * valid. */
 const char *native_parse(enum native_message type, const void *bytes, size_t len, void *object);
 struct message_text native_open_next(const uint8_t **tokens);
 /* Checks the rules G3, G5, G6 and G7, as far as the message alone decides. */
@@ -272,6 +273,7 @@ const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_
 bool native_reply_tag(const void *bytes, size_t len, uint32_t *tag_out);
 struct native_wire_extent native_extent_at(const struct native_reply *reply, uint32_t idx);
 
-/* Convert status numbers. Values outside the table become EIO, or EPERM or ENOSPC if similar. */
+/* Convert between errno and the status numbers of the wire. Of the errnos without a number, EACCES
+ * and EROFS become EPERM, EDQUOT and EFBIG become ENOSPC, and all others EIO. */
 uint32_t native_status_from_errno(int code);
 int native_status_to_errno(uint32_t status);

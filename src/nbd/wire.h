@@ -293,9 +293,9 @@ int nbd_error_to_errno(uint32_t error);
 
 /* --- data of handshake options ---------------------------------------------------------------- */
 
-/* Parsers of data from clients, which may be hostile. Results point into the caller's bytes. Return
- * false if lengths and counts do not agree exactly (P22, P37), and then a static sentence in
- * *reason; the caller replies ERR_INVALID. */
+/* Parsers of data from clients, which may be hostile. Results point into the caller's bytes. If
+ * lengths and counts do not agree exactly (P22, P37), a parser returns false and stores a static
+ * sentence in *reason, and the caller replies ERR_INVALID. */
 
 struct option_string {
 	const uint8_t *bytes;

@@ -328,6 +328,6 @@ const struct carrier_ops native_carrier = {
 	.add = native_add,
 	.flush = native_flush,
 	.lose = native_lose,
-	.leave = native_lose, /* the server detects that the connection was closed */
+	.leave = native_lose, /* gmb has no goodbye; the server detects the close */
 	.take_back = native_take_back,
 };

@@ -16,10 +16,11 @@
  * (clan_region_replace()) when no live connection shares it, and only then are the commands
  * returned to the client (rule G16).
  *
- * Imported memory cannot get fresh pages, because only its owner knows who else maps it. Servers
- * therefore write into it only if a connection that replaces a lost one is answered after all
- * requests of the lost connection have ended (EXPORT_ENDS). The client does not resend or complete
- * a command before that. Without EXPORT_ENDS, reads into imported memory go through the pool.
+ * Imported memory cannot get fresh pages, because only its owner knows who else maps it. A server
+ * therefore writes into it only if it guarantees (EXPORT_ENDS) that it ends all requests of a lost
+ * connection before it answers OPEN of the connection that replaces the lost one. The client
+ * neither resends nor completes commands of the lost connection before this answer. Without
+ * EXPORT_ENDS, reads into imported memory go through the pool.
  *
  * Threading: the ring's thread. Ownership: the queue owns the hub, the hub its buffers. Errors:
  * negative errno; if a pool or buffer is busy, the command waits.
@@ -36,7 +37,7 @@ enum {
 	HUB_POOL = 0, /* number of the pool's buffer */
 	HUB_POOL_BYTES = 8 << 20,
 	HUB_PAGE_BYTES = 4096,
-	HUB_COMMAND_BYTES_MAX = 1 << 20, /* limit for one command; always fits into the pool */
+	HUB_COMMAND_BYTES_MAX = 1 << 20, /* payload of one command; less than HUB_POOL_BYTES */
 };
 
 struct hub_buffer {
@@ -119,8 +120,8 @@ struct native_carrier {
 	struct list_node sent;
 	bool asks_alive;
 	bool waits_for_ends; /* lost commands are held back until the server has ended them */
-	/* the server guarantees to end lost commands before a new connection is answered, so it may
-	 * write into imported memory */
+	/* the server may write into imported memory, because it guarantees to end the commands of a
+	 * lost connection before it answers a new one */
 	bool fills_imported;
 	struct native_call *calls[CARRIER_DEPTH_MAX]; /* indexed by tag % CARRIER_DEPTH_MAX */
 	uint16_t free_slots[CARRIER_DEPTH_MAX];
@@ -195,8 +196,9 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 void native_carrier_step(struct native_carrier *carrier);
 
 /* share.c */
-/* Returns whether the server can use the buffer. If not, sharing was requested or must wait because
- * the buffer is tainted; the state is SHARE_REFUSED if the server cannot have it. */
+/* Returns whether the server can use the buffer. If the buffer is not shared, starts to share it.
+ * If the buffer is tainted or not shared yet, the command has to wait. In the state SHARE_REFUSED
+ * the server cannot have the buffer. */
 GMB_MUST_CHECK bool native_share(struct native_carrier *carrier, uint32_t number);
 /* Handles CLAN_EVENT_SHARED. */
 void native_shared(struct native_carrier *carrier, const struct clan_event *event);

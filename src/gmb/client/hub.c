@@ -358,7 +358,8 @@ static bool hub_is_shared(struct hub *hub, uint32_t number)
 static bool gmb_hub_reclaim(struct hub *hub, uint32_t number)
 {
 	struct hub_buffer *buffer = &hub->buffers[number];
-	/* The pool needs no contents: a command is copied there again when it is resent. */
+	/* The contents of the pool need not be preserved: when a command is resent, its data is
+	 * copied into the pool again. */
 	const struct clan_range all = { .bytes = buffer->bytes };
 	int result;
 
@@ -376,8 +377,8 @@ static bool gmb_hub_reclaim(struct hub *hub, uint32_t number)
 	}
 	result = clan_region_replace(buffer->region, &all, number == HUB_POOL ? 1 : 0);
 	if (result != 0) {
-		/* There is no memory for fresh pages, perhaps only for a while. The commands must
-		 * wait until there is, because the old server may still write data for them into
+		/* There is no memory for fresh pages, perhaps only for a while. The commands wait
+		 * until there is memory, because the old server may still write their data into
 		 * the old pages. */
 		if (!hub->retry_op.in_flight) {
 			ring_timer(hub->ring, &hub->retry_op, RETRY_NS, hub_retry_done);
@@ -406,8 +407,8 @@ void hub_reclaim(struct hub *hub)
 {
 	hub->reclaim_pending = true;
 	if (hub->reclaiming) {
-		/* called from a callback of reclaim_all(); the next poll calls this function
-		 * again */
+		/* This is a call from a callback of reclaim_all(). The next poll of the hub calls
+		 * hub_reclaim() again. */
 		return;
 	}
 	hub->reclaiming = true;

@@ -57,7 +57,7 @@ static int probe_broken(const char *rule, struct error *error)
 	return error_set(error, -EPROTO, "the server broke a gmb rule: %s", rule);
 }
 
-/* The connection has the reason for its end before the event LOST is reported. */
+/* Called before the event LOST is reported: clan_conn_reason() already returns the reason. */
 static int probe_ended(const struct probe *probe, int code, struct error *error)
 {
 	const char *reason = clan_conn_reason(probe->conn);

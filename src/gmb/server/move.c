@@ -134,8 +134,8 @@ static int gmb_move_carry(struct native_move *move, struct mem_ref memory, uint6
 
 		move->pending++;
 		if (result != 0) {
-			/* This count is never released, so the pieces in progress cannot complete a
-			 * partial move. */
+			/* The failed piece stays counted in move->pending, so the pieces in
+			 * progress cannot complete the move. native_moves_drop() ends it. */
 			return result;
 		}
 		begun += (uint32_t)length;

@@ -178,9 +178,9 @@ static uint32_t export_flags(const struct session *session, const struct export 
 {
 	bool writes = (engine_rights(session, export) & ENGINE_RIGHT_WRITE) != 0;
 	bool rotates = (store_info(export->store)->caps & STORE_CAP_ROTATIONAL) != 0;
-	/* EXPORT_ENDS guarantees that lost requests end before a new connection is answered. This
-	 * holds for a store that marks its writes, because the next server waits for them at its
-	 * barrier. */
+	/* EXPORT_ENDS guarantees that the requests of a lost connection end before a new connection
+	 * is answered. This must also hold after a restart of the server, so the store must mark
+	 * its writes: the next server waits for marked writes at its barrier. */
 	bool ends = writes && store_barrier(export->store, false) == STORE_BARRIER_OPEN;
 
 	return (ends ? (uint32_t)NATIVE_EXPORT_ENDS : 0) |

@@ -60,7 +60,7 @@ struct native_handshake {
 };
 
 struct native_request {
-	struct path_request path; /* if started is set, or the members for the reply */
+	struct path_request path; /* unless started, only the members for the reply are valid */
 	struct native_session *session;
 	struct list_node node;	    /* in session->requests */
 	struct list_node done_node; /* in session->done */
@@ -86,8 +86,8 @@ struct native_request {
 struct native_move {
 	struct list_node node; /* in mover->idle or ->busy */
 	struct native_request *request;
-	struct path_stream *stream;    /* a write: filled by the move; NULL: a read */
-	struct path_fragment fragment; /* for a read */
+	struct path_stream *stream;    /* write: memory for the payload; NULL: a read */
+	struct path_fragment fragment; /* read: the data to put */
 	uint32_t bytes;
 	uint32_t pending; /* puts or gets in progress */
 };
@@ -172,7 +172,7 @@ void native_session_watch(struct native_session *session);
 void native_region_unused(struct native_session *session, uint32_t number);
 
 /* move.c */
-/* Prepares the session for a client that is accessed by put and get. */
+/* Prepares the session for a client whose memory is accessed by put and get. */
 GMB_MUST_CHECK int native_mover_create(struct native_session *session);
 /* Starts as many moves as possible of a request with request->moved. May terminate its session. */
 void native_request_move(struct native_request *request);

@@ -221,8 +221,8 @@ static bool nbd_carrier_received(struct nbd_carrier *carrier, ssize_t got)
 	if (carrier->nbd.steps != steps) {
 		carrier->base.answered_ns = carrier->base.heard_ns;
 	}
-	/* If all buffers were filled, more data may be waiting. Data buffered in a TLS layer would
-	 * not wake the poll of an idle connection. */
+	/* If all buffers were filled, more data may be waiting. An idle connection polls its
+	 * socket, which reports such data unless the data is buffered in a TLS layer. */
 	return (size_t)got == carrier->in_bytes &&
 	       (carrier->base.command_count > 0 || carrier->dial.stream.state == STREAM_LAYERED);
 }

@@ -273,7 +273,7 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes)
 		client->sent_of_first = 0;
 		client->sent_payload_bytes += payload_to_send(call);
 		list_remove(&call->node);
-		if (call != &client->size_call) { /* the answer to size_call may come much later */
+		if (call != &client->size_call) { /* its answer is not expected in order */
 			list_push_back(&client->awaiting, &call->node);
 		}
 		call->sent = true;
@@ -429,9 +429,9 @@ void nbd_client_input_drop(struct nbd_client *client)
 
 /* --- processing received bytes ---------------------------------------------------------------- */
 
-/* Copies a wrongly predicted receive, from the prefix of reply i on, to consecutive memory. left:
- * bytes received from there on. *len: bytes copied, including those that were in the stage
- * before. */
+/* Called when reply i is not as predicted: copies everything received from its prefix on to
+ * client->spill, as consecutive bytes. left: number of these bytes. *len: number of bytes in spill,
+ * which begin with the bytes that were already in the stage. */
 static int spill_fill(
 	struct nbd_client *client, uint32_t i, size_t left, size_t *len, struct error *error)
 {
@@ -466,8 +466,8 @@ static int spill_fill(
 	return 0;
 }
 
-/* Reply i came as predicted. left: bytes received after its prefix. *taken: the part of `left` that
- * is its payload. */
+/* Called when reply i came as predicted. left: bytes received after its prefix. *taken: bytes of
+ * these that are its payload. */
 static int take_predicted(
 	struct nbd_client *client, uint32_t i, size_t left, size_t *taken, struct error *error)
 {

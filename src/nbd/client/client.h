@@ -148,9 +148,9 @@ struct nbd_client {
 
 	uint32_t predict;     /* number of replies to predict */
 	uint32_t ordered_run; /* consecutive replies that came in the order of their calls */
-	/* Buffers of the receive in progress: plan_data bytes of a payload, then a prefix and a
-	 * payload for each of predicted_count replies. Without predictions: the stage. The first
-	 * prefix is also received into the stage. */
+	/* Buffers of the receive in progress: plan_data bytes of a payload, followed by a prefix
+	 * and a payload for each of predicted_count replies, or by the stage if nothing is
+	 * predicted. The first prefix is received into the stage as well. */
 	size_t plan_data;
 	uint32_t predicted_count;
 	struct nbd_call *predicted[NBD_CLIENT_PREDICTED_MAX];
@@ -161,7 +161,8 @@ struct nbd_client {
 	uint32_t plan_count;
 	size_t plan_bytes;
 
-	size_t stage_bytes; /* bytes collected */
+	/* start of an incomplete header, extent or error text */
+	size_t stage_bytes;
 	uint8_t stage[NBD_CLIENT_STAGE_BYTES];
 	uint8_t *spill;				      /* allocated on first use */
 	struct nbd_call *slots[NBD_CLIENT_SLOTS_MAX]; /* indexed by the low bits of the cookie */
@@ -175,7 +176,7 @@ struct nbd_client {
 	uint64_t received_payload_bytes;
 	uint64_t sent_payload_bytes;
 	uint64_t out_of_order; /* replies that came before an older one */
-	uint64_t steps;	       /* progress of replies; signs of life from the server do not count */
+	uint64_t steps;	       /* increases when a reply makes progress, not with a sign of life */
 };
 
 /* Initializes a client. facts must outlive it. seed: a number that differs between clients, so that
@@ -206,10 +207,10 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes);
  */
 const struct iovec *nbd_client_input(
 	struct nbd_client *client, uint32_t *iov_count, size_t *bytes, bool *whole);
-/* Reports that this many bytes (> 0) were received into the last layout. */
+/* Reports that this many bytes (> 0) were received into the addresses of nbd_client_input(). */
 GMB_MUST_CHECK int nbd_client_received(
 	struct nbd_client *client, size_t bytes, struct error *error);
-/* Discards the layout. Nothing has been received into it, and nothing will be. */
+/* Called instead if the receive has ended without data: discards the layout. */
 void nbd_client_input_drop(struct nbd_client *client);
 
 /* Returns the oldest call of a broken client, in its state before nbd_client_add(); NULL if none is

@@ -180,7 +180,8 @@ static void nbd_connect_ending_step(struct connector *connector)
 	connector->done(connector, connector->result);
 }
 
-/* Ends the attempt. Called inside a completion, whose caller performs the last step. */
+/* Starts to end the attempt. Called inside a completion; the handler of the completion performs the
+ * last step when it returns. */
 static void nbd_connect_end(struct connector *connector, int err)
 {
 	if (connector->state != CONNECTOR_BEGIN) {

@@ -57,7 +57,8 @@ static void dial_stream_idle(struct stream *stream)
 	}
 }
 
-/* Ends the attempt. Called inside a completion, whose caller performs the last step. */
+/* Starts to end the attempt. Called inside a completion; the handler of the completion performs the
+ * last step when it returns. */
 static void dial_end(struct nbd_dial *dial, int err)
 {
 	dial_set_state(dial, NBD_DIAL_ENDING);
@@ -285,8 +286,8 @@ static void dial_timer_done(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (dial->state == NBD_DIAL_SHAKING || dial->state == NBD_DIAL_ENCRYPTING) {
-		/* A server that does not answer our end of session has already sent everything
-		 * else. */
+		/* If only the answer to the final ABORT is missing, all information has been
+		 * received, so the timeout is not an error. */
 		bool is_leaving = nbd_handshake_end_of_stream(dial->handshake, NULL) == 0;
 		int err = is_leaving ? nbd_handshake_outcome(dial->handshake, &dial->error)
 				     : error_set(&dial->error, -ETIMEDOUT,

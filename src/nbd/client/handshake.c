@@ -23,7 +23,7 @@
 #include "nbd/client/client.h"
 
 enum {
-	CONTEXT_REPLIES_MAX = 16,    /* limit on replies; only one context is selected */
+	CONTEXT_REPLIES_MAX = 16,    /* replies to the selection of one context */
 	TAKEOVER_REPLIES_MAX = 1024, /* unsolicited contexts */
 	INFO_REPLIES_MAX = 64,
 	REFUSAL_BYTES = 384,
@@ -76,7 +76,7 @@ struct nbd_handshake {
 	size_t input_bytes;   /* bytes collected in input */
 	size_t input_wanted;
 	size_t output_bytes;
-	size_t option_at; /* offset in the output of the data of an unfinished option, or 0 */
+	size_t option_at; /* where the data of an unfinished option begins in output, or 0 */
 	bool tls;
 
 	enum nbd_reply_style style_max;
@@ -484,8 +484,8 @@ static int export_accepted(struct nbd_handshake *talk)
 
 /* --- refusals ------------------------------------------------------------------------------ */
 
-/* Returns whether the error ends the dialogue for any option (rules P19, P47). A demand for TLS may
- * also concern a single export (rule P48). */
+/* Returns whether the error reply ends the dialogue, whatever the option was (rules P19, P47). A
+ * demand for TLS does not end it if it may concern only the export of the option (rule P48). */
 static bool refusal_is_final(struct nbd_handshake *talk)
 {
 	bool about_export = talk->goal != NBD_GOAL_GO &&

@@ -99,9 +99,9 @@ GMB_MUST_CHECK int nbd_handshake_end_of_stream(
 bool nbd_handshake_is_finished(const struct nbd_handshake *handshake);
 
 /* Only when finished. Returns 0 (GO: the connection is in the transmission phase), or the server's
- * refusal: -ENOENT no such export (INFO: the offers hold the others if the server lists them),
- * -EACCES its policy, -ESHUTDOWN, -EPROTONOSUPPORT. After a refusal, LIST or INFO the caller closes
- * the connection. */
+ * refusal: -ENOENT no such export (INFO: the offers then contain the existing exports, if the
+ * server lists them), -EACCES its policy, -ESHUTDOWN, -EPROTONOSUPPORT. After a refusal, and after
+ * the goals LIST and INFO, the caller closes the connection. */
 GMB_MUST_CHECK int nbd_handshake_outcome(
 	const struct nbd_handshake *handshake, struct error *error);
 

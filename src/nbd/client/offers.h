@@ -56,7 +56,7 @@ struct nbd_offer {
 	bool atomic_known;
 	uint32_t atomic_bytes;
 	bool contexts_known;	/* the list of contexts is complete */
-	char *contexts_refusal; /* reason why it is not complete, or NULL; escaped */
+	char *contexts_refusal; /* reason why the list is incomplete, or NULL; escaped */
 	char **contexts;
 	uint32_t context_count;
 };
@@ -69,7 +69,7 @@ struct nbd_protection {
 };
 
 struct nbd_offers {
-	const char *protocol; /* static, if the protocol is not NBD; otherwise NULL */
+	const char *protocol; /* static text; NULL: NBD */
 	struct nbd_protection protection;
 	bool fixed; /* fixed newstyle, otherwise the original newstyle */
 	bool no_zeroes;
@@ -129,7 +129,7 @@ struct nbd_facts {
 	enum nbd_reply_style style;
 	uint64_t size;	  /* < 2^63 */
 	uint16_t flags;	  /* NBD_FLAG_ of the transmission phase */
-	bool sizes_known; /* otherwise sizes has the defaults of rule P62 */
+	bool sizes_known; /* false: sizes has the defaults of rule P62 */
 	struct nbd_block_sizes sizes;
 	bool allocation;	/* base:allocation was selected */
 	uint32_t allocation_id; /* context id in block status replies */

@@ -4,8 +4,8 @@
  * received bytes of the next requests, and the TLS state (docs/protocol/upgrade.md). Only a
  * connection whose records the kernel encrypts has TLS state to hand over.
  *
- * Invariant: nbd_session_hand_over() is called only at SESSION_RESTS, so no reply is in flight and
- * at most one request, a payload that is partly received, has begun. Called by the engine during an
+ * Invariant: nbd_session_hand_over() is called only at SESSION_RESTS. So no reply is in flight, and
+ * at most one request has begun: one whose payload is incomplete. Called by the engine during an
  * upgrade, in both processes.
  */
 #include <errno.h>
@@ -74,7 +74,8 @@ static const struct nbd_request *begun(const struct nbd_session *session)
 	return session->rx_request != NULL ? session->rx_request : session->rx_discard_request;
 }
 
-/* Returns whether no other request is in flight, and the received part of its payload is stored. */
+/* Returns whether no request is in flight, except for one whose payload is incomplete and whose
+ * received payload is stored. */
 static bool has_only_begun(const struct nbd_session *session)
 {
 	const struct nbd_request *request = begun(session);
@@ -93,7 +94,8 @@ enum session_rest nbd_session_rest(struct session *base)
 {
 	struct nbd_session *session = nbd_session_of(base);
 
-	/* A change of the TLS keys ends without our help, and the stream reports its end. */
+	/* While the stream changes its TLS keys, it is not idle. The change ends without a step of
+	 * the session, and the stream then reports that it is idle. */
 	if (session->send_op.in_flight ||
 		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
 		return SESSION_WAITS_FOR_PEER;
@@ -284,9 +286,9 @@ static bool keep_choice(struct nbd_session *session, const struct session_record
 	return true;
 }
 
-/* Selects the export of the session. Until it is available the session stays in the handshake
- * state, with its time limit, and does not receive. If it ends before that, the peer gets no
- * message, because the other process might have to continue. */
+/* Selects the export of the session. Until the export is available the session stays in the
+ * handshake state, with its time limit, and does not receive. If the session ends in this state,
+ * the peer gets no message, because the other process might have to continue. */
 static void choose_told(struct nbd_session *session, const struct session_record *record)
 {
 	int rc = session_adopt(&session->base, record);

@@ -217,7 +217,7 @@ static void list_some(struct nbd_session *session)
 
 		if (tx_left(handshake) <
 			length + 2 * (uint32_t)sizeof(struct nbd_wire_option_reply)) {
-			return; /* this function is called again when they are sent */
+			return; /* called again when the replies in the buffer are sent */
 		}
 		tx_reply_header(handshake, NBD_REP_SERVER, length);
 		tx_put(handshake, &name_length, sizeof(name_length));
@@ -583,10 +583,10 @@ static void refuse_without_tls(struct nbd_session *session)
 	}
 }
 
-/* Executes an option. ABORT is always accepted, even without TLS and while the server is stopping.
- * Without required TLS, every other option except STARTTLS is refused; while the server is
- * stopping, every other option. EXPORT_NAME has no error reply, so its own handler checks whether
- * the server is stopping. */
+/* Executes an option. ABORT is always accepted. If the address requires TLS and the connection does
+ * not have it, all other options except STARTTLS are refused. While the server is stopping, all
+ * other options are refused; EXPORT_NAME has no error reply, so its own handler checks whether the
+ * server is stopping. */
 static void handle_option(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;

@@ -351,8 +351,9 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 	path_start(service->path, &request->path);
 }
 
-/* Returns whether this is a request of x-gmblock:size: a BLOCK_STATUS of zero bytes, otherwise an
- * error. Its offset is the size that the peer knows. At most one is outstanding. */
+/* Returns whether this is a request of x-gmblock:size: a BLOCK_STATUS of zero bytes, which is an
+ * error without this extension. Its offset is the size that the peer knows. At most one such
+ * request is outstanding. */
 static bool asks_size(const struct nbd_session *session, const struct request_head *head)
 {
 	return session->says_size && !session->size_asked && head->type == NBD_CMD_BLOCK_STATUS &&

@@ -78,9 +78,9 @@ static void emit_success(struct send_batch *send, struct send_slot *slot)
 	struct nbd_session *session = request->session;
 	uint32_t length;
 
-	/* Simple replies are allowed for everything except READ (P88) and are four bytes shorter.
-	 * They are not allowed after a chunk, and with x-gmblock:alive a chunk might have been sent
-	 * before. */
+	/* A simple reply is allowed for every request except READ (P88), and is four bytes shorter.
+	 * It is not allowed after a chunk of the same request, and with x-gmblock:alive such a
+	 * chunk might have been sent as a sign of life. */
 	if (session->extended || (session->structured && (request->command == NBD_CMD_READ ||
 								 session->alive_ns != 0))) {
 		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
@@ -324,8 +324,8 @@ static uint32_t put_own_status(const struct nbd_session *session, uint64_t cooki
 	return length;
 }
 
-/* Sends a sign of life: a chunk of the oldest request, or of the one that waits, with
- * NBD_CONTEXT_ID_ALIVE and one meaningless extent. */
+/* Sends a sign of life: a chunk with NBD_CONTEXT_ID_ALIVE and one meaningless extent. The chunk
+ * belongs to the oldest request, or to the request that waits for its rate limit. */
 static void emit_alive(struct send_batch *send, struct nbd_session *session)
 {
 	struct send_slot *slot = &send->slots[send->slot_count++];
@@ -337,7 +337,7 @@ static void emit_alive(struct send_batch *send, struct nbd_session *session)
 		bool parsed = request_head_parse(
 			session->rx_data + session->rx_start, session->extended, &waiting);
 
-		GMB_ASSERT(parsed); /* it was checked when the request began to wait */
+		GMB_ASSERT(parsed); /* checked when this request began to wait */
 	} else {
 		const struct nbd_request *oldest = list_entry(
 			list_first(&session->requests), struct nbd_request, session_node);

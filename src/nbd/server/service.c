@@ -19,7 +19,7 @@ struct rx_buf *service_rx_get(struct nbd_session *session)
 	struct rx_buf *rx;
 
 	if (rate_is_limited(&session->base.rate)) {
-		return NULL; /* with a rate limit, requests would only wait in the buffer */
+		return NULL; /* the requests in the buffer would only wait for the rate limit */
 	}
 	node = list_pop_front(&service->rx_free);
 	/* New buffers are allocated only while the number of busy connections grows. */

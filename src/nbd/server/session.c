@@ -162,7 +162,8 @@ void session_drain(struct nbd_session *session)
 {
 	GMB_ASSERT(session->base.state == SESSION_READY);
 	session_set_state(&session->base, SESSION_DRAINING);
-	/* dropped, because it asks for later size changes, which the peer will not receive */
+	/* The x-gmblock:size request, which waits for a change of the size, is dropped, because it
+	 * would keep the session open. */
 	session->size_asked = false;
 	list_for_each(node, &session->requests)
 	{

@@ -13,7 +13,7 @@
  * that only shows that the server is alive. This chunk uses no request slot and no memory, and does
  * not require that a request is read.
  *
- * x-gmblock:size (same page): the peer sends the size that it knows, and gets a reply when the
+ * x-gmblock:size (also nbd.md): the peer sends the size that it knows, and gets a reply when the
  * export's size differs. The session stores one such request itself, outside the engine: it uses no
  * slot and no memory, and an idle connection stays idle.
  *
@@ -180,7 +180,7 @@ struct nbd_session {
 	struct handshake *handshake;
 	struct ring_traffic traffic; /* traffic counters at the last check */
 	uint64_t traffic_ns;	     /* time of that check */
-	uint64_t hole_bytes;	     /* bytes since that check that were sent as holes */
+	uint64_t hole_bytes;	     /* bytes sent as holes since the last check */
 	/* unacknowledged bytes of the send in flight at the last check, or UINT64_MAX */
 	uint64_t unacked_bytes;
 
@@ -361,7 +361,7 @@ struct request_head {
 	uint64_t length;
 	uint64_t payload_bytes; /* payload bytes after the header (rules P79, P111, P121) */
 	/* Set by request_plan(). */
-	uint64_t window_bytes; /* payload memory that it may hold at the same time */
+	uint64_t window_bytes; /* limit on the payload memory that the request holds */
 	bool one_piece;	       /* see struct nbd_request */
 	bool whole;	       /* see struct path_request */
 };
