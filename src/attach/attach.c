@@ -288,7 +288,7 @@ static void flush_finish(struct daemon *daemon)
 		daemon->lost = error;
 	}
 	if (daemon->phase != PHASE_FLUSHING) {
-		return; /* the detach for which it was started was abandoned */
+		return; /* The detach that started this flush was abandoned. */
 	}
 	if (rc == -EBUSY) {
 		daemon->stop_error = error;

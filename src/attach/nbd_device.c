@@ -466,8 +466,8 @@ static void *nbd_device_watch(void *argument)
 	struct error error;
 	bool go_on = true;
 
-	/* Only gmblock's server reports size changes. It is recognized by its extension of the
-	 * protocol. Another server might not accept a further connection. */
+	/* The watcher uses a further connection, which other servers might not accept. Only
+	 * gmblock's server reports size changes; can_take_over shows that it is one. */
 	if (disk->facts.can_take_over &&
 		remote_watch(&disk->size, disk->options, &disk->device, &error) != 0) {
 		log_info("%s: the disk will not grow with the export: %s", disk->device.path,

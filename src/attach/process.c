@@ -187,7 +187,7 @@ static void let_go_first(pid_t parent)
 
 static void lock_all(void)
 {
-	/* process_protect() has reported if this is not permitted. */
+	/* If mlockall() is not permitted, process_protect() has already reported this. */
 	(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
 }
 
