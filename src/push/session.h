@@ -71,8 +71,9 @@ struct push_session {
 	uint64_t said_ns;    /* last ALIVE sent */
 	uint64_t silence_ns; /* longest permitted time without a message */
 	uint64_t ticked_ns;  /* last tick */
-	bool has_begun;	     /* push_session_begun() was called: with push, both ends send ALIVE */
-	bool note_due;	     /* a JOB message to the coordinator is due */
+	/* push_session_begun() was called; if the destination has push, both ends now send ALIVE */
+	bool has_begun;
+	bool note_due; /* a JOB message to the coordinator is due */
 	uint64_t noted_job;
 };
 

@@ -32,8 +32,8 @@
 enum {
 	MESSAGES_MAX = 64,
 	/* After this many consecutive pieces that differ, pieces are sent without being compared.
-	 * The limit exceeds PUSH_SLOTS, because an interrupted job can leave one gap per slot, in
-	 * any order. */
+	 * An interrupted job can leave up to PUSH_SLOTS pieces unwritten between written ones. The
+	 * limit is higher, so that a repeated job does not stop comparing because of them. */
 	DIFFER_MAX = 8 * PUSH_SLOTS,
 };
 

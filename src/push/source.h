@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to the source of a job: start.c creates it, source.c runs it, and nbd.c replaces the
- * connection to a destination without push.
+ * Private to the source of a job. start.c creates the source, source.c runs it. If the destination
+ * is an NBD server without push, nbd.c communicates with it.
  *
- * Threading: the ring's thread. Ownership: it belongs to its session.
+ * Threading: the ring's thread. Ownership: a source belongs to its session.
  */
 #pragma once
 
