@@ -164,8 +164,8 @@ bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out)
 
 /* --- context_identity.c ----------------------------------------------------------------------- */
 
-/* Creates an identity. ders: the chain presented by the peer. It is kept for
- * tls_context_recheck(), with the conditions of its verification. -EACCES: the identity exceeds a
+/* Creates an identity. ders: the chain presented by the peer. The identity keeps the chain and the
+ * conditions of its verification (trust) for tls_context_recheck(). -EACCES: the identity exceeds a
  * limit. */
 GMB_MUST_CHECK int tls_identity_of_chain(const struct tls_trust *trust, const gnutls_datum_t *ders,
 	uint32_t count, struct identity **identity_out, struct error *error);
