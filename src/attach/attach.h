@@ -254,7 +254,8 @@ GMB_MUST_CHECK int usage_check_disk(const char *name, struct error *error);
 /* usage_check_disk() by the disk's path, "/dev/ublkb0". */
 GMB_MUST_CHECK int usage_check_path(const char *path, struct error *error);
 
-/* Checks a file instead: only processes that have it open, and loop devices on it, are users. */
+/* As usage_check_disk(), for a file. The users of a file are the processes that have it open, and
+ * loop devices on it. */
 GMB_MUST_CHECK int usage_check_file(const char *path, struct error *error);
 /* Like usage_check_file(), but called after the kernel has refused to unmount the file. Always
  * returns -EBUSY, with a message that names the user if one is found. */
