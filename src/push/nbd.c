@@ -335,9 +335,9 @@ static bool meets(const struct push_nbd *nbd, const struct export *target)
 	return store_places_meet(&from, &to, source->length);
 }
 
-/* Returns true if the job would overwrite the range that it reads. If the destination is this
- * server, one of its exports has our own connection. Other servers do not reveal which disk they
- * have. */
+/* Returns true if the job would overwrite the range that it reads. This is detected only if the
+ * destination is this server: then one of our exports has a connection with the name of our own
+ * client. Other servers do not reveal which disk they serve. */
 static bool is_onto_itself(const struct push_nbd *nbd)
 {
 	struct engine *engine = nbd->source->session->service->base.engine;
