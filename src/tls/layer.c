@@ -172,8 +172,9 @@ static int keep_secrets(gnutls_session_t session, gnutls_record_encryption_level
 
 static int session_create(struct tls_layer *layer)
 {
-	/* A client has only one certificate. It presents it even to a server that does not list
-	 * its authority, so that the server reports this, and not a missing certificate. */
+	/* A client has only one certificate. It presents the certificate even if the server does
+	 * not list the certificate's authority. The server then reports an unknown authority, and
+	 * not a missing certificate. */
 	unsigned flags =
 		GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL | GNUTLS_NO_TICKETS |
 		(layer->is_server ? GNUTLS_SERVER : GNUTLS_CLIENT | GNUTLS_FORCE_CLIENT_CERT);

@@ -29,7 +29,7 @@ enum {
 	TLS_HANDSHAKE_OUT_BYTES_MAX = 64 << 10,
 	/* Buffer of an idle connection; an ordinary hello fits into it. */
 	TLS_IN_BYTES = 4096,
-	/* Receives with more room than this can wait in a batch. */
+	/* A receive with more room than this uses a batch as buffer while it waits. */
 	TLS_IN_LARGE_BYTES = 16 << 10,
 };
 

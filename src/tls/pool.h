@@ -16,8 +16,8 @@
  * is silent for a while loses its slot.
  *
  * Threading: a slot belongs to its ring's thread, jobs run on workers, the rest is protected by
- * locks. Ownership: slots and jobs are their callers', and are held while they wait or run.
- * Errors: see each.
+ * locks. Ownership: callers own their slots and jobs, and keep them in memory while they wait or
+ * run. Errors: see each.
  */
 #pragma once
 
