@@ -170,8 +170,8 @@ static void attach_flush_start(struct daemon *daemon)
 	daemon->noted = false;
 	daemon->wait_since_ns = clock_now_ns();
 	daemon->phase = PHASE_FLUSHING;
-	/* A flush in progress suffices, because stop() flushes data that was written after that
-	 * flush started. */
+	/* If an abandoned detach has left a flush in progress, no new flush is started. stop()
+	 * flushes the data that was written after that flush began. */
 	if (daemon->device->read_only ||
 		(daemon->flush == NULL &&
 			disk_flush_begin(daemon->device->path, daemon->device->ops->check,
@@ -288,7 +288,7 @@ static void flush_finish(struct daemon *daemon)
 		daemon->lost = error;
 	}
 	if (daemon->phase != PHASE_FLUSHING) {
-		return; /* the detach for which it was started was abandoned */
+		return; /* The detach that started this flush was abandoned. */
 	}
 	if (rc == -EBUSY) {
 		daemon->stop_error = error;
@@ -770,8 +770,8 @@ static void daemon_end(struct daemon *daemon)
 	if (daemon->stopped_fd >= 0) {
 		close(daemon->stopped_fd);
 	}
-	/* after everything else, because a client takes the end of its connection for the end of
-	 * the daemon */
+	/* Closed last, because a waiting client takes the end of its connection as a sign that the
+	 * daemon has ended. */
 	control_server_destroy(daemon->control);
 	if (daemon->listen_fd >= 0) {
 		close(daemon->listen_fd);

@@ -38,7 +38,7 @@ struct attach_options {
 	/* nbd with TLS: whether the kernel or a relay in the daemon encrypts */
 	enum tls_records tls_records;
 	bool foreground;      /* no daemon: attach_run() returns when the device is gone */
-	uint32_t connections; /* 0: chosen to suit the server; at most 16 */
+	uint32_t connections; /* number of connections, at most 16; 0: chosen to suit the server */
 	uint32_t queues;      /* ublk: threads and hardware queues; 0: one */
 	uint64_t connect_timeout_ns;
 	uint64_t request_timeout_ns;   /* silence after which a connection counts as lost */
@@ -157,7 +157,8 @@ void device_fini(struct device *device);
  * thread. */
 void device_export_resized(struct device *device, uint64_t bytes);
 
-/* Start a disk of each kind. *device_out is set only on success, when the disk can be used. */
+/* Start a disk: one function for each kind. *device_out is set only on success, when the disk can
+ * be used. */
 GMB_MUST_CHECK int ublk_device_start(
 	const struct attach_options *options, struct device **device_out, struct error *error);
 GMB_MUST_CHECK int nbd_device_start(
@@ -195,7 +196,8 @@ GMB_MUST_CHECK bool thread_join_soon(pthread_t thread);
  * until the disk can be used. One thread at a time. Plain data, which the daemon also sends to its
  * parent through a pipe. */
 enum timings_step {
-	/* start of the program, as processor time, because its real time is unknown */
+	/* from the start of the program to timings_begin(), in processor time, because the program
+	 * does not know when it was started */
 	TIMINGS_START,
 	TIMINGS_ARGUMENTS, /* parsing the command line */
 	TIMINGS_FORK,	   /* creating the daemon */
@@ -232,7 +234,7 @@ struct timings {
 /* Starts the clock. The processor time used so far becomes the first step. */
 void timings_begin(struct timings *timings);
 
-/* Ends a step that began when the previous one ended. timings may be NULL. */
+/* Ends a step. A step begins when the previous step ends. timings can be NULL. */
 void timings_mark(struct timings *timings, enum timings_step step);
 
 /* Prints the steps and their sum as lines on standard error, or as one JSON object with the path of
@@ -252,7 +254,8 @@ GMB_MUST_CHECK int usage_check_disk(const char *name, struct error *error);
 /* usage_check_disk() by the disk's path, "/dev/ublkb0". */
 GMB_MUST_CHECK int usage_check_path(const char *path, struct error *error);
 
-/* Checks a file instead: only processes that have it open, and loop devices on it, are users. */
+/* As usage_check_disk(), for a file. The users of a file are the processes that have it open, and
+ * loop devices on it. */
 GMB_MUST_CHECK int usage_check_file(const char *path, struct error *error);
 /* Like usage_check_file(), but called after the kernel has refused to unmount the file. Always
  * returns -EBUSY, with a message that names the user if one is found. */

@@ -23,8 +23,8 @@ struct disk_flush {
 
 static void flush_put(struct disk_flush *flush)
 {
-	/* Sequentially consistent, so that all accesses by the other holder happen before this one
-	 * frees the struct. */
+	/* The holder that frees the struct must see all accesses of the other holder as completed.
+	 * The default memory order of atomic_fetch_sub() ensures this. */
 	if (atomic_fetch_sub(&flush->holders, 1) == 1) {
 		close(flush->over_fd);
 		free(flush);
@@ -51,10 +51,10 @@ int attach_flush(const char *path)
 }
 
 /*
- * Flushes in a separate process, without the daemon's descriptors. A thread of the daemon would
- * wait in the kernel for the daemon itself, where signals do not reach it, and keep the daemon's
- * descriptors open. The kernel would then not detect that the daemon was killed, so neither would
- * ever end.
+ * Flushes in a separate process, without the daemon's descriptors. fsync() cannot be interrupted,
+ * and it waits for the daemon, which serves the disk. If a thread of the daemon called fsync() and
+ * the daemon was killed, this thread would wait forever. It would keep the daemon's descriptors
+ * open, so the kernel would not detect that the daemon is gone, and would not fail the flush.
  */
 static int flush_path(const char *path, struct error *error)
 {

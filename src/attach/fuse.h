@@ -144,8 +144,8 @@ void fuse_zero_start(struct fuse_slot *slot, uint32_t flags);
  * has another name.
  */
 
-/* From 3.17 on a macro with arguments hides this function, and fuse_session_new without arguments
- * does not exist. */
+/* In libfuse 3.17 and later fuse_session_new() is a macro with arguments. FUSE_CALLS() needs the
+ * name of a function instead, which is fuse_session_new_fn. */
 #ifdef fuse_session_new
 #undef fuse_session_new
 #define fuse_session_new fuse_session_new_fn

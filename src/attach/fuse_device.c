@@ -54,8 +54,7 @@ static int fuse_device_take_request(struct fuse_file *file)
 	if (count > 0) {
 		fuse.session_process_buf(file->session, &file->inlet->buffer);
 	}
-	/* If the request was a write, file->inlet is NULL now: the write keeps the inlet until it
-	 * is answered. */
+	/* A write keeps its inlet until it is answered, and has set file->inlet to NULL. */
 	if (file->inlet != NULL) {
 		list_push_front(&file->free_inlets, &file->inlet->node);
 		file->inlet = NULL;
@@ -348,7 +347,8 @@ static int unmount(const char *path, bool force, struct error *error)
 	int rc = umount2(path, UMOUNT_NOFOLLOW | (force ? MNT_DETACH : 0)) == 0 ? 0 : -errno;
 
 	if (rc == -EPERM) {
-		/* Without root, fusermount3 unmounts, as it did the mount. */
+		/* Only root can call umount2(). For other users fusermount3 has mounted the file,
+		 * and it also unmounts it. */
 		const char *const gentle[] = { "fusermount3", "-u", "-q", "--", path, NULL };
 		const char *const lazy[] = { "fusermount3", "-u", "-q", "-z", "--", path, NULL };
 
@@ -401,8 +401,8 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 		gmb_queue_wake(file->remote.queue);
 	}
 	if (file->skip_flush || (force && !join_unless_hurried(file, FORCED_MS_MAX))) {
-		/* Requests in flight still use the memory. They end with the process, which is not
-		 * waited for. */
+		/* Requests in flight still use the memory, so it is not freed. They end when the
+		 * process exits. */
 		file->abandoned = true;
 		return 0;
 	}
@@ -476,9 +476,10 @@ static const struct device_ops fuse_device_ops = {
  *        begin   offset                       offset + length    end
  *          |--head--|=========payload==================|--tail---|
  *
- * Between the read and the write no other write may change these blocks, because its bytes would be
- * undone. A write with edges therefore excludes all overlapping writes, and waits for those in
- * flight. If the server accepts any byte range (block size 1), none of this applies.
+ * These blocks are the edges of the write. If another write changed an edge between the read and
+ * the write-back, the write-back would restore the old bytes. Therefore a write with edges first
+ * waits for all overlapping writes in flight, and overlapping writes that come later wait for it. A
+ * server with block size 1 accepts any byte range, so its writes have no edges.
  */
 
 static bool fuse_device_overlaps(const struct fuse_slot *a, const struct fuse_slot *b)

@@ -322,8 +322,9 @@ static void on_fsync(fuse_req_t req, fuse_ino_t node, int data_only, struct fuse
 }
 
 /*
- * Punching a hole and zeroing a range both guarantee zeroes, so neither can be a TRIM, after which
- * the contents are undefined. The former may free the space, the latter must keep it allocated.
+ * After punching a hole or zeroing a range, the range must read as zeroes. TRIM does not guarantee
+ * this, so both become requests to write zeroes. Punching a hole may free the space; zeroing a
+ * range must keep it allocated (GMB_NO_HOLE).
  */
 static void on_fallocate(fuse_req_t req, fuse_ino_t node, int mode, off_t offset, off_t length,
 	struct fuse_file_info *info)

@@ -288,7 +288,8 @@ static int receive_watching(struct control_connection *connection, const char *p
 	json_t *status = NULL;
 
 	while (!control_wait(connection, STATUS_TIMEOUT_MS)) {
-		/* The daemon can end after it has sent the answer, which has then arrived. */
+		/* A daemon that does not respond to "status" might have answered the detach and
+		 * ended. In this case the answer has arrived. */
 		if (control_ask(path, "status", NULL, STATUS_TIMEOUT_MS, &status, NULL) < 0 &&
 			!control_wait(connection, 0)) {
 			return explain_silence(entry, wish);

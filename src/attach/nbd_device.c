@@ -259,8 +259,9 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 		return error_set(error, -ESTALE, "the server has renamed the export to \"%s\"",
 			quote(other->name));
 	}
-	/* The disk may be read-only because the user wants it, so a server that permits writes is
-	 * fine. */
+	/* promised contains NBD_FLAG_READ_ONLY even if only the user wants a read-only disk.
+	 * Therefore a server that permits writes is no error. A server that no longer permits
+	 * writes is. */
 	if ((promised & ~other->flags & ~NBD_FLAG_READ_ONLY) != 0 ||
 		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
 		return error_set(error, -ESTALE,
@@ -323,8 +324,9 @@ static void take_news(struct nbd_disk *disk)
 		if (rc == disk->kernel.index) {
 			disk->dead_links++;
 		}
-		/* Notifications of other kinds are skipped. Lost ones end the loop, but poll()
-		 * reports those that remain. */
+		/* -EPROTO is a notification of another kind, which is skipped. -ENOMEM means that
+		 * notifications were lost. It ends the loop, and poll() then reports the remaining
+		 * notifications. */
 	} while (rc >= 0 || rc == -EPROTO);
 }
 
@@ -464,8 +466,8 @@ static void *nbd_device_watch(void *argument)
 	struct error error;
 	bool go_on = true;
 
-	/* Only gmblock's server reports size changes. It is recognized by its extension of the
-	 * protocol. Another server might not accept a further connection. */
+	/* The watcher uses a further connection, which other servers might not accept. Only
+	 * gmblock's server reports size changes; can_take_over shows that it is one. */
 	if (disk->facts.can_take_over &&
 		remote_watch(&disk->size, disk->options, &disk->device, &error) != 0) {
 		log_info("%s: the disk will not grow with the export: %s", disk->device.path,
@@ -786,7 +788,7 @@ static int flush_device(const char *path, int timeout_ms, struct error *error)
 	if (rc > 0) {
 		return disk_flush_end(flush, error);
 	}
-	/* The flush is abandoned. It ends with the connections, or with the process. */
+	/* Stops waiting for the flush. The flush ends when the device is disconnected. */
 	disk_flush_leave(flush);
 	return error_set(error, -ETIMEDOUT,
 		"%s is detached, but the server did not complete the last flush: writes since the "
@@ -834,7 +836,8 @@ static void nbd_device_hurry(struct device *device)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
 	struct error error = { 0 };
-	struct netlink netlink; /* not the disk's own, which stop() may be using */
+	/* a separate connection, because stop() might be using disk->orders */
+	struct netlink netlink;
 	int rc;
 
 	/* Stored before the disconnection, which ends the flush in stop(). stop() then only waits
@@ -870,7 +873,7 @@ static uint64_t size_of_disk(const struct nbd_disk *disk)
 static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *error)
 {
 	struct nbd_disk *disk = nbd_device_disk_of(device);
-	struct netlink netlink; /* not the disk's own, which the watcher uses */
+	struct netlink netlink; /* a separate connection, because the watcher uses disk->orders */
 	int rc = nbd_kernel_open(&netlink, error);
 
 	if (rc != 0) {

@@ -45,8 +45,8 @@ uint16_t nbd_kernel_flags(uint16_t flags)
 
 /* --- libnl --------------------------------------------------------------------------------- */
 
-/* Converts a result of libnl, which has its own error codes, and one for all other values of
- * errno. */
+/* Converts a result of libnl to a negative errno. libnl has its own error codes; NLE_FAILURE stands
+ * for every errno that has no code. */
 static int nbd_kernel_errno(int result)
 {
 	if (result >= 0) {

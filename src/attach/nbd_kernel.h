@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Commands to the kernel's nbd driver (P135 in docs/protocol/nbd.md) over generic netlink, by
- * libnl: a request is acknowledged, some have an answer before, and the driver sends notifications.
+ * libnl. The driver acknowledges each request. For some requests it sends an answer before the
+ * acknowledgement. It also sends notifications.
  *
  * Threading: one thread at a time for each struct netlink. Ownership: the caller owns the structs
  * and the sockets; the kernel holds its own references to the sockets. Errors: negative errno, as
@@ -22,8 +23,8 @@ struct netlink {
 	int family;
 	int group; /* multicast group of the notifications; negative: none */
 
-	/* Sequence number of the last request; 0: only notifications are received. The other
-	 * members are from messages with this number. */
+	/* Sequence number of the last request; 0: there was none, this connection only receives
+	 * notifications. The members below are from messages with this number. */
 	uint32_t sequence;
 	bool is_acknowledged;
 	uint8_t command;

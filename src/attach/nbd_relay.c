@@ -16,7 +16,7 @@
 
 enum {
 	FLOW_BYTES = 256 << 10,
-	FAREWELL_S = 2, /* seconds that the server has to close after the driver has closed */
+	FAREWELL_S = 2, /* seconds until the server must have closed, after the driver has closed */
 };
 
 #define NS_PER_S UINT64_C(1000000000)
@@ -176,7 +176,7 @@ static void stop_asked(struct ring_op *op, int result)
 		return;
 	}
 	if (atomic_load(&relay->is_leaving)) {
-		/* data that the driver has sent can still be received */
+		/* data that the driver sent before can still be received */
 		stream_shutdown(&relay->driver);
 		limit_farewell(relay);
 	} else {

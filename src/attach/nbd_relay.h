@@ -7,8 +7,9 @@
  *
  *   driver ── socket pair ── [ thread: plain stream ◀── bytes ──▶ stream with TLS ] ── server
  *
- * The thread has one buffer for each direction and does not interpret the bytes. The kernel depends
- * on it to write to the disk. Its memory is therefore locked, like all of the daemon's, and it
+ * The thread has one buffer for each direction and does not interpret the bytes. When memory is
+ * short, the kernel writes dirty pages to the disk, and needs this thread to do so. Therefore the
+ * thread must not wait for memory: like all memory of the daemon, its memory is locked, and it
  * inherits PR_SET_IO_FLUSHER (process_protect()).
  *
  * Threading: one thread at a time for each relay. Ownership: see each function. Errors: as in
@@ -32,10 +33,10 @@ struct nbd_relay_options {
 
 /*
  * Connects, and blocks until that has succeeded or failed. *fd_out: socket for the driver, which
- * the caller closes. *relay_out: NULL if the socket was handed over, otherwise for nbd_relay_end().
- * The relay exists until then, even if its connection has died; in that case fd_out hangs up.
- * *handshake_out: as in nbd_dial_wait(). The credentials and the URI are borrowed for the lifetime
- * of the relay.
+ * the caller closes. *relay_out: NULL if the driver gets the socket to the server itself. Otherwise
+ * the caller must end the relay with nbd_relay_end(), even if its connection is lost. If the
+ * connection is lost, fd_out reports POLLHUP. *handshake_out: as in nbd_dial_wait(). The
+ * credentials and the URI are borrowed for the lifetime of the relay.
  */
 GMB_MUST_CHECK int nbd_relay_dial(const struct nbd_relay_options *options, int *fd_out,
 	struct nbd_relay **relay_out, struct nbd_handshake **handshake_out, struct error *error);

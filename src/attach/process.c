@@ -187,7 +187,7 @@ static void let_go_first(pid_t parent)
 
 static void lock_all(void)
 {
-	/* process_protect() has reported if this is not permitted. */
+	/* If mlockall() is not permitted, process_protect() has already reported this. */
 	(void)!mlockall(MCL_CURRENT | MCL_FUTURE);
 }
 
@@ -212,8 +212,9 @@ void process_lock_memory(pid_t parent)
 	if (thread_start(&thread, attach_process_lock_memory, argument, NULL) == 0) {
 		pthread_detach(thread);
 	} else {
-		/* Without a thread the memory is populated here. attach_process_lock_memory() would
-		 * wait for the parent and lower the priority of this thread. */
+		/* No thread could be started, so this thread populates the memory. It does not call
+		 * attach_process_lock_memory(), which would wait for the parent and lower the
+		 * priority of this thread. */
 		lock_all();
 	}
 }

@@ -42,9 +42,10 @@ void process_report_send(int report_fd, int code, const char *text, const struct
  */
 const char *process_protect(void);
 
-/* Populates all memory that is reserved but not yet present, on a thread, because this takes a
- * while. The thread first waits, at most a second, until the parent, which was notified that the
- * disk can be used, has ended. parent 0: there is none. */
+/* Starts a thread that makes all mapped memory of the process resident and locks it. This takes a
+ * while, and must not delay the parent, which has just received the report that the disk can be
+ * used. So the thread first waits until the parent has ended, but at most a second. parent 0: there
+ * is no parent to wait for. */
 void process_lock_memory(pid_t parent);
 
 enum { PROCESS_SIGNALLED = 128 };

@@ -35,8 +35,9 @@ static void remote_remote_event(void *context, enum gmb_event event, const char 
 		health_set(&remote->device->health, false, text);
 		break;
 	case GMB_EVENT_RESIZED:
-		if (remote->client !=
-			NULL) { /* otherwise the size is read after the client has been opened */
+		if (remote->client != NULL) {
+			/* While the client is being opened, remote->client is NULL.
+			 * open_client() reads the size afterwards. */
 			gmb_get_info(remote->client, &info);
 			device_export_resized(remote->device, info.bytes);
 		}
@@ -120,8 +121,8 @@ int remote_close(struct remote *remote, bool without_flush, struct error *error)
 	return err;
 }
 
-/* Returns whether the server accesses our memory. Otherwise the library's buffers would have no
- * advantage, and all of their memory would be populated before the disk can be used. */
+/* Returns whether the server accesses our memory directly. Only then are buffers of the library an
+ * advantage. They have a cost: all of their memory is populated before the disk can be used. */
 static bool uses_placed_replies(const struct remote *remote)
 {
 	return remote->info.replies == GMB_REPLIES_PLACED;

@@ -67,9 +67,9 @@ _Static_assert(sizeof(struct ublksrv_io_cmd) == 16, "I/O command");
 
 /* --- /dev/ublk-control ----------------------------------------------------------------------- */
 
-/* Creation, start and removal of ublk devices. Each command is sent over the control's own small
- * io_uring and waited for. One thread at a time. Errors: -ENOSYS the kernel has no ublk driver;
- * otherwise -EPERM or the driver's answer, with an error message. */
+/* Creation, start and removal of ublk devices. Each command is sent over a small io_uring of the
+ * control device, and the caller waits for its result. One thread at a time. Errors: -ENOSYS the
+ * kernel has no ublk driver; otherwise -EPERM or the driver's answer, with an error message. */
 enum ublk_command {
 	UBLK_ADD,
 	UBLK_SET_PARAMS,
@@ -88,7 +88,7 @@ struct ublk_control {
 	struct io_uring ring;
 	bool encoded;	      /* use encoded command numbers, here and on the device */
 	uint64_t features;    /* UBLK_F_; 0 if the driver does not report them (before 6.5) */
-	uint32_t patience_ms; /* time limit of the next commands; 0: none */
+	uint32_t patience_ms; /* time limit of a command; 0: none */
 };
 
 /* Opens the control device, loading the module if it is missing. */
@@ -179,6 +179,6 @@ GMB_MUST_CHECK int ublk_queue_go(struct ublk_queue *queue, struct error *error);
 void ublk_queue_abandon(struct ublk_queue *queue);
 
 /* Ends a queue that never served, or whose device was stopped. Returns the result of its last
- * flush. -ETIMEDOUT: the queue does not end, because the server is unreachable and soon is set, or
- * because it was abandoned. Its thread then continues to run. */
+ * flush. -ETIMEDOUT: the queue has not ended, because it was abandoned, or because the server is
+ * unreachable and the argument soon is true. The queue's thread then continues to run. */
 int ublk_queue_end(struct ublk_queue *queue, bool soon, struct error *error);

@@ -5,8 +5,9 @@
  *   queue 0 connects ─▶ ADD_DEV ─▶ SET_PARAMS ─▶ queues fetch ─▶ START_DEV ─▶ /dev/ublkbN
  *   STOP_DEV ─▶ queues flush and end ─▶ DEL_DEV
  *
- * A device whose daemon has died waits for another one: its requests do not fail, and the next
- * attachment of the same URI takes it over (START_USER_RECOVERY) instead of creating a new one.
+ * When a daemon has died, its device stays and its requests wait instead of failing. The next
+ * attachment of the same URI takes over this device (START_USER_RECOVERY) instead of creating a new
+ * one.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -487,8 +488,8 @@ static int stop_gently(struct ublk_control *control, uint32_t number, struct err
 	return stop_answer(number, ublk_control_command(control, order, number, NULL, 0, 0), error);
 }
 
-/* Called by stop() or, on another thread, by hurry(), so both members that it reads are atomic. A
- * queue that was joined before is unaffected, because its phase is ENDED. */
+/* Called by stop(), and on another thread by hurry(). Therefore abandoned and started_count are
+ * atomic. A queue that was joined before is unaffected, because its phase is ENDED. */
 static void abandon(struct ublk_disk *disk)
 {
 	disk->abandoned = true;

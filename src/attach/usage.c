@@ -184,7 +184,7 @@ static bool names_have(const struct names *names, const char *path)
 	return false;
 }
 
-/* A process that has this object open counts as a user. */
+/* The block device or file whose users are searched for. A process that has it open is a user. */
 struct wanted {
 	const struct disks *disks; /* a block device, by number */
 	const struct names *names; /* or a file, by path */

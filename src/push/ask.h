@@ -29,7 +29,8 @@ void push_ask_peer(const struct push_ask *ask, struct clan_peer *peer);
  * server's text. */
 GMB_MUST_CHECK int push_ask(struct push_ask *ask, uint32_t type, const struct iovec *parts,
 	uint32_t part_count, struct push_answer *answer, struct error *error);
-/* Escapes a sentence of the server for a terminal, and truncates it if necessary. Returns out. */
+/* Copies an error text from the server to out, escaped for a terminal and truncated if necessary.
+ * Returns out. */
 const char *push_ask_show(char out[ERROR_TEXT_BYTES], const struct message_text *text);
 /* Waits for the next JOB. Returns 1, or 0 if none arrived within timeout_ms. */
 GMB_MUST_CHECK int push_ask_hear(

@@ -15,8 +15,8 @@ void push_control_answer(struct push_session *session, int status, const char *t
 	push_control_send(session, &answer, text);
 }
 
-/* Answers are not queued: a client that sends requests without receiving the answers violates
- * H2. */
+/* Answers are not queued. If the connection has no room for an answer, the peer has sent further
+ * requests without receiving the answers, which violates rule H2. The session then ends. */
 void push_control_send(struct push_session *session, struct push_answer *answer, const char *text)
 {
 	struct push_wire_answer *head = &answer->head;
@@ -49,8 +49,8 @@ static const char *refusal(const struct export *export, uint32_t rights)
 		       : "the access rules of the destination do not permit you to write";
 }
 
-/* Returns the export if the peer can see it and has the rights. Otherwise sends the answer and
- * returns NULL. */
+/* Returns the export if the peer can see it and has these rights on it. Otherwise sends an error
+ * answer and returns NULL. */
 static struct engine_export *push_control_find(
 	struct push_session *session, const struct message_text *name, uint32_t rights)
 {

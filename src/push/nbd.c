@@ -8,9 +8,8 @@
  *   flush()      ─▶ FLUSH ─▶ READ of all, summed ─▶ push_source_flushed()
  *                            READ_BACK
  *
- * The work of a destination with push is done here: checking that the export is suitable,
- * comparing, and reading back. There is one connection, which is not restored: if it is lost, the
- * job fails.
+ * This file does the work that a destination with push does itself: it checks that the export is
+ * suitable, compares, and reads back. There is one connection. If it is lost, the job fails.
  *
  * A client must be ended outside its own callbacks, at the end of a batch. The hub keeps the
  * clients that are ending.
@@ -37,7 +36,8 @@ struct push_nbd_hub {
 	struct ring *ring;
 	struct gmb_queue *queue;
 	struct ring_batch_end batch_end;
-	struct ring_op again;	 /* schedules another batch if batch_end() has done work */
+	/* runs another batch of the ring, after a batch_end() that has done work */
+	struct ring_op again;
 	struct list_node ending; /* struct push_nbd.node */
 };
 
@@ -47,7 +47,8 @@ struct push_nbd {
 	struct list_node node;	   /* in hub.ending */
 	struct gmb_client *client; /* NULL: not open, or it has ended */
 	bool was_ended;
-	bool detach; /* flag of START: continue without the coordinator, once START is answered */
+	/* START has PUSH_DETACH: once START is answered, the job does not need the coordinator */
+	bool detach;
 	uint64_t target_offset;
 	uint8_t *beside; /* COMPARE: existing data, one piece per slot */
 	struct gmb_request pieces[PUSH_SLOTS];
@@ -334,9 +335,9 @@ static bool meets(const struct push_nbd *nbd, const struct export *target)
 	return store_places_meet(&from, &to, source->length);
 }
 
-/* Returns true if the job would overwrite the range that it reads. If the destination is this
- * server, one of its exports has our own connection. Other servers do not reveal which disk they
- * have. */
+/* Returns true if the job would overwrite the range that it reads. This is detected only if the
+ * destination is this server: then one of our exports has a connection with the name of our own
+ * client. Other servers do not reveal which disk they serve. */
 static bool is_onto_itself(const struct push_nbd *nbd)
 {
 	struct engine *engine = nbd->source->session->service->base.engine;

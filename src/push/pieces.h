@@ -24,7 +24,7 @@ struct push_pieces {
 
 /* Marks a run of pieces as handled. Fails if a part was handled before, or with too many gaps. */
 const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64_t length);
-/* Returns true if the complete run is still unhandled. */
+/* Returns true if no part of a run of pieces has been handled. */
 bool push_pieces_lack(const struct push_pieces *pieces, uint64_t offset, uint64_t length);
 /* Returns the offset below which everything has been handled. */
 uint64_t push_pieces_low(const struct push_pieces *pieces);

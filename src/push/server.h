@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Push on the server: a session kind of the engine (docs/protocol/push.md). Its endpoints are
- * connected Unix sockets of the type SOCK_SEQPACKET, and its own listeners at network addresses.
+ * Push on the server (docs/protocol/push.md), as a session kind of the engine. Its endpoints are
+ * connected Unix sockets of the type SOCK_SEQPACKET. Peers on the network connect to push's own
+ * listeners instead.
  */
 #pragma once
 

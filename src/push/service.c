@@ -85,8 +85,8 @@ static void say_alive(struct push_session *session, uint64_t now_ns)
 	if (session->has_begun && link->conn != NULL && !link->is_closing &&
 		now_ns - session->said_ns >= session->silence_ns / PUSH_ALIVE_DIVISOR) {
 		session->said_ns = now_ns;
-		/* If there is no room, the other end has unread messages, which show as well that
-		 * we are alive. */
+		/* If there is no room, the other end still has messages to read. These messages
+		 * also show that we are alive, so ALIVE is not needed. */
 		(void)!clan_send(link->conn, CLAN_BULK, PUSH_ALIVE, NULL, 0);
 	}
 }
@@ -248,7 +248,9 @@ static void push_service_take_messages(struct push_session *session)
 			session->in.is_closing ||
 			clan_recv(session->in.conn, CLAN_ANY, &message, service->message,
 				sizeof(service->message)) != 0) {
-			return; /* an event reports more messages, or the end of the connection */
+			/* No message is left, or the session is ending. An event reports the next
+			 * message, or the end of the connection. */
+			return;
 		}
 		session->base.progress_ns = ring_batch_ns(service->base.engine->ring);
 		session->heard_ns = session->base.progress_ns;
@@ -393,7 +395,8 @@ static void session_resume(struct session *base)
 	}
 }
 
-/* Messages are published when the service's queue is armed or waited for. */
+/* Does nothing, because clan makes sent messages visible to the peer whenever the service's queue
+ * is armed or waited for. */
 static void session_flush(struct session *base, bool alone)
 {
 	GMB_UNUSED(base);

@@ -9,10 +9,10 @@
  *                                      │             nbd.c: to a server without push
  *                                      └▶ sink.c     USE: lends slots, writes the pieces in them
  *
- * START turns a coordinator's session into a source's session. It remains when the coordinator of a
- * detached job has left, so the job keeps the rights, limits and statistics of its requester. A
- * session that presents a ticket becomes a destination's session, with the rights of the
- * ticket's requester. The states of a session are the engine's: engine/engine.h.
+ * START turns a coordinator's session into a source's session. If the job is detached, the session
+ * remains when the coordinator has left. So the job keeps the rights, limits and statistics of its
+ * requester. A session that presents a ticket becomes a destination's session, with the rights of
+ * the ticket's requester. The states of a session are the engine's: engine/engine.h.
  *
  * Threading: the ring's thread. Ownership: a session owns its connections, slots and requests.
  * Errors: push_session_fail() ends a session whose peer broke a rule; a failed job is recorded in
@@ -65,12 +65,15 @@ struct push_session {
 	enum push_job_state job_state;
 	struct push_progress progress;
 	struct ring_op tick;
-	uint64_t heard_ns;   /* last message from the other end of the job, or the end of the job */
+	/* time of the last message from the other end of the job; after the end of the job, the
+	 * time of its end */
+	uint64_t heard_ns;
 	uint64_t said_ns;    /* last ALIVE sent */
 	uint64_t silence_ns; /* longest permitted time without a message */
 	uint64_t ticked_ns;  /* last tick */
-	bool has_begun;	     /* push_session_begun() was called: with push, both ends send ALIVE */
-	bool note_due;	     /* a JOB message to the coordinator is due */
+	/* push_session_begun() was called; if the destination has push, both ends now send ALIVE */
+	bool has_begun;
+	bool note_due; /* a JOB message to the coordinator is due */
 	uint64_t noted_job;
 };
 
@@ -91,7 +94,9 @@ void push_link_close(struct push_link *link);
  * failure. */
 GMB_MUST_CHECK int push_session_job(
 	struct push_session *session, struct push_job *job, const char **text);
-/* Called when the slots are lent: before USED is sent, after it was received, or over NBD. */
+/* Called when the slots are lent, so that pieces can move. The destination calls it before it sends
+ * USED, the source after it has received USED. For an NBD destination the source calls it after it
+ * has allocated its own slots. */
 void push_session_begun(struct push_session *session, uint32_t silence_ms);
 /* Ends the job, if it has not ended. status is 0, or a negative errno with a text. */
 void push_session_job_end(struct push_session *session, int status, const char *text);
@@ -110,8 +115,9 @@ void push_control_take(
 void push_control_answer(struct push_session *session, int status, const char *text);
 /* Sends an answer; fills in its lengths. */
 void push_control_send(struct push_session *session, struct push_answer *answer, const char *text);
-/* Sends JOB to the coordinator if one is due and there is room. again: makes one due. Terminates
- * the session after it has sent the end of the job. */
+/* Sends a JOB message to the coordinator, if it is due and the connection has room. again: a JOB
+ * message is due from now on. After a JOB message that reports the end of the job, terminates the
+ * session. */
 void push_control_note(struct push_session *session, bool again);
 
 /* --- start.c and source.c --------------------------------------------------------------------- */

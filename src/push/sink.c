@@ -244,8 +244,8 @@ static void sink_piece_done(struct work *work)
 	answer_add(work);
 }
 
-/* The source may send the piece although it asked for a check. push_pieces_take() reports that, so
- * the piece is not counted twice. */
+/* A faulty source might send a piece although it has sent CHECK for the same piece.
+ * push_pieces_take() detects this and fails, so no piece is counted twice. */
 static void check_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
@@ -253,7 +253,8 @@ static void check_done(struct work *work)
 	if (work->found_crc == work->crc) {
 		const char *rule = push_pieces_take(&sink->pieces, work->offset, work->length);
 
-		if (rule != NULL) { /* the piece arrived as well, or was checked twice */
+		if (rule != NULL) {
+			/* the source has also sent the piece, or has sent CHECK twice */
 			push_session_fail(sink->session, rule);
 			return;
 		}
@@ -411,7 +412,8 @@ static void work_begin(struct work *work)
 		request->placement_count = 1;
 	}
 	path_start(base->engine->path, request);
-	/* RAM was accepted as placement, because it can always be written from */
+	/* The path has accepted the slot as placement, because every store can write from RAM.
+	 * Otherwise it would have set placement to NULL. */
 	GMB_ASSERT(work->kind != WORK_PIECE || request->placement != NULL);
 }
 
@@ -881,7 +883,9 @@ void push_sink_abort(struct push_session *session)
 	for (uint32_t i = 0; i < WORKS; i++) {
 		struct work *work = &sink->works[i];
 
-		if (work->state == WORK_COMES) { /* its copy ends before the connection is closed */
+		if (work->state == WORK_COMES) {
+			/* The connection is not closed before a helper thread has finished its copy
+			 * to this slot. */
 			sink_set_state(work, WORK_IDLE);
 		} else if (work->state == WORK_WAITS || work->state == WORK_ANSWERS) {
 			list_remove(&work->node);

@@ -9,11 +9,15 @@
  *                     └ zeroes ─┴── CHECKING
  *                                is there
  *
- * If the destination's memory is mapped, the disk reads into it, and only the head of a piece is
- * put. Otherwise each slot has a counterpart in our own memory. A returned cookie acknowledges that
- * its piece is written. For a destination without push, nbd.c plays the destination's part, with
- * slots of our own. Zeroes need no slot. Messages can lack room on the connection, because they are
- * sent only after earlier puts. Such a message is retried when there is room.
+ * In the diagram, "zeroes" is a piece that was read and contains only zeroes. It is sent as a
+ * message, which needs no slot. CHECKING asks the destination to compare a piece with its own data,
+ * and ends with "is there" or "differs". To put a piece is to copy it into the destination's memory
+ * with clan_put(). If this memory is mapped, our disk reads directly into it, and only the head of
+ * a piece is put. Otherwise each slot has a counterpart in our own memory, from which the complete
+ * piece is put. When the destination returns a cookie, the piece of its slot is written. For a
+ * destination without push, nbd.c takes the role of the destination, with slots in our own memory.
+ * The connection sends messages only after earlier puts, so it can run out of room for messages. A
+ * message that found no room is sent again when there is room.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -28,8 +32,8 @@
 enum {
 	MESSAGES_MAX = 64,
 	/* After this many consecutive pieces that differ, pieces are sent without being compared.
-	 * The limit exceeds PUSH_SLOTS, because an interrupted job can leave one gap per slot, in
-	 * any order. */
+	 * An interrupted job can leave up to PUSH_SLOTS pieces unwritten between written ones. The
+	 * limit is higher, so that a repeated job does not stop comparing because of them. */
 	DIFFER_MAX = 8 * PUSH_SLOTS,
 };
 
@@ -37,7 +41,8 @@ enum {
 #define FLUSH_BYTES   ((uint64_t)256 << 20)
 #define FLUSH_NS      NS_PER_S
 #define MAP_BYTES_MAX ((uint64_t)1 << 30)
-/* Unused time of the rate limit that can be caught up, because ticks can be late. */
+/* A late tick delays a job with a rate limit. The job may send faster afterwards to make up for
+ * this much lost time. */
 #define RATE_BACK_NS (2 * PUSH_TICK_NS)
 
 static const uint32_t slot_edges[SLOT_STATE_COUNT] = {
@@ -119,7 +124,8 @@ void push_source_written(struct push_slot *slot)
 	put_ended(slot);
 }
 
-/* Puts a piece. Returns false if there is no room. */
+/* Copies a piece to the destination's memory with clan_put(). If that memory is mapped, only the
+ * head of the piece is copied. Returns false if the connection has no room. */
 static bool source_put(struct push_slot *slot)
 {
 	struct push_source *source = slot->source;
@@ -310,7 +316,7 @@ static void read_begin(struct push_slot *slot, uint32_t length)
 	request->placement_count = 1;
 	request->progress = source_read_progress;
 	path_start(base->engine->path, request);
-	GMB_ASSERT(request->placement != NULL); /* RAM was accepted: it can always be read into */
+	GMB_ASSERT(request->placement != NULL); /* every store can read into RAM */
 }
 
 /* --- the map of extents ---------------------------------------------------------------------- */
@@ -324,7 +330,9 @@ static void source_map_progress(struct path_request *map)
 	}
 	source->mapping = false;
 	if (map->error != 0) {
-		source->no_map = true; /* the error will be reported when the data is read */
+		/* The job continues without a map. If the store has failed, reading the data fails
+		 * with the same error. */
+		source->no_map = true;
 	} else if (!map->abandoned) {
 		source->extent_count = map->extent_count;
 		memcpy(source->extents, map->extents,
@@ -563,7 +571,8 @@ void push_source_tick(struct push_session *session)
 	uint64_t now_ns = ring_batch_ns(session->base.engine->ring);
 
 	if (session->source->rate > 0 || session->source->nbd != NULL) {
-		/* counts as progress: the job waits for its rate limit or destination */
+		/* A job that waits for its rate limit or its NBD destination must not count as
+		 * stalled. So each tick counts as progress. */
 		session->base.progress_ns = now_ns;
 	}
 	/* Without a connection there is no peer yet; over NBD libgmblock detects silence itself. */

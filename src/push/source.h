@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to the source of a job: start.c creates it, source.c runs it, and nbd.c replaces the
- * connection to a destination without push.
+ * Private to the source of a job. start.c creates the source, source.c runs it. If the destination
+ * is an NBD server without push, nbd.c communicates with it.
  *
- * Threading: the ring's thread. Ownership: it belongs to its session.
+ * Threading: the ring's thread. Ownership: a source belongs to its session.
  */
 #pragma once
 
@@ -27,13 +27,15 @@ enum push_slot_state {
 struct push_slot {
 	struct push_source *source;
 	enum push_slot_state state;
-	bool asks;	 /* READ: CHECK is sent instead of the piece */
+	bool asks;	 /* in READ: CHECK is sent first, and the piece only if it differs */
 	bool is_back;	 /* PUTTING: the destination has already returned the slot's cookie */
 	uint64_t offset; /* offset of the piece in the range */
 	uint32_t length;
 	uint32_t crc;
 	struct clan_cookie cookie;
-	struct push_wire_piece head; /* the head to put, if the destination's memory is mapped */
+	/* if the destination's memory is mapped: the head of the piece, which is all that
+	 * clan_put() sends */
+	struct push_wire_piece head;
 	struct mem_segment segment;
 	struct path_request read;
 };
@@ -42,7 +44,7 @@ struct push_nbd;
 
 struct push_source {
 	struct push_session *session;
-	struct push_nbd *nbd; /* set if the destination has no push; else NULL */
+	struct push_nbd *nbd; /* NULL unless the destination is an NBD server without push */
 	struct push_wire_use use;
 	uint64_t source_offset;
 	uint64_t length;
@@ -77,7 +79,8 @@ struct push_source {
 	uint64_t flush_mark;
 	uint64_t flush_ns;
 
-	/* The map of the source's extents from map_begin to map_end. Extents follow each other. */
+	/* The map of the source's extents from map_begin to map_end. Each extent starts at the end
+	 * of the previous one. */
 	struct path_request map;
 	bool mapping;
 	bool no_map;
@@ -113,7 +116,8 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
  * in START, already checked. Returns 0, or a negative errno with *text. */
 GMB_MUST_CHECK int push_nbd_begin(
 	struct push_source *source, const char *uri, bool detach, const char **text);
-/* Compares a piece that was read, or writes it. */
+/* Writes a piece that was read. If slot->asks, reads the data of the destination instead, and
+ * compares it with the piece. */
 void push_nbd_send(struct push_slot *slot);
 void push_nbd_zero(struct push_source *source, uint32_t number, const struct push_wire_range *zero);
 void push_nbd_flush(struct push_source *source, const struct push_wire_flush *flush);

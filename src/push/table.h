@@ -23,7 +23,8 @@ enum {
 	PUSH_TICKETS_MAX = 1024,
 	PUSH_TICKETS_OF_ONE_MAX = 64, /* limit on unused tickets for one user or host */
 	PUSH_JOBS_MAX = 64,	      /* limit on running jobs */
-	PUSH_JOBS_KEPT_MAX = 128, /* limit including ended jobs, the oldest of which are replaced */
+	/* limit on running and ended jobs; a new job replaces the oldest ended job */
+	PUSH_JOBS_KEPT_MAX = 128,
 	PUSH_TICKET_LIFE_S = 600,
 	PUSH_PEER_BYTES_MAX = 256,
 };

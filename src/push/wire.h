@@ -44,7 +44,7 @@ enum {
 	PUSH_NOTIFY_SHIFT = 12, /* position of the type */
 	PUSH_SILENCE_MS_MIN = 300,
 	PUSH_SILENCE_MS_MAX = 3600000,
-	PUSH_ALIVE_DIVISOR = 3, /* ALIVE is sent every 1/3 of the silence time */
+	PUSH_ALIVE_DIVISOR = 3, /* ALIVE is sent every silence_ms / 3 */
 };
 
 #define PUSH_UID_UNKNOWN UINT32_MAX
@@ -81,8 +81,9 @@ enum push_flag {
 	PUSH_DETACH = 1,    /* START: the job continues when the coordinator leaves */
 	PUSH_COMPARE = 2,   /* existing identical data is not pushed */
 	PUSH_READ_BACK = 4, /* the complete range is read back at the end */
-	PUSH_NBD = 8,	    /* START: the destination has no push, so there is no ticket */
-	PUSH_LIVE = 16,	    /* START: read the live export, without a snapshot */
+	/* START: the destination is an NBD server without push, so there is no ticket */
+	PUSH_NBD = 8,
+	PUSH_LIVE = 16, /* START: read the live export, without a snapshot */
 	PUSH_FLAGS = PUSH_DETACH | PUSH_COMPARE | PUSH_READ_BACK | PUSH_NBD | PUSH_LIVE,
 };
 
@@ -208,21 +209,23 @@ struct push_wire_ticket {
 struct push_wire_use {
 	uint8_t instance[PUSH_INSTANCE_BYTES]; /* of the source */
 	struct push_wire_ticket ticket;
-	/* Disk position of the range that is read, as in struct store_place. disk is 0 if no other
-	 * export can have the same bytes. */
+	/* Position on disk of the range that the source reads, as in struct store_place. From this
+	 * position the destination detects that its own export has the same bytes. disk is 0 if no
+	 * other export can have the same bytes. */
 	uint8_t machine[PUSH_MACHINE_BYTES];
 	uint64_t disk[2];
 	uint64_t at;
 };
 
 struct push_wire_used {
-	uint64_t offset; /* offset of the range, as in the ticket */
+	uint64_t offset; /* offset of the range to write, as in the ticket */
 	uint64_t length;
 	uint32_t slots;
 	uint32_t generation; /* of the region */
 	uint16_t region;
 	uint16_t zero;
-	uint32_t silence_ms; /* the sender ends the job if it receives no message for this time */
+	/* the destination ends the job if it receives no message for this time */
+	uint32_t silence_ms;
 };
 
 /* ZERO and ZEROED. Offsets are relative to the range. */

@@ -24,8 +24,9 @@ struct tls_client {
 
 	pthread_mutex_t lock;
 	struct tls_context *context; /* the latest usable one, or NULL */
-	bool is_behind;		     /* context is older than its files, and this was logged */
-	struct error behind;	     /* reason, if is_behind */
+	/* files have changed but cannot be loaded, which was logged; context is older */
+	bool is_behind;
+	struct error behind; /* if is_behind: why they cannot be loaded */
 };
 
 /* Chooses between a pre-shared key and certificates. */

@@ -6,12 +6,12 @@
  *   URI ── tls_client_create() ──▶ struct tls_client
  *            ── tls_client_context(), before each connection ──▶ context, for its layer
  *
- * tls_client_create_for_place() does the same for all servers of a destination that an operator
- * names.
+ * tls_client_create_for_place() creates a struct tls_client from the options of a push destination
+ * (struct place) instead of a URI, for all servers of this destination.
  *
- * Threading: any thread; shared by the connections to a server. Ownership: the caller's; it does
- * not refer to the URI. Errors: a negative errno and a sentence that names the parameter or file,
- * and never a key.
+ * Threading: any thread; shared by the connections to a server. Ownership: the caller owns a struct
+ * tls_client, which does not refer to the URI. Errors: a negative errno and a sentence that names
+ * the parameter or file, and never a key.
  */
 #pragma once
 

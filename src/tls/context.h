@@ -65,8 +65,9 @@ bool tls_context_is_stale(const struct tls_context *context);
 /* Returns the path of a file that the context was loaded from, or of an optional one that did not
  * exist; NULL after the last. */
 const char *tls_context_file(const struct tls_context *context, uint32_t idx);
-/* Returns the path of the next file of `after`, from index *idx on, that differs from the file of
- * `before`, and sets *idx to the index after it. NULL: no more. */
+/* Compares the files of two contexts. Returns the path of the next file of `after`, from index *idx
+ * on, that `before` does not have or has with other contents. Sets *idx to the following index.
+ * NULL: there is no further such file. */
 const char *tls_context_changed_file(
 	const struct tls_context *before, const struct tls_context *after, uint32_t *idx);
 /* Checks whether a peer accepted earlier would still be accepted. 0, or -EACCES and the reason:
@@ -81,8 +82,8 @@ const char *tls_context_warning(const struct tls_context *context, uint32_t idx)
 
 enum tls_mode {
 	TLS_OFF,     /* NOTLS: STARTTLS is rejected */
-	TLS_ON,	     /* SELECTIVETLS: clients can use it; access rules can require it */
-	TLS_REQUIRE, /* FORCEDTLS: no other request is answered before it */
+	TLS_ON,	     /* SELECTIVETLS: clients can use TLS; access rules can require TLS */
+	TLS_REQUIRE, /* FORCEDTLS: clients must start TLS before any other request */
 };
 
 struct tls_pool;

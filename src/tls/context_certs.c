@@ -26,7 +26,8 @@ const char *tls_time_text(time_t at, char out[TLS_TIME_TEXT_BYTES])
 	return out;
 }
 
-/* Returns whether the file ends within a block. GnuTLS would parse it as a shorter list. */
+/* Returns whether the file ends inside a PEM block, so that the last certificate or list is
+ * incomplete. GnuTLS would ignore the incomplete block without an error. */
 static bool context_certs_is_cut(const struct tls_bytes *bytes)
 {
 	const char *at = bytes->data;
@@ -404,7 +405,8 @@ static int check_crl(struct tls_context *context, gnutls_x509_crl_t crl,
 		return error_set(error, -EINVAL, "%s is not valid until %s; check the clock", path,
 			tls_time_text(gnutls_x509_crl_get_this_update(crl), text));
 	}
-	/* GnuTLS always checks the time here, whatever its flags are. */
+	/* gnutls_x509_crl_verify() rejects an expired list, even with flags that disable the checks
+	 * of times. An expired list must be loaded here, so this error is ignored. */
 	if ((status & GNUTLS_CERT_REVOCATION_DATA_SUPERSEDED) != 0) {
 		status &= ~(unsigned)(GNUTLS_CERT_REVOCATION_DATA_SUPERSEDED | GNUTLS_CERT_INVALID);
 	}
@@ -467,8 +469,8 @@ static int load_crls(struct tls_context *context, const char *folder,
 	return rc;
 }
 
-/* Sets the digest and validity of trusted. The last two files are those of authorities and
- * lists. */
+/* Sets the digest and the period of validity in context->trusted. The two files loaded last are the
+ * authorities and their revocation lists. */
 static int describe_trust(struct tls_context *context, const gnutls_x509_crt_t *certs,
 	unsigned count, struct error *error)
 {

@@ -47,7 +47,8 @@ uint32_t tls_peer_bytes(const struct identity *identity)
 	return bytes;
 }
 
-/* The proof of a chain starts with a struct tls_trust. */
+/* Encodes the proof of an identity from a certificate chain. In memory, identity->proof is a struct
+ * tls_trust followed by the certificates. */
 static void put_chain(const struct identity *identity, uint8_t *out)
 {
 	struct tls_trust trust;

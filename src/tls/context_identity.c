@@ -237,8 +237,8 @@ static int add_alternative(
 		}
 		memcpy(out, data, bytes);
 	} else {
-		/* Access rules cannot match names of other kinds, so they count for the principal
-		 * only. */
+		/* Access rules cannot match other kinds of names, so such a name is only hashed
+		 * into the principal. */
 		hash_part(all->principal, 'o', data, (uint32_t)bytes);
 		return 0;
 	}

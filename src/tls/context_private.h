@@ -74,8 +74,8 @@ struct tls_context {
 	gnutls_x509_trust_list_t trust;
 	gnutls_x509_crl_t *crls; /* the array; its elements belong to trust */
 	uint32_t crl_count;
-	/* Identifies the contents of trust, and the time when they are all valid. All zeroes:
-	 * unknown, for the system's authorities. */
+	/* Digest of the contents of trust, and the period in which all of them are valid. All
+	 * zeroes for the system's authorities, whose contents are unknown. */
 	struct tls_trust trusted;
 
 	gnutls_psk_server_credentials_t psk_server; /* NULL: none */
@@ -99,9 +99,10 @@ void tls_context_warn(struct tls_context *context, const char *format, ...) GMB_
 /* Adds a warning if a certificate expires within TLS_WARN_AHEAD_DAYS. If it expires later, makes
  * the context stale by then. expires -1: never. */
 void tls_context_warn_expiry(struct tls_context *context, const char *what, time_t expires);
-/* As tls_context_warn_expiry(), for a revocation list, and warns again when it has expired. For
- * our own certificates this would be wrong: an expired one is not loaded, so the context would
- * stay stale. */
+/* Like tls_context_warn_expiry(), for a revocation list. Also makes the context stale when the list
+ * expires, so that it is loaded again with a second warning. tls_context_warn_expiry() must not do
+ * this for our own certificates: an expired certificate cannot be loaded, so the context would stay
+ * stale. */
 void tls_context_warn_crl_expiry(struct tls_context *context, const char *what, time_t expires);
 
 /* --- context_files.c -------------------------------------------------------------------------- */
@@ -156,23 +157,25 @@ GMB_MUST_CHECK int tls_chain_init(
 void tls_chain_fini(struct tls_chain *chain);
 /* Called by the layer's session during the handshake: returns 0 or a GnuTLS error. */
 int tls_verify_function(gnutls_session_t session);
-/* Reduces the time in trust to the part in which the certificate is valid. */
+/* Reduces the period of validity in trust to the part in which the certificate is valid. */
 void tls_trust_narrow(struct tls_trust *trust, gnutls_x509_crt_t cert);
 /* Returns whether name is an address. bytes_out: 4 or 16. */
 bool tls_name_is_address(const char *name, uint8_t out[16], uint32_t *bytes_out);
 
 /* --- context_identity.c ----------------------------------------------------------------------- */
 
-/* Creates an identity. ders: the chain presented by the peer. It is kept for
- * tls_context_recheck(), with the conditions of its verification. -EACCES: the identity exceeds a
+/* Creates an identity. ders: the chain presented by the peer. The identity keeps the chain and the
+ * conditions of its verification (trust) for tls_context_recheck(). -EACCES: the identity exceeds a
  * limit. */
 GMB_MUST_CHECK int tls_identity_of_chain(const struct tls_trust *trust, const gnutls_datum_t *ders,
 	uint32_t count, struct identity **identity_out, struct error *error);
 GMB_MUST_CHECK int tls_identity_of_psk(
 	const struct tls_psk *psk, struct identity **identity_out, struct error *error);
-/* Returns the identity of a peer that has proved nothing. NULL: out of memory. */
+/* Returns the identity of a peer that has presented neither a certificate nor a pre-shared key.
+ * NULL: out of memory. */
 struct identity *tls_identity_nobody(void);
 /* Returns the chain in a certificate's identity and the number of its certificates. trust: the
- * conditions of its verification, reduced to the time when the whole chain is valid. */
+ * conditions under which the chain was verified, with a period in which all of its certificates are
+ * valid. */
 uint32_t tls_identity_chain(const struct identity *identity, struct tls_trust *trust,
 	gnutls_datum_t ders[TLS_CHAIN_COUNT_MAX]);

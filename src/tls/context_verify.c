@@ -276,12 +276,13 @@ int tls_verify_function(gnutls_session_t session)
 
 /* --- results ---------------------------------------------------------------------------------- */
 
-/* Advice for the case that both sides have no common parameters. */
+/* Advice if the two sides have no version, cipher or kind of credentials in common. */
 #define COMPARE                                                                                    \
 	"compare the versions and ciphers, and whether both use certificates or both use "         \
 	"pre-shared keys"
 
-/* Returns advice for an alert of a peer that rejects us; NULL: another alert. */
+/* Returns the likely cause of an alert with which the peer rejected us; NULL: the alert does not
+ * reveal the cause. */
 static const char *alert_hint(int alert)
 {
 	switch (alert) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Handover of a layer to another process (docs/protocol/upgrade.md). The socket is handed over
- * with its keys and record numbers. The state contains the secrets of the next keys, and the
- * identity of the peer. It is parsed as hostile input, and the peer is verified with the current
- * credentials.
+ * Handover of a TLS layer to another process (docs/protocol/upgrade.md). The other process gets the
+ * socket, in which the kernel keeps the current keys and record numbers. It also gets a state: the
+ * secrets from which the next keys are derived, and the identity of the peer. The other process
+ * parses the state as hostile input, and verifies the peer with its current credentials.
  */
 #include <errno.h>
 #include <string.h>
@@ -14,8 +14,8 @@
 
 enum { FORM = 1, PROTOCOL_1_2 = 0x0303, PROTOCOL_1_3 = 0x0304 };
 
-/* State of a layer, as another process gets it. The encoded identity of the peer follows; see
- * tls_peer_tell(). */
+/* The state of a TLS layer in the format that is sent to another process. The encoded identity of
+ * the peer follows; see tls_peer_tell(). */
 struct wire_state {
 	struct be16 form;
 	struct be16 protocol;

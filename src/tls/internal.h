@@ -7,9 +7,9 @@
  *        0:  tls_check_identity() ─▶ struct identity
  *        <0: tls_check_failed() ─▶ errno and a sentence for the operator
  *
- * The peer's certificate is verified during the handshake, so that the peer receives an alert.
- * This is done by tls_check_certificate(), which the session calls itself if the layer has not
- * done so before.
+ * tls_check_certificate() verifies the peer's certificate during the handshake, so that a rejected
+ * peer receives an alert. The layer calls it before the certificate's key is used. If the layer has
+ * not called it, GnuTLS does (tls_verify_function()).
  *
  * Threading: a check and its session belong to one thread at a time. Workers call all functions
  * except tls_context_role() and tls_context_records(). Ownership: the layer owns a check, which
@@ -52,9 +52,9 @@ enum tls_records tls_context_records(const struct tls_context *context);
 GMB_MUST_CHECK int tls_context_prepare(
 	struct tls_check *check, gnutls_session_t session, struct error *error);
 
-/* Verifies the certificate that the peer has presented, if this context verifies. It must be
- * called at the latest before the certificate's key is used; further calls have no effect. Returns
- * 0, or a fatal GnuTLS error with the reason in check->error. */
+/* Verifies the certificate that the peer has presented, if the context has verify_peer set. Must be
+ * called before the certificate's key is used. Further calls have no effect. Returns 0, or a fatal
+ * GnuTLS error with the reason in check->error. */
 GMB_MUST_CHECK int tls_check_certificate(struct tls_check *check, gnutls_session_t session);
 
 /* Returns the identity of a peer whose handshake has finished, with a reference for the caller.
@@ -76,7 +76,7 @@ uint32_t tls_peer_bytes(const struct identity *identity);
 /* Writes the encoding, and returns its size. */
 uint32_t tls_peer_tell(const struct identity *identity, uint8_t *out);
 /* In the other process: returns the identity, verified with the current credentials, with a
- * reference for the caller. Blocks for as long as the verification of a certificate. -EPROTO:
- * invalid encoding; -EACCES: the peer is no longer accepted; -ENOMEM. */
+ * reference for the caller. Blocks while it verifies a certificate. -EPROTO: invalid encoding;
+ * -EACCES: the peer is no longer accepted; -ENOMEM. */
 GMB_MUST_CHECK int tls_peer_take(struct tls_context *context, const uint8_t *bytes, uint32_t count,
 	struct identity **identity_out, struct error *error);

@@ -23,8 +23,8 @@ enum {
 };
 
 /* AES blocks under one key: 256 GiB. RFC 8446, 5.5, sets the limit at 2^24.5 full records, which
- * are 2^34.5 blocks. ChaCha20 has no limit within reach, and TLS 1.2 cannot change keys. A test
- * builds this file with a smaller value. */
+ * are 2^34.5 blocks. For ChaCha20 the limit is too high to matter. TLS 1.2 cannot change keys, so
+ * there is no limit. A test builds this file with a smaller value. */
 #ifndef TLS_KEY_BLOCKS_MAX
 #define TLS_KEY_BLOCKS_MAX (UINT64_C(1) << 34)
 #endif
@@ -62,7 +62,8 @@ struct tls_kernel {
 	/* Sending. */
 	struct ring_op send_op;
 	struct ring_op *sender;
-	const struct msghdr *from; /* being sent, or waits until a KeyUpdate is sent */
+	/* message that is being sent, or that waits until a KeyUpdate is sent */
+	const struct msghdr *from;
 	bool is_update_due;
 	uint64_t blocks_left;
 
@@ -296,8 +297,8 @@ ssize_t tls_kernel_send_now(struct tls_kernel *kernel, const struct msghdr *mess
 		return kernel->failed;
 	}
 	if (kernel->send_op.in_flight || kernel->is_update_due) {
-		return -EAGAIN; /* the caller then queues a send, which starts the key change and
-				   waits for it */
+		/* the caller then calls tls_kernel_send(), which first changes the key */
+		return -EAGAIN;
 	}
 	result = ring_sendmsg_now(stream->ring, stream->file, message);
 	count_sent(kernel, result);

@@ -128,12 +128,13 @@ enum {
 
 enum tls_event {
 	TLS_EVENT_NONE,
-	TLS_EVENT_CLOSED,     /* close_notify */
-	TLS_EVENT_UPDATE,     /* the next record uses the next key */
-	TLS_EVENT_UPDATE_BOTH /* and the peer requests a new key from us */
+	TLS_EVENT_CLOSED, /* close_notify */
+	TLS_EVENT_UPDATE, /* the next record uses the next key */
+	/* as TLS_EVENT_UPDATE, and the peer requests that our key changes, too */
+	TLS_EVENT_UPDATE_BOTH
 };
 
-/* All zeroes except role and version: nothing was received. */
+/* Parser of control messages. Initially all members except role and version are 0. */
 struct tls_control {
 	enum tls_role role; /* our role */
 	enum tls_version version;
@@ -175,8 +176,9 @@ GMB_MUST_CHECK int tls_kernel_take(struct stream *stream, enum tls_role role,
 /* Frees a layer, which must be idle, and wipes the secrets. NULL is a no-op. */
 void tls_kernel_free(struct tls_kernel *kernel);
 
-/* State that another process needs to continue with a copy of the socket. The socket keeps the
- * current keys; the state has the secrets for the keys that follow. */
+/* The state that another process needs, in addition to a copy of the socket, to continue the
+ * connection. The socket contains the current keys. The state contains the secrets from which the
+ * next keys are derived. */
 struct tls_kernel_state {
 	struct tls_keys keys; /* version, cipher and secrets; wiped by its owner */
 	uint64_t blocks_left; /* blocks until the sending key must change */
@@ -185,9 +187,9 @@ struct tls_kernel_state {
 /* Fills in the state for another process. The layer must be idle, and no part of a control message
  * may have been received. */
 void tls_kernel_hand_over(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
-/* Called in the other process. secret_bytes need not be set. -EOPNOTSUPP: the kernel does not
- * process the socket's records with this version and cipher, or `records` no longer permits this.
- * In this case nothing has changed. */
+/* Called in the other process: creates the layer from the state, in which secret_bytes need not be
+ * set. -EOPNOTSUPP: the kernel does not process the socket's records with this version and cipher,
+ * or `records` no longer permits kernel TLS. After an error nothing has changed. */
 GMB_MUST_CHECK int tls_kernel_adopt(struct stream *stream, enum tls_role role,
 	enum tls_records records, const struct tls_kernel_state *state, struct error *error,
 	struct tls_kernel **kernel_out);

@@ -21,8 +21,8 @@ static int kernel_control_refuse(
 
 /* --- alerts ----------------------------------------------------------------------------------- */
 
-/* With TLS 1.3 the level is meaningless, and all alerts except two end the connection (RFC 8446,
- * 6). */
+/* An alert has a level, warning or fatal. TLS 1.3 ignores the level: every alert except
+ * close_notify and user_canceled is an error that ends the connection (RFC 8446, 6). */
 static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t count,
 	enum tls_event *event_out, enum tls_alert *alert_out, struct error *error)
 {
@@ -53,7 +53,8 @@ static int take_alert(struct tls_control *control, const uint8_t *bytes, size_t 
 static int take_update(struct tls_control *control, const uint8_t *bytes, size_t count,
 	uint64_t now_ns, enum tls_event *event_out, enum tls_alert *alert_out, struct error *error)
 {
-	/* The next record uses another key, so this one must end here (RFC 8446, 5.1). */
+	/* The next record uses another key, so a KeyUpdate must be the last message in its record
+	 * (RFC 8446, 5.1). */
 	if (count != KEY_UPDATE_BYTES || bytes[1] != 0 || bytes[2] != 0 || bytes[3] != 1 ||
 		bytes[4] > 1) {
 		return kernel_control_refuse(
@@ -89,7 +90,8 @@ static int take_header(struct tls_control *control, enum tls_alert *alert_out, s
 	return 0;
 }
 
-/* Tickets are not used, only counted and skipped. */
+/* The only permitted handshake message here is a session ticket. Sessions are never resumed, so
+ * tickets are only counted and skipped. */
 static int take_handshake(struct tls_control *control, const uint8_t *bytes, size_t count,
 	enum tls_alert *alert_out, struct error *error)
 {

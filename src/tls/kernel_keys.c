@@ -113,7 +113,7 @@ static int expand(const struct tls_key *key, const char *label, uint8_t *out, si
 	gnutls_datum_t secret = { .data = (void *)(uintptr_t)key->secret,
 		.size = key->secret_bytes };
 	uint8_t info[32] = { 0, (uint8_t)out_bytes, (uint8_t)(prefix_bytes + label_bytes) };
-	/* The last byte is the length of the context: 0. */
+	/* The label is followed by one byte for the length of the context, which is empty. */
 	gnutls_datum_t info_datum = { .data = info,
 		.size = (unsigned)(3 + prefix_bytes + label_bytes + 1) };
 
@@ -188,7 +188,8 @@ const char *tls_cipher_name(enum tls_cipher cipher)
 bool tls_key_is_installed(const struct tls_key *key, int fd, int direction)
 {
 	struct tls_crypto_info info = { 0 };
-	socklen_t bytes = sizeof(info); /* too short for the kernel to return the key */
+	/* enough for version and cipher; the kernel returns a key only into a larger buffer */
+	socklen_t bytes = sizeof(info);
 
 	return getsockopt(fd, SOL_TLS, direction, &info, &bytes) == 0 &&
 	       info.cipher_type == ciphers[key->cipher].kernel &&

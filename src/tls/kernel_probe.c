@@ -72,7 +72,8 @@ static int pair_connect(struct pair *pair)
 		setsockopt(pair->to, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit)) != 0) {
 		return -errno;
 	}
-	/* If another client was faster, the probe must not send to it. */
+	/* If another program has connected to the listener before us, the probe fails instead of
+	 * sending to that program. */
 	return peer.sin_port == own.sin_port ? 0 : -ECONNREFUSED;
 }
 
@@ -109,7 +110,8 @@ static int pair_talk(const struct pair *pair)
 
 /* --- probes ---------------------------------------------------------------------------------- */
 
-/* Sends a KeyUpdate and installs the next key, in the order in which a layer does. */
+/* Sends a KeyUpdate and receives it. Then installs the next key on both sockets, as the layer of a
+ * real connection does. */
 static int pair_change_key(const struct pair *pair, struct tls_key *key)
 {
 	static uint8_t update[] = { 24, 0, 0, 1, 0 };

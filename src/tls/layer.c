@@ -117,7 +117,8 @@ static int choose_records(struct tls_layer *layer)
 	return err;
 }
 
-/* Opens the layer, after the last byte of the handshake was sent. */
+/* Called when the last byte of the handshake was sent: prepares the processing of records, and
+ * reports that the layer is open. */
 static void open_layer(struct tls_layer *layer)
 {
 	int err;
@@ -171,8 +172,9 @@ static int keep_secrets(gnutls_session_t session, gnutls_record_encryption_level
 
 static int session_create(struct tls_layer *layer)
 {
-	/* A client has only one certificate. It presents it even to a server that does not list
-	 * its authority, so that the server reports this, and not a missing certificate. */
+	/* A client has only one certificate. It presents the certificate even if the server does
+	 * not list the certificate's authority. The server then reports an unknown authority, and
+	 * not a missing certificate. */
 	unsigned flags =
 		GNUTLS_NONBLOCK | GNUTLS_NO_SIGNAL | GNUTLS_NO_TICKETS |
 		(layer->is_server ? GNUTLS_SERVER : GNUTLS_CLIENT | GNUTLS_FORCE_CLIENT_CERT);
@@ -316,7 +318,8 @@ static void layer_sent(struct ring_op *op, int result)
 
 	tls_place_is_silent(&layer->place, false);
 	if (layer->state == TLS_LAYER_REFUSING && result <= 0 && result != -EINTR) {
-		/* reports the reason for our alert, not that sending it has failed */
+		/* The alert could not be sent. The reason for the alert is reported, not this
+		 * failure. */
 		layer_end(layer, layer->handshake->result);
 		return;
 	}
@@ -360,7 +363,7 @@ static void go_to_work(struct tls_layer *layer)
 
 	layer_set_state(layer, TLS_LAYER_WORKER);
 	tls_place_is_silent(&layer->place, false);
-	layer->gives_way = false; /* the peer has just sent a complete message */
+	layer->gives_way = false; /* the peer is no longer silent, so the slot is kept */
 	layer->was_at_work = true;
 	layer->job.ring = layer->stream->ring;
 	layer->job.is_urgent = !layer->is_server;
@@ -417,8 +420,8 @@ static void layer_received(struct ring_op *op, int result)
 
 static void receive_rest(struct tls_layer *layer, uint32_t want)
 {
-	if (layer->gives_way) { /* the slot is requested back, and the message is still
-				   incomplete */
+	if (layer->gives_way) {
+		/* Others need the slot, and the peer's message is still incomplete. */
 		socket_failed(layer, -ECANCELED);
 		return;
 	}

@@ -65,8 +65,8 @@ struct tls_layer_options {
 	struct tls_pool *pool;	     /* borrowed */
 	/* Client that verifies: the name or address that must be in the certificate; copied. */
 	const char *server_name;
-	/* Server: identifies the peers that share one limit of slots; all zeroes: unknown
-	 * peers. */
+	/* Server: the peer's user or address (struct peer_identity). Peers with the same value
+	 * share a limit on handshake slots. All zeroes: unknown; all such peers share a limit. */
 	uint8_t source[TLS_SOURCE_BYTES];
 };
 

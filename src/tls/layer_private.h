@@ -29,7 +29,7 @@ enum {
 	TLS_HANDSHAKE_OUT_BYTES_MAX = 64 << 10,
 	/* Buffer of an idle connection; an ordinary hello fits into it. */
 	TLS_IN_BYTES = 4096,
-	/* Receives with more room than this can wait in a batch. */
+	/* A receive with more room than this uses a batch as buffer while it waits. */
 	TLS_IN_LARGE_BYTES = 16 << 10,
 };
 
@@ -80,7 +80,8 @@ struct tls_layer {
 	struct error error;
 	enum tls_layer_state state;
 	bool is_server;
-	bool was_at_work; /* a worker has processed a message of the peer */
+	/* a worker was used, so a failed handshake costs the peer's source a token */
+	bool was_at_work;
 	bool was_cut;
 	bool gives_way;		 /* the slot must be given back, so the operation in flight is being
 				    cancelled */
@@ -132,7 +133,8 @@ struct tls_layer {
 
 /* Connects GnuTLS to the layer's buffers, also for the handshake. */
 void tls_records_attach(struct tls_layer *layer);
-/* Starts user-space records, when the handshake has ended and its memory is freed. -ENOMEM. */
+/* Starts the processing of records in user space. The handshake has ended, and struct tls_handshake
+ * is freed. -ENOMEM. */
 GMB_MUST_CHECK int tls_records_open(struct tls_layer *layer);
 void tls_records_close(struct tls_layer *layer);
 

@@ -19,7 +19,8 @@ _Static_assert(TLS_SOURCES_MAX > TLS_HANDSHAKES_MAX + TLS_WAITING_MAX,
 /* A source of handshakes. */
 struct tls_source {
 	struct list_node bucket_node;
-	struct list_node idle_node; /* linked while it neither holds a slot nor waits */
+	/* in idle_sources, while no handshake of the source has a slot or waits */
+	struct list_node idle_node;
 	uint8_t key[TLS_SOURCE_BYTES];
 	uint32_t held;
 	uint32_t waiting;
@@ -70,7 +71,8 @@ int tls_pool_create(
 	for (uint32_t i = 0; i < BUCKETS; i++) {
 		list_init(&pool->buckets[i]);
 	}
-	/* A failure is ignored: it only makes it easier to provoke long hash chains. */
+	/* A failure is ignored. The key of the hash then stays 0, so that clients can more easily
+	 * choose addresses that make a hash chain long. */
 	(void)gnutls_rnd(GNUTLS_RND_NONCE, &pool->hash_key, sizeof(pool->hash_key));
 	pthread_mutex_init(&pool->lock, NULL);
 	*pool_out = pool;

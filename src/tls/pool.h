@@ -16,8 +16,8 @@
  * is silent for a while loses its slot.
  *
  * Threading: a slot belongs to its ring's thread, jobs run on workers, the rest is protected by
- * locks. Ownership: slots and jobs are their callers', and are held while they wait or run.
- * Errors: see each.
+ * locks. Ownership: callers own their slots and jobs, and keep them in memory while they wait or
+ * run. Errors: see each.
  */
 #pragma once
 
@@ -30,8 +30,8 @@
 /* --- slots ----------------------------------------------------------------------------------- */
 
 enum {
-	/* Failed handshakes that a source can have at once, and the time until it can have another
-	 * one. */
+	/* A source has at most TLS_FAILURES_BURST tokens. Each failed handshake costs one token,
+	 * and one token returns every TLS_FAILURE_INTERVAL_MS. */
 	TLS_FAILURES_BURST = 20,
 	TLS_FAILURE_INTERVAL_MS = 500,
 	/* Time after which a silent peer loses its slot to waiters. It is longer than a round trip
@@ -48,7 +48,8 @@ enum tls_place_state { TLS_PLACE_NONE, TLS_PLACE_WAITING, TLS_PLACE_HELD };
 struct tls_place {
 	/* Members that the owner sets. */
 	struct ring *ring;
-	const uint8_t *source; /* TLS_SOURCE_BYTES; NULL: started by us, not limited by a share */
+	/* TLS_SOURCE_BYTES bytes; NULL: a handshake that we started, which no share limits */
+	const uint8_t *source;
 	/* Most of the peer's first message has not arrived. Waiters whose first message is
 	 * complete are served first. */
 	bool is_slow;
@@ -64,13 +65,14 @@ struct tls_place {
 	struct list_node node; /* in the list of waiters or holders */
 	struct ring_message message;
 	int result;	    /* result to pass to done() */
-	bool is_posted;	    /* message is on its way to the ring */
+	bool is_posted;	    /* message was posted to the ring, and done() has not been called yet */
 	bool is_asked_back; /* done(-EAGAIN) was posted to a holder */
 	uint64_t silent_ns; /* time at which the holder started to wait for its peer; 0: it does not
 			       wait */
 };
 
-/* Takes a slot, see above. *wait_ns_out is set with -EBUSY. */
+/* Takes a slot, or starts to wait for one. The results are listed at the beginning of this file.
+ * *wait_ns_out is set only for -EBUSY. */
 GMB_MUST_CHECK int tls_place_take(
 	struct tls_pool *pool, struct tls_place *place, uint64_t *wait_ns_out);
 /* Stops waiting, or gives the slot back; otherwise a no-op. failed: the handshake failed, which
@@ -94,7 +96,7 @@ struct tls_workers;
 struct tls_job {
 	/* Members that the owner sets. */
 	struct ring *ring;
-	/* run immediately on a thread of normal priority, because it was started by us */
+	/* a handshake that we started as a client: run on a thread of normal priority */
 	bool is_urgent;
 	void (*run)(struct tls_job *job);  /* called on a worker */
 	void (*done)(struct tls_job *job); /* called afterwards on the ring */
@@ -110,7 +112,7 @@ GMB_MUST_CHECK int tls_workers_create(
 	uint32_t threads, struct tls_workers **workers_out, struct error *error);
 /* Frees the workers. No job may wait or run. NULL is a no-op. */
 void tls_workers_destroy(struct tls_workers *workers);
-/* Returns when no worker accesses the ring of any job whose done() was called before. */
+/* Waits until no worker accesses the rings of jobs whose done() was called before this call. */
 void tls_workers_synchronize(struct tls_workers *workers);
 /* Queues a job. -EAGAIN: no thread could be started, and neither run() nor done() will be called.
  */
@@ -148,7 +150,7 @@ struct tls_stock {
 
 /* Returns the ring's stock, which is created with the first user. NULL: out of memory. */
 struct tls_stock *tls_stock_get(struct tls_pool *pool, struct ring *ring);
-/* Ends one use of the stock. The last one frees it. */
+/* Ends a use that tls_stock_get() began. The end of the last use frees the stock. */
 void tls_stock_put(struct tls_pool *pool, struct tls_stock *stock);
 /* Returns TLS_BATCH_BYTES bytes; NULL: used up. */
 uint8_t *tls_stock_take(struct tls_stock *stock);

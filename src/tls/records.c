@@ -158,7 +158,7 @@ int tls_records_open(struct tls_layer *layer)
 	return 0;
 }
 
-/* Gives back a batch that is used up. */
+/* Returns the receive buffer to the stock, if it is a batch and all of its bytes were used. */
 static void in_release(struct tls_layer *layer)
 {
 	if (layer->in.at == layer->in.end && layer->in.data != layer->in_small) {
@@ -306,7 +306,8 @@ static struct iovec into_next(struct tls_layer *layer)
 	return (struct iovec){ 0 };
 }
 
-/* Returns whether an alert is only a warning, up to TLS_WARNING_ALERTS_MAX in total. */
+/* Returns whether the result is a warning alert, which is ignored. Returns false after
+ * TLS_WARNING_ALERTS_MAX warnings, so a further one ends the connection. */
 static bool is_tolerable(struct tls_layer *layer, int result)
 {
 	return result == GNUTLS_E_WARNING_ALERT_RECEIVED &&
@@ -350,7 +351,8 @@ static enum opened open_records(struct tls_layer *layer)
 	}
 }
 
-/* Returns the result of a receive that has ended: bytes first, an error with the next receive. */
+/* Returns the result of a receive that has ended. If bytes were received before an error, returns
+ * the bytes. The next receive returns the error. */
 static ssize_t received_bytes(struct tls_layer *layer)
 {
 	in_release(layer);
@@ -468,7 +470,8 @@ ssize_t tls_records_receive_now(struct tls_layer *layer, struct msghdr *message)
 
 	GMB_ASSERT(layer->receiving == NULL);
 	into_begin(layer, message, false);
-	/* If the batch was not filled, the socket is empty. */
+	/* Receives until there is data. Then goes on only if the last receive has filled the batch,
+	 * because otherwise the socket is empty. */
 	while (open_records(layer) == OPENED_DRY &&
 		(layer->got == 0 || result == TLS_BATCH_BYTES)) {
 		result = fill_now(layer);
@@ -707,7 +710,8 @@ ssize_t tls_records_send_now(struct tls_layer *layer, const struct msghdr *messa
 		return taken;
 	}
 	if (!push_out_now(layer)) {
-		/* the rest counts as sent; an operation of ours sends it */
+		/* The rest is already encrypted, so it counts as sent. push_out() starts an
+		 * operation that sends it. */
 		push_out(layer);
 	}
 	return layer->send_error != 0 ? layer->send_error : taken;

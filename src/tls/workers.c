@@ -23,9 +23,9 @@ enum {
 	THREADS_MAX = 64,
 	TLS_NICE = 19,
 	TLS_PATIENCE_MS = 500,
-	HELPER_SHARE = 10,	 /* reciprocal of the helper's share of CPU time */
+	HELPER_SHARE = 10,	 /* the helper can use 1/HELPER_SHARE of a processor */
 	HELPER_SAVED_MS = 100,	 /* CPU time that it can save up */
-	STACK_BYTES = 256 << 10, /* verification of a chain needs a tenth of it */
+	STACK_BYTES = 256 << 10, /* ten times what the verification of a certificate chain needs */
 };
 
 #define NS_PER_MS UINT64_C(1000000)
@@ -143,7 +143,8 @@ static void run_first(struct tls_workers *workers, struct list_node *jobs)
 void tls_workers_synchronize(struct tls_workers *workers)
 {
 	pthread_mutex_lock(&workers->lock);
-	/* Relaxed: a thread counts itself before it posts, and the caller has received the post. */
+	/* Relaxed order suffices. A thread increments the count before it posts the end of a job,
+	 * and the caller has received that post. */
 	while (atomic_load_explicit(&workers->posting_count, memory_order_relaxed) > 0) {
 		pthread_cond_wait(&workers->posted, &workers->lock);
 	}
