@@ -77,8 +77,8 @@ struct flash {
 	struct store *below;
 	struct ring_file file;
 	int fd;
-	/* reads past the page cache, until the store has started; fd if that is impossible or not
-	 * needed */
+	/* Descriptor for reads past the page cache, open until the store has started. Equal to fd
+	 * if such reads are impossible or not needed. */
 	int disk_fd;
 	char *path;
 	uint64_t identity[2]; /* identity of the disk, see struct disk_info */

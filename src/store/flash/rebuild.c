@@ -8,10 +8,11 @@
  *                                └▶ and all changes since ─▶ reconstructed in memory
  *
  * Only records before the checkpoint, and the nodes of the checkpoint, are used; later records are
- * replayed as usual. Records after the end of an older run are void. If no header contains that end
- * any more, records with missing blocks are void instead. Trims and zeroes leave no trace if the
- * segment with their record has been reused. So a page that is reconstructed from an image other
- * than the last one can have older contents there, and is reported.
+ * replayed as usual. Records after the end of the log of an older run are invalid. The records of
+ * the next run contain that end. If no such record is left, records with missing blocks are treated
+ * as invalid instead. Trims and zeroes leave no trace if the segment with their record has been
+ * reused. So a page that is reconstructed from an image other than the last one can have older
+ * contents in trimmed or zeroed parts, and is reported.
  *
  * Invariant: an intact page is never changed. All functions block, and run on a thread that has the
  * store to itself.

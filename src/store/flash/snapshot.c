@@ -661,7 +661,8 @@ void flash_snapshots_move(
 			flash_map_find(flash, flash_page_of(flash, 1 + i, entry->lpn));
 		struct flash_entry *at;
 
-		/* The garbage collector has made the page dirty if it refers to the block. */
+		/* The garbage collector has marked all pages dirty that refer to the block. So a
+		 * page that is not dirty does not refer to the block. */
 		if (slot == NULL || slot->state != FLASH_SLOT_DIRTY) {
 			continue;
 		}
