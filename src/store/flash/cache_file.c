@@ -290,8 +290,8 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 		flash->path, folder, reason->text, folder);
 }
 
-/* Decides what follows from the result of cache_file_find(). Returns 0 to use the file, -ENOENT to
- * open the store without it, or an error. */
+/* Decides how to open the store, given the result of cache_file_find(). Returns 0 to use the file,
+ * -ENOENT to open the store without it, or an error. */
 static int judge(struct flash *flash, const struct flash_cache_options *options, int result,
 	bool elsewhere, struct search *search, struct error *error)
 {

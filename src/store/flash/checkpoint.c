@@ -159,8 +159,8 @@ static bool write_node(struct flash *flash, uint32_t tree, uint32_t level, uint3
 	return true;
 }
 
-/* Encodes a page of the segment table with the state of the checkpoint's beginning. Stamps are
- * hints, but are limited to the anchor's clock, because a decoder rejects later ones. */
+/* Encodes a page of the segment table with the state at the beginning of the checkpoint. Stamps are
+ * only hints, but are limited to the anchor's clock, because a decoder rejects later stamps. */
 static void table_encode(const struct flash *flash, uint32_t tree, uint32_t index, uint8_t *block)
 {
 	struct flash_table_entry entries[FLASH_TABLE_ENTRIES] = { 0 };

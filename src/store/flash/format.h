@@ -19,7 +19,7 @@
  *
  * Threading: pure functions. Only flash_cache_head_follow() stores atomically, because its block is
  * in a file that other processes read. Ownership: no function keeps a pointer. Errors: false, or a
- * negative errno with an error text.
+ * negative errno with a sentence.
  */
 #pragma once
 

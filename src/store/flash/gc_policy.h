@@ -15,10 +15,10 @@
  *   age          blocks that users have appended to the log since the segment's data was new
  *
  * The rule is gc_rule_auto: the cost-benefit rule of Rosenblum and Ousterhout (LFS, SOSP 1991,
- * section 3.6), (blocks - net) * age / (2 * net), on net cost. lab/gc_rules.h has other rules for
- * comparison. Without the weight, auto would write more blocks to flash than a rule without cache
- * information if the cache holds all dirty data: nothing is evicted then, and writing cold pages
- * back is wasted.
+ * section 3.6), with the net cost: (blocks - net) * age / (2 * net). lab/gc_rules.h has other rules
+ * for comparison. Without the weight, auto would write more blocks to flash than a rule without
+ * cache information if the cache holds all dirty data: nothing is evicted then, and writing cold
+ * pages back is wasted.
  *
  *   GC_FREE -> GC_OPEN -> GC_CLOSED <-> GC_CANDIDATE <-> GC_VICTIM -> GC_FREE
  *                                                            or -> GC_ERASING -> GC_FREE

@@ -114,7 +114,7 @@ static struct flash_slot *slot_of(struct flash *flash, const struct flash_record
 }
 
 /* Called when a node of a checkpoint is written: makes the level above refer to its new position.
- * Nothing refers to second copies. */
+ * Second copies are skipped, because nothing refers to them. */
 static void apply_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;

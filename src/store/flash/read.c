@@ -83,7 +83,8 @@ bool flash_reads_resume(struct flash *flash)
 	if (!any) {
 		return false;
 	}
-	/* The list is emptied first, because a part that still finds no helper joins it again. */
+	/* The list is emptied first, because a part that still finds no helper is added to the list
+	 * again. */
 	list_init(&parts);
 	while ((node = list_pop_front(&flash->reads->hoping)) != NULL) {
 		list_push_back(&parts, node);

@@ -334,8 +334,9 @@ static int rebuild_compare(const void *a, const void *b)
 }
 
 /* Applies a change. A block moved by garbage collection (FLASH_COPY) existed at the checkpoint
- * before the record. So it replaces an entry that was not changed since that checkpoint; an entry
- * changed since must still refer to the block's old position. */
+ * before the record. So the moved block replaces an entry that was not changed since that
+ * checkpoint. An entry that was changed since must still refer to the old position of the block, or
+ * is left as it is. */
 static void rebuild_apply(
 	struct flash_node *node, uint64_t seqs[FLASH_NODE_ENTRIES], const struct change *change)
 {

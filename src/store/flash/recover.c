@@ -137,8 +137,9 @@ int flash_anchors_read(struct flash *flash, int fd, struct error *error)
 
 struct replay {
 	struct flash *flash;
-	uint8_t *bytes;	 /* room for AHEAD_BLOCKS blocks */
-	bool reads_disk; /* uses flash->disk_fd, past the page cache if that is possible */
+	uint8_t *bytes; /* room for AHEAD_BLOCKS blocks */
+	/* reads through flash->disk_fd, past the page cache if that is possible */
+	bool reads_disk;
 	struct flash_seen *seen;
 	struct flash_position at;
 	struct flash_position next;

@@ -98,7 +98,8 @@ void flash_hole_add(struct flash_holes *holes, uint32_t page);
  * subject of a sentence with a plural verb. Returns false if there is no such range. */
 bool flash_hole_text(const struct flash *flash, const struct flash_holes *holes, uint32_t number,
 	char *text, size_t bytes);
-/* True if durable or dropped records are lost, or might be because the log cannot be read. */
+/* True if the log lacks records that were durable, or that it had before the page cache was
+ * dropped. Also true if such records might be lost because the log cannot be read. */
 bool flash_has_loss(const struct flash *flash);
 /* Describes the loss as the predicate of a sentence about the log, such as "is damaged at byte
  * 8192: 2 flushed records from there on are lost". The lost records come last, so that the caller

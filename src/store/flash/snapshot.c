@@ -97,8 +97,9 @@ static uint64_t snapshot_usable_blocks(const struct flash *flash)
 	return blocks - (blocks + FLASH_RECORD_ENTRIES) / (FLASH_RECORD_ENTRIES + 1) - 2;
 }
 
-/* Returns the number of blocks that could be written after all garbage is collected, beyond those
- * that must remain. Negative if blocks are missing. */
+/* Returns how many blocks could be written after all garbage is collected, without the reserve and
+ * the share that must remain writable (ROOM_MIN_PERCENT). Negative if that share is not
+ * available. */
 static int64_t snapshot_room_of(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -566,7 +567,8 @@ static void snapshot_forget(struct flash *flash, struct flash_snapshot *snapshot
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		struct flash_segment *segment = &flash->segments[i];
 
-		/* The blocks that could not be moved might have belonged to this snapshot only. */
+		/* The blocks that could not be moved might have belonged to this snapshot only, so
+		 * the segment can be collected again. */
 		segment->is_bad = segment->is_bad && (segment->snapshot_valid[index] == 0 ||
 							     segment->zone == DISK_ZONE_BROKEN);
 		segment->snapshot_valid[index] = 0;
