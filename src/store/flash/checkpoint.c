@@ -7,7 +7,7 @@
  *                    └ begin: a recovery from these anchors replays the log from here on
  *
  * Nodes are written in steps, and changes continue between them. The checkpoint contains the state
- * at its beginning: a page that is changed before it has been written is appended first, the counts
+ * at its beginning: a page is appended before a change if it has not been written yet, the counts
  * of segments are frozen, and only segments that were closed and empty at the beginning become
  * free. No page is copied: pages in memory change only when a record has been written, and records
  * take effect in order. The garbage collector pauses.

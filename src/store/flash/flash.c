@@ -415,8 +415,8 @@ static void recovered(struct ring_op *op, int result)
 						    "'%s' has no free segment", flash->path));
 		return;
 	}
-	/* The start completes with the first checkpoint, because a recovery finds later records
-	 * only after that. The extra count in io_count keeps the start alive while the pump
+	/* The start ends with the first checkpoint, because until then a recovery would not find
+	 * the records of this run. The extra count in io_count keeps the start alive while the pump
 	 * runs. */
 	flash->is_starting = true;
 	flash->io_count++;

@@ -307,8 +307,8 @@ static inline bool flash_checkpoint_runs(const struct flash *flash)
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
 }
 /* True if changes must wait: for the records in flight when a checkpoint begins, or for the whole
- * first checkpoint of a run, because recovery would not find the records of these changes before it
- * is complete. */
+ * first checkpoint of a run, because recovery would not find the records of these changes before
+ * that checkpoint is complete. */
 static inline bool flash_checkpoint_blocks(const struct flash *flash)
 {
 	return flash->checkpoint.state == FLASH_CHECKPOINT_DRAIN ||

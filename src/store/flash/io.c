@@ -14,8 +14,8 @@
 enum { RETRIES_MAX = 1000 };
 #define RETRY_NS UINT64_C(1000000)
 
-/* Requests for a sync. The sync in flight covers those in `now`; those in `next` wait for
- * another. */
+/* Requests for a sync. The sync in flight covers the requests in `now`. The requests in `next` wait
+ * for the sync after it. */
 struct flash_sync {
 	struct flash *flash;
 	struct ring_op op;

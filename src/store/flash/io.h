@@ -5,10 +5,10 @@
  * Called by all other files of the store. While the store runs, only io.c and zone.c issue reads,
  * writes and fdatasync on the device's descriptors.
  *
- * Threading: on the owner ring. Functions that block run before that on the recovery's thread, or
- * while the store is closed. Ownership: the caller of a transfer owns struct flash_io, and keeps it
- * and the memory unchanged until done is called. Errors: negative errno as in disk.h; errors that
- * would mislead a client (such as -EAGAIN) are reported as -EIO.
+ * Threading: on the owner ring. Functions that block run on the recovery's thread before the store
+ * has started, or while the store is closed. Ownership: the caller of a transfer owns struct
+ * flash_io, and keeps it and the memory unchanged until done is called. Errors: negative errno as
+ * in disk.h; errors that would mislead a client (such as -EAGAIN) are reported as -EIO.
  */
 #pragma once
 

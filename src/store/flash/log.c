@@ -195,8 +195,8 @@ static void part_written(struct flash *flash, struct store_part *part)
 	}
 }
 
-/* Ends a record, which has taken effect, or never will. Its parts complete after this, because the
- * record no longer refers to their memory. */
+/* Ends a record that has taken effect or never will. The parts of the record can then complete,
+ * because the record no longer refers to their memory. */
 static void retire(struct flash *flash, struct flash_buffer *buffer)
 {
 	struct flash_log *log = &flash->log;
@@ -420,7 +420,9 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 			needed++;
 		}
 	}
-	/* Each of the two records can be the last one in its segment. */
+	/* The new record can be the last one in its segment. The record before it is also the last
+	 * one if the new record does not fit after it. The successor of a last record needs a
+	 * segment. */
 	needed += entries < left ? 1 : 2;
 	return flash->table.state_counts[GC_FREE] >= needed;
 }

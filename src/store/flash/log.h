@@ -40,7 +40,7 @@ struct flash_buffer {
 	uint32_t vector_count;
 	struct flash_io io;
 	struct flash *flash;
-	struct list_node node;	/* link in the list idle, or in flying (in log order) */
+	struct list_node node;	/* link in the list `idle`, or in `flying` in log order */
 	struct list_node parts; /* parts that complete when the record is retired */
 	struct flash_position at;
 	struct flash_position behind; /* position of the next record */

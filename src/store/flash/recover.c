@@ -120,7 +120,7 @@ int flash_anchors_read(struct flash *flash, int fd, struct error *error)
 	if (result < 0) {
 		return error_set(error, result, "cannot read '%s': %s", path, strerror(-result));
 	}
-	/* `ours`: anchors that are damaged or unreadable show that there is a store. */
+	/* A damaged or unreadable anchor, which counts in `ours`, shows that there is a store. */
 	if (good == 0 && ours == 0) {
 		return error_set(error, -EINVAL,
 			"'%s' has no flash store; create one with 'gmblock create'", path);

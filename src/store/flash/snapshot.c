@@ -374,8 +374,9 @@ bool flash_snapshots_relieve(struct flash *flash)
 	return true;
 }
 
-/* Requests that the changes answered so far be written while clients continue. Waits for the end of
- * a checkpoint first. Otherwise the changes that are held back later would have to wait for it. */
+/* Requests that the changes answered so far be written while clients continue. Returns false while
+ * a checkpoint runs: otherwise the changes that are held back later would have to wait for the end
+ * of that checkpoint. */
 static bool prepare(struct flash *flash)
 {
 	if (flash_checkpoint_runs(flash) || flash->checkpoint.is_asked || is_going(flash)) {
@@ -789,7 +790,7 @@ static const char *snapshot_handover(struct store *base, struct store_claim *cla
 	return store_handover(&snapshot->flash->base, claim_out);
 }
 
-/* Runs on any thread, so it takes the lock. The parts run on the ring of the disk's store. */
+/* Runs on any thread, so it takes watch_lock. The parts run on the ring of the disk's store. */
 static int snapshot_open(struct store *base, const struct store_options *options,
 	const void *config, struct error *error)
 {

@@ -8,8 +8,9 @@
  *                └▶ before the first one to another segment: the zone of the last one is finished
  *                └▶ before an anchor, if its zone is full: that zone is reset
  *
- * Invariants: one write is in flight, because neither the kernel nor worker threads guarantee an
- * order. At most three zones are active: those of the anchors, and that of the log.
+ * Invariants: at most one write is in flight, because neither the kernel nor worker threads keep
+ * several writes in order. At most three zones are active: those of the anchors, and that of the
+ * log.
  */
 #include <errno.h>
 #include <string.h>
