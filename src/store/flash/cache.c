@@ -239,7 +239,7 @@ static void cache_count_dirty(struct flash *flash)
 		cache_lru_dirty_count(&flash->cache.lru) + flash->cache.writing_count;
 }
 
-/* Records that the record being filled contains the slot's page, or newer contents. */
+/* Stores in the slot that the record being filled contains its page, or newer contents. */
 static void set_writing(struct flash *flash, uint32_t slot)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -408,8 +408,8 @@ void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 	for (uint64_t end = lpn + count; cache->slot_count > 0 && lpn < end; lpn++) {
 		uint32_t slot = flash_cache_find(flash, lpn);
 
-		/* The page must not be written after that record; its slot is freed when the record
-		 * is written. */
+		/* The record being filled has newer contents, so the page must not be written after
+		 * that record. The slot is freed when the record is written. */
 		if (slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {
 			order_leave(cache, slot);
 			cache_lru_touch(&cache->lru, slot);

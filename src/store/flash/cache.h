@@ -20,8 +20,9 @@
  * from the slots themselves. If the page is replaced while its record is in flight, the slot is
  * reused only after the record has been retired.
  *
- * Only the dirty pages in the file count after a kill. Clean pages are already in the log. They are
- * used only by this process, to save reads of the garbage collector and of clients.
+ * After a kill, only the dirty pages in the file matter, because clean pages are already in the
+ * log. Clean pages serve only this process: they save reads of the garbage collector and of
+ * clients.
  *
  * Called by changes, reads, garbage collection and recovery.
  *
@@ -39,7 +40,7 @@
 struct flash;
 struct flash_cache_load;
 
-/* State of a slot in addition to struct cache_slot (order of eviction). */
+/* State of a slot. Its place in the order of eviction is in struct cache_slot. */
 struct flash_cache_slot {
 	uint64_t lpn; /* FLASH_CACHE_NONE: no page */
 	uint64_t counter;
@@ -92,7 +93,8 @@ struct flash_cache {
 	uint32_t bucket_mask;
 	uint32_t first; /* list of dirty pages, in the order of `since` */
 	uint32_t last;
-	/* Number of slots with a page that have writing != 0, so without those in `held`. */
+	/* Number of slots with a page and writing != 0. Slots in `held` have no page and are not
+	 * counted. */
 	uint32_t writing_count;
 	/* Head of the list (linked by chain) of slots without a page from which a record is
 	 * written. */
@@ -105,7 +107,8 @@ struct flash_cache {
 	uint32_t pick_count;
 	/* For a flush or the shutdown: newer versions of the picked blocks are written as well. */
 	bool picks_for_all;
-	uint64_t wanted;	   /* counter up to which changes must be written, for a snapshot */
+	/* For a snapshot: all changes up to this counter must be written. */
+	uint64_t wanted;
 	struct list_node flushing; /* flushes in order of arrival */
 };
 
@@ -190,8 +193,9 @@ static inline const uint8_t *flash_cache_page(const struct flash_cache *cache, u
 	return cache->pages + (size_t)slot * FLASH_BLOCK_BYTES;
 }
 
-/* True if records may be written from the slots of dirty pages. False if, after a kill, the next
- * server could not detect writes in flight that still read these slots. */
+/* True if records may be written from the memory of dirty slots. After a kill, the kernel can still
+ * be reading that memory for writes in flight. So the result is false where the next server cannot
+ * detect such writes (STORE_BARRIER_UNKNOWN). */
 bool flash_cache_holds(const struct flash *flash);
 
 /* True if there are dirty pages, or pages in records that are not written yet. */

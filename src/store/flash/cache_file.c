@@ -79,8 +79,8 @@ static bool is_known(const struct flash_anchor *anchor, const uint8_t *bytes, ui
 	       memcmp(head->uuid, anchor->uuid, sizeof(head->uuid)) == 0;
 }
 
-/* True if this anchor refers to the file. A copy of the store has the same anchor, so that one
- * refers to the file as well. */
+/* True if this anchor refers to the file. If the store was copied, the anchor of the copy refers to
+ * the same file. */
 static bool is_meant(const struct flash_anchor *anchor, const uint8_t *bytes, uint64_t size,
 	struct flash_cache_head *head)
 {
@@ -158,8 +158,8 @@ static int find_in(struct search *search, const char *folder, struct error *erro
 	if (result < 0) {
 		return result;
 	}
-	/* Checked again, because its owner may have reused or removed it before it was claimed
-	 * here. */
+	/* Check the file again now that it is claimed: before the claim, its owner may have reused
+	 * or removed it. */
 	if (!is_meant(search->anchor, search->file.bytes, search->file.size, &search->head)) {
 		disk_shared_close(&search->file, false);
 		return -ENOENT;
@@ -269,7 +269,8 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 	const char *folder = flash->anchor.cache_folder;
 
 	if (result == 0 && search->dirty == 0) {
-		/* Removing the file would count as a loss. */
+		/* The message does not suggest removing the file: a start without the file would
+		 * record a loss of changes. */
 		return error_set(error, -EEXIST,
 			"flash store '%s' has a cache file without changes, '%s'; serve the store "
 			"once with cache-dir=%s",
@@ -289,8 +290,8 @@ static int refuse_elsewhere(const struct flash *flash, const struct search *sear
 		flash->path, folder, reason->text, folder);
 }
 
-/* Decides what follows from the result of cache_file_find(). Returns 0 to use the file, -ENOENT to
- * open the store without it, or an error. */
+/* Decides how to open the store, given the result of cache_file_find(). Returns 0 to use the file,
+ * -ENOENT to open the store without it, or an error. */
 static int judge(struct flash *flash, const struct flash_cache_options *options, int result,
 	bool elsewhere, struct search *search, struct error *error)
 {
@@ -299,8 +300,8 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 	if (result == -ENOENT) {
 		return cache_file_lose(flash, "no cache file", search->path);
 	}
-	/* The file is in use and belongs to another disk: its server was running when this copy was
-	 * made. */
+	/* A process uses the file, and the file belongs to another disk. So this store is a copy
+	 * that was made while the server of that disk was running. */
 	if (result == -EBUSY && search->is_others) {
 		return cache_file_lose(flash,
 			"the store was copied while a server held the changes in its cache file",
@@ -501,7 +502,7 @@ uint64_t flash_cache_tag(const struct flash *flash)
 {
 	const struct flash_cache *cache = &flash->cache;
 
-	/* The next process must not search for the file, because it has no pages. */
+	/* The next process must not search for the file, because the file has no pages. */
 	return (flash->is_closing || !list_is_empty(&flash->checkpoint.quiescing)) &&
 			       !flash_cache_is_dirty(cache)
 		       ? 0
@@ -528,9 +529,9 @@ void flash_cache_tell_place(struct flash *flash)
 
 /* --- closing --------------------------------------------------------------------------------- */
 
-/* Removes a file with this UUID if it has no pages that could be needed: neither this anchor refers
- * to it nor a process uses it. It belongs to this disk if its head says so; without a valid head it
- * belongs to no disk. */
+/* Removes a cache file with this UUID unless it might be needed. These files stay: a file that a
+ * process uses, a file whose head names another disk, the file that the anchor refers to, and, with
+ * a warning, a file with changes. */
 static void tidy_file(void *context, const char *path)
 {
 	struct flash *flash = context;
@@ -641,7 +642,8 @@ int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error)
 			flash->path, (unsigned long long)(head->followed - end), cache->file.path,
 			cache->found_count);
 	}
-	/* Without pages the store can be opened, but changes in the missing records are lost. */
+	/* If the cache file has no pages, the store can be opened, but changes in the missing
+	 * records are lost. */
 	if (head->followed > end && !flash_has_loss(flash)) {
 		log_warning("flash store '%s': its log lacks the last records that its server "
 			    "wrote (%llu): their data is lost",
@@ -734,7 +736,8 @@ void flash_cache_check(const struct flash *flash, struct store_check *check)
 			"the cache file is in another folder than '%.*s', or was lost in a reboot",
 			(int)(strrchr(search->path, '/') - search->path), search->path);
 	}
-	if (result < 0) { /* the fact is one word, for programs; a path would begin with a slash */
+	/* Programs can distinguish these words from a path, which begins with a slash. */
+	if (result < 0) {
 		check->fact(check, "cache",
 			result == -EBUSY    ? "in-use"
 			: result == -ENOENT ? "missing"

@@ -22,7 +22,8 @@ static struct cache_slot *slot_at(struct cache_lru *lru, uint32_t slot)
 	return &lru->slots[slot];
 }
 
-/* Returns the link to a slot in its neighbour; at the end of a list it is in the list itself. */
+/* Returns the place that contains the link to a slot: its newer neighbour, or the list if the slot
+ * is the newest one. */
 static uint32_t *link_from_newer(struct cache_lru *lru, struct cache_list *list, uint32_t newer)
 {
 	return newer == CACHE_NO_SLOT ? &list->newest : &lru->slots[newer].older;

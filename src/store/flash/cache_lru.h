@@ -10,18 +10,20 @@
  *    busy     taken for new data, or being written: on no list
  *    free
  *
- * x is cold_percent. An access moves its page to the front, and at most one other page across the
- * boundary, so every operation takes constant time. A cold page counts in cold_dirty of its home,
- * the segment with its last version on flash, as long as it is cold. cold_weight of the table is
- * the share of cold pages that were evicted or flushed before users overwrote or trimmed them. Both
- * counts are halved when their sum exceeds the number of slots.
+ * x is cold_percent. An access moves its page to the newest end, and at most one other page across
+ * the boundary between hot and cold. So every operation takes constant time.
+ *
+ * The home of a page is the segment with its last version on flash. While a page is cold, it is
+ * counted in cold_dirty of its home. cold_weight of the table is the share of cold pages that were
+ * evicted or flushed before users overwrote or trimmed them. The two counts behind this share,
+ * cold_written and cold_rewritten, are halved when their sum exceeds the number of slots.
  *
  *    CACHE_FREE <-> CACHE_BUSY <-> CACHE_HOT, CACHE_COLD
  *                  CACHE_BUSY -> CACHE_CLEAN -> CACHE_BUSY, CACHE_FREE
  *                  CACHE_HOT, CACHE_COLD -> CACHE_FREE (trimmed)
  *
- * Threading: the owner's ring. Ownership: the caller's memory for the slots, until the end. Errors:
- * none; a violated precondition is an assertion.
+ * Threading: on the owner's ring. Ownership: the caller provides the memory for the slots, which
+ * must exist as long as struct cache_lru. Errors: none; a violated precondition fails an assertion.
  */
 #pragma once
 

@@ -79,8 +79,8 @@ static void change_failed(struct flash *flash, struct store_part *part, int erro
 
 /* --- pages of the map ------------------------------------------------------------------------ */
 
-/* If the map page cannot be read, the first change fails. This change has requested the page: while
- * a change waits, it stays first in the queue. */
+/* If the map page cannot be read, the first change in the queue fails. The first change is the one
+ * that has requested the page, because a change stays first while it waits. */
 static void change_page_ready(struct flash_wait *wait, int result)
 {
 	struct flash *flash = container_of(wait, struct flash_changes, wait)->flash;

@@ -7,14 +7,14 @@
  *                    └ begin: a recovery from these anchors replays the log from here on
  *
  * Nodes are written in steps, and changes continue between them. The checkpoint contains the state
- * at its beginning: a page that is changed before it has been written is appended first, the counts
+ * at its beginning: a page is appended before a change if it has not been written yet, the counts
  * of segments are frozen, and only segments that were closed and empty at the beginning become
  * free. No page is copied: pages in memory change only when a record has been written, and records
  * take effect in order. The garbage collector pauses.
  *
- * Invariant: a segment becomes free only by a checkpoint. So the valid anchor of any crash refers
- * to nothing in a free segment, and the log from that anchor on has no record in it. Many rules
- * follow from this one (docs/design/0023-flash.md).
+ * Invariant: a segment becomes free only by a checkpoint. So at any time, the anchor that a
+ * recovery would use refers to nothing in a free segment, and the log from that anchor on has no
+ * record in a free segment. Many rules follow from this invariant (docs/design/0023-flash.md).
  *
  * Called by flash_pump(), and by flash_end() without a ring.
  */
@@ -159,8 +159,8 @@ static bool write_node(struct flash *flash, uint32_t tree, uint32_t level, uint3
 	return true;
 }
 
-/* Encodes a page of the segment table with the state of the checkpoint's beginning. Stamps are
- * hints, but are limited to the anchor's clock, because a decoder rejects later ones. */
+/* Encodes a page of the segment table with the state at the beginning of the checkpoint. Stamps are
+ * only hints, but are limited to the anchor's clock, because a decoder rejects later stamps. */
 static void table_encode(const struct flash *flash, uint32_t tree, uint32_t index, uint8_t *block)
 {
 	struct flash_table_entry entries[FLASH_TABLE_ENTRIES] = { 0 };
@@ -299,7 +299,8 @@ static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 
 	while (checkpoint->next < end) {
 		uint32_t most = MIN(*blocks, flash_atomic_blocks(&flash->anchor.geometry));
-		/* at least one node with both copies, even if that exceeds the step */
+		/* A node takes two blocks, one for each copy. At least one node is appended, even
+		 * if its two blocks exceed the limit. */
 		uint32_t max = MAX(most / 2, 1U);
 		uint32_t count = 0;
 		uint32_t number = checkpoint->next;
@@ -331,8 +332,8 @@ static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 
 /* --- steps of a level ------------------------------------------------------------------------ */
 
-/* True if changes, if there are any, can run between the steps: clients have room, and the log
- * since the beginning of the checkpoint is not too long for a replay. */
+/* True if changes can run between the steps of the checkpoint: clients have room, and the log since
+ * the beginning of the checkpoint is not too long for a replay. */
 static bool may_share(const struct flash *flash)
 {
 	return !flash_checkpoint_blocks(flash) && !flash->is_closing &&
@@ -430,10 +431,10 @@ static void free_segments(struct flash *flash)
 		bool is_empty = flash_segment_is_empty(flash, i);
 		bool is_walked = !flash_gc_walks(flash, i);
 
-		/* A candidate must have been closed when the checkpoint began, or contain nothing
-		 * but nodes since then: a rebuild relies on the rule that every moved block existed
-		 * at a checkpoint. A bad segment can be used again when it is empty, but not a bad
-		 * zone. */
+		/* A closed segment becomes a candidate if it was closed when the checkpoint began,
+		 * or if the log has had no changes since then: a rebuild relies on the rule that
+		 * every moved block existed at a checkpoint. A bad segment can be used again when
+		 * it is empty, but a bad zone cannot. */
 		if (entry->state == GC_CLOSED && (segment->was_closed || !has_changes) &&
 			!segment->is_kept &&
 			(!segment->is_bad || (is_empty && !flash_has_zones(flash)))) {
@@ -548,11 +549,15 @@ static void checkpoint_anchor_written(struct flash_io *io, int result)
 	flash_sync_checkpoint(flash);
 }
 
-/* Returns the position at which a recovery begins to read the log. If only nodes have been written
- * since the checkpoint began, the position is after them: a recovery skips nodes anyway, and it
- * could not find those of a run's first checkpoint if the log was moved without a detour (move.c).
- * But records in flight can still be moved, which would change prev_crc of that position. Then it
- * is the beginning of the checkpoint. */
+/*
+ * Returns the position at which a recovery begins to read the log: the beginning of the checkpoint,
+ * or a position after its nodes.
+ *
+ * If only nodes have been written since the checkpoint began, and no record is in flight, the
+ * position is after the nodes. A recovery skips nodes anyway, and it could not find the nodes of a
+ * run's first checkpoint if the log was moved without a detour (move.c). While a record is in
+ * flight, a move could still change prev_crc of the position after it.
+ */
 static struct flash_position log_behind(const struct flash *flash)
 {
 	bool has_more = flash->log.since_checkpoint > 0 || flash->log.flying_count > 0;
@@ -724,7 +729,8 @@ uint64_t flash_end(struct store *store)
 	if (!flash->has_ended && has_to_write(flash)) {
 		write_at_end(flash);
 	}
-	/* Otherwise the store was not served, and the contents of the file do not matter. */
+	/* A store that has neither failed nor completed a checkpoint was not served, and the
+	 * contents of its cache file do not matter. */
 	if (flash->failed != 0 || flash->counters.checkpoints > 0) {
 		left = flash_cache_left(flash);
 	}

@@ -35,10 +35,10 @@ struct flash_checkpoint {
 	uint32_t next;	   /* map slot or node to examine next */
 	bool is_appended;  /* all nodes of the level are appended */
 	uint64_t step_end; /* all records of the last step have smaller numbers */
-	/* number of pages that had become dirty in this round by the last step */
+	/* number of pages that had become dirty in this round when the last step began */
 	uint32_t step_dirty;
-	/* Log position at which the checkpoint began. It contains the changes of all earlier
-	 * records. */
+	/* Log position at which the checkpoint began. The checkpoint contains the changes of all
+	 * records before this position. */
 	struct flash_position begin;
 	uint64_t clock; /* gc_table.clock when the checkpoint began */
 	/* flushes in quiescing that arrived before the checkpoint began */

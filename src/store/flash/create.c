@@ -505,7 +505,8 @@ static void check_found(struct checking *checking)
 	}
 }
 
-/* Reports how much space is used last because writes to it have failed. This is no fault. */
+/* Reports the size of the segments that are used last because writes to them have failed. Such
+ * segments are not reported as a fault. */
 static void tell_avoided(const struct flash *flash, struct store_check *check)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;

@@ -152,7 +152,8 @@ bool flash_erase_step(struct flash *flash)
 {
 	struct flash_erase *erase = &flash->erase;
 
-	/* A start completes when nothing is in flight, so no further discard begins before that. */
+	/* No discard begins while a start waits for its last operations, because the start
+	 * completes only when nothing is in flight. */
 	if (flash->table.state_counts[GC_ERASING] == 0 || erase->op.in_flight ||
 		flash->start_has_ended || flash->is_quiet) {
 		return false;

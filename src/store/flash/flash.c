@@ -46,8 +46,8 @@ static const struct flash_config flash_defaults = {
 
 /* --- parts ----------------------------------------------------------------------------------- */
 
-/* The start completes here rather than with its checkpoint, because transfers might still be in
- * flight then, and a start that has completed may be closed. */
+/* The start completes here and not at the end of its checkpoint, because transfers might still be
+ * in flight at that time, and the caller may close the store as soon as the start is complete. */
 void flash_io_ended(struct flash *flash)
 {
 	struct list_node *node;
@@ -99,19 +99,20 @@ void flash_finish(struct store_part *part, int result)
  * Performs the first step that can make progress. Returns true if there was one; all steps are then
  * tried again from the first on. The order is a rule:
  *
- *   redo        rewrites the end of the log after a failed sync. Everything that waits for a sync
- *               depends on it, also a move of the log.
- *   move        moves the log after a failed write. Runs even without a part, because after a kill
- *               the failed block would be the end of the log, and might be unreadable. All other
- *               steps need a part, see flash_may_work().
+ *   redo        rewrites the end of the log after a failed sync. Everything that needs a sync
+ *               waits for the rewrite, even a move of the log.
+ *   move        moves the log after a failed write. A kill would leave the failed block at the end
+ *               of the log, where it might be unreadable. So redo and move run even if no part
+ *               waits; all steps below need flash_may_work().
  *   snapshots   a snapshot request holds changes back and fixes the contents of the next
- *               checkpoint, so it must come before that begins.
+ *               checkpoint, so this step must come before the checkpoint begins.
  *   erase       frees segments early, so that clients do not have to wait for them.
  *   checkpoint  appends its nodes before new data, because only the end of a checkpoint frees
  *               segments.
- *   cache       pages that flushes and evictions wait for are older than the queued changes.
- *   changes     queued changes of clients come before garbage collection.
- *   gc          may examine blocks in proportion to the blocks that clients write.
+ *   cache       writes the pages that flushes and evictions wait for. These pages are older than
+ *               the queued changes.
+ *   changes     appends the queued changes of clients before garbage collection gets its turn.
+ *   gc          may examine a number of blocks in proportion to the blocks that clients write.
  */
 static bool pump_one(struct flash *flash)
 {
@@ -133,8 +134,8 @@ void flash_pump(struct flash *flash)
 		flash->pump_again = false;
 		while (pump_one(flash)) {
 		}
-		/* These come last, when small changes have gathered in the record and helpers (of
-		 * reads) are idle again. */
+		/* The two calls below come after all steps. By then small changes have gathered in
+		 * the record being filled, and finished reads have released their helpers. */
 		if (flash_may_work(flash)) {
 			flash_log_kick(flash);
 			(void)flash_reads_resume(flash);
@@ -414,8 +415,8 @@ static void recovered(struct ring_op *op, int result)
 						    "'%s' has no free segment", flash->path));
 		return;
 	}
-	/* The start completes with the first checkpoint, because a recovery finds later records
-	 * only after that. The extra count in io_count keeps the start alive while the pump
+	/* The start ends with the first checkpoint, because until then a recovery would not find
+	 * the records of this run. The extra count in io_count keeps the start alive while the pump
 	 * runs. */
 	flash->is_starting = true;
 	flash->io_count++;
@@ -637,9 +638,10 @@ static int flash_open(struct store *base, const struct store_options *options,
 	}
 	/* The claim is taken before the contents are read. */
 	result = open_below(flash, options, error);
-	/* The page cache may have anchors that could not be written; flash_recover() writes records
-	 * again, but no anchors. The anchors of an upgrade are read again when the other process
-	 * has made them durable. */
+	/* Read the anchors past the page cache, or drop their pages from it first. The page cache
+	 * may have anchors that could not be written to the disk, and flash_recover() writes
+	 * records again, but no anchors. In an upgrade, the anchors are read again when the other
+	 * process has made them durable. */
 	if (result == 0 && !flash->is_read_only && !flash_has_zones(flash) && !open_disk(flash)) {
 		disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);
 	}

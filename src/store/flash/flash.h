@@ -77,8 +77,8 @@ struct flash {
 	struct store *below;
 	struct ring_file file;
 	int fd;
-	/* reads past the page cache, until the store has started; fd if that is impossible or not
-	 * needed */
+	/* Descriptor for reads past the page cache, open until the store has started. Equal to fd
+	 * if such reads are impossible or not needed. */
 	int disk_fd;
 	char *path;
 	uint64_t identity[2]; /* identity of the disk, see struct disk_info */
@@ -307,8 +307,8 @@ static inline bool flash_checkpoint_runs(const struct flash *flash)
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
 }
 /* True if changes must wait: for the records in flight when a checkpoint begins, or for the whole
- * first checkpoint of a run, because recovery would not find the records of these changes before it
- * is complete. */
+ * first checkpoint of a run, because recovery would not find the records of these changes before
+ * that checkpoint is complete. */
 static inline bool flash_checkpoint_blocks(const struct flash *flash)
 {
 	return flash->checkpoint.state == FLASH_CHECKPOINT_DRAIN ||

@@ -752,8 +752,8 @@ void flash_cache_head_follow(uint8_t *block, uint64_t seq)
 {
 	struct wire_cache *wire = (void *)block;
 
-	/* Release order: a process that reads seq from the file later also sees all earlier changes
-	 * of the memory. */
+	/* Release order: a process that reads seq from the file later also sees all changes of the
+	 * file that were made before. */
 	__atomic_store_n(&wire->followed, htole64(seq), __ATOMIC_RELEASE);
 }
 

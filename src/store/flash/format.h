@@ -17,8 +17,9 @@
  * Invariant: every decoder accepts arbitrary bytes, and a decoded value is within its limits: block
  * and segment numbers, counts and names need no further check.
  *
- * Threading: pure functions; flash_cache_head_follow() stores atomically. Ownership: none. Errors:
- * false, or a negative errno with a sentence.
+ * Threading: pure functions. Only flash_cache_head_follow() stores atomically, because its block is
+ * in a file that other processes read. Ownership: no function keeps a pointer. Errors: false, or a
+ * negative errno with a sentence.
  */
 #pragma once
 
@@ -153,7 +154,7 @@ _Static_assert(FLASH_TABLE_ENTRIES * sizeof(struct flash_table_entry) == FLASH_B
 struct flash_position {
 	uint64_t seq;	   /* number of the next record */
 	uint32_t segment;  /* segment of the next record */
-	uint32_t block;	   /* block of the record's header within that segment */
+	uint32_t block;	   /* block of the record's header within `segment` */
 	uint32_t prev_crc; /* checksum of the previous record's header */
 };
 
@@ -212,7 +213,8 @@ void flash_anchor_encode(const struct flash_anchor *anchor, uint8_t block[FLASH_
 /* Adds a detour, or replaces the last one if it is for the same record number. Returns false if all
  * FLASH_DETOURS entries are in use. */
 GMB_MUST_CHECK bool flash_detour_add(struct flash_anchor *anchor, uint64_t seq, uint32_t segment);
-/* Removes the detours of records before anchor->next, which a replay does not read. */
+/* Removes the detours of records before anchor->next. A replay begins at anchor->next, so it does
+ * not need these detours. */
 void flash_detours_drop(struct flash_anchor *anchor);
 /* If the anchor has a detour for the position's record, sets the position to the record's new
  * place. */
@@ -233,7 +235,8 @@ enum flash_entry_kind {
 	/* lpn: block of the disk; source: 0, or the device block that a cached page replaces. */
 	FLASH_DATA = 1,
 	FLASH_COPY = 2, /* block lpn, moved by garbage collection from block source of the device */
-	/* `source` blocks from lpn on, all in one map page, are zeroes; has no data block */
+	/* The `source` blocks from lpn on become zeroes. All of them are in one map page. The entry
+	 * has no data block. */
 	FLASH_TRIM = 3,
 	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS in tree source / FLASH_LEVELS */
 	FLASH_TWIN = 5, /* second copy of a node of level 1 or 2, in the record of the first */

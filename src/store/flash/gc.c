@@ -31,8 +31,8 @@ enum {
 	 * checkpoints. */
 	ENOUGH_SEGMENTS = 4,
 	CREDIT = 4, /* blocks that may be examined for each block that clients write */
-	/* Replaces CREDIT when fewer segments are free than halfway from the starting
-	 * threshold to the reserve. */
+	/* Replaces CREDIT when the number of free segments is closer to the reserve than to the
+	 * starting threshold. */
 	CREDIT_BEHIND = 16,
 	/* With small segments, a round might free no more than its checkpoint takes. If this
 	 * multiple of the number of segments has been collected without a gain, no space can be
@@ -391,8 +391,8 @@ static bool make_room(struct flash *flash, uint64_t lpn)
 {
 	uint32_t floor;
 
-	/* flash_map_apply() looks the block up in the disk's page, even if only snapshots have
-	 * it. */
+	/* The disk's page is needed even if only snapshots have the block, because
+	 * flash_map_apply() looks up the block in that page. */
 	if (page_dirty(flash, flash_page_of(flash, 0, lpn)) == NULL) {
 		return false;
 	}
@@ -536,7 +536,8 @@ static bool copy(struct flash *flash)
 }
 
 /* Garbage collection pauses during checkpoints, because it would change pages of snapshots. The
- * segments that it has emptied need the next checkpoint in any case. */
+ * pause delays no segment that is already empty: such a segment becomes free only with the next
+ * checkpoint in any case. */
 bool flash_gc_step(struct flash *flash)
 {
 	struct flash_gc *gc = flash->gc;

@@ -3,8 +3,8 @@
  * Segments: garbage collection, erasing, and the choice of the segment to write next. gc_policy.h
  * contains the decisions that depend on numbers alone.
  *
- * Invariant: a segment becomes free only by a checkpoint, so that neither the map nor the log of
- * any crash refers to it.
+ * Invariant: a segment becomes free only by a checkpoint. So at any time, a recovery after a crash
+ * would find no reference to a free segment, neither in the map nor in the log.
  *
  * Threading: on the owner ring unless stated otherwise. Ownership: tables and buffers are in the
  * memory that the start allocates. Errors: after a refused discard, no further discards are sent;
@@ -67,9 +67,9 @@ bool flash_gc_walks(const struct flash *flash, uint32_t segment);
 
 /* Initializes erasing. fd: descriptor for discards and zone resets. is_read_only must be set. */
 void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd);
-/* After recovery of a store in a file: queues discards of the free segments that have space
- * allocated. Leaves out as many of them as are free when the disk is full, because these are
- * written again soon. Blocks. */
+/* Called after recovery of a store in a file. Queues discards of the free segments that have space
+ * allocated. Some of them keep their space, because they are written again soon: as many as would
+ * be free if the disk were full. Blocks. */
 void flash_erase_found(struct flash *flash);
 /* Frees a collected segment at the end of a checkpoint, immediately or after a discard. No anchor
  * may refer to it. */

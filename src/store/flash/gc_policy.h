@@ -15,10 +15,10 @@
  *   age          blocks that users have appended to the log since the segment's data was new
  *
  * The rule is gc_rule_auto: the cost-benefit rule of Rosenblum and Ousterhout (LFS, SOSP 1991,
- * section 3.6), (blocks - net) * age / (2 * net), on net cost. lab/gc_rules.h has other rules for
- * comparison. Without the weight, auto would write more blocks to flash than a rule without cache
- * information if the cache holds all dirty data: nothing is evicted then, and writing cold pages
- * back is wasted.
+ * section 3.6), with the net cost: (blocks - net) * age / (2 * net). lab/gc_rules.h has other rules
+ * for comparison. Without the weight, auto would write more blocks to flash than a rule without
+ * cache information if the cache holds all dirty data: nothing is evicted then, and writing cold
+ * pages back is wasted.
  *
  *   GC_FREE -> GC_OPEN -> GC_CLOSED <-> GC_CANDIDATE <-> GC_VICTIM -> GC_FREE
  *                                                            or -> GC_ERASING -> GC_FREE
@@ -27,8 +27,8 @@
  * moving the blocks of one takes tens of milliseconds. Buckets by valid count would be faster, but
  * the score has three terms, and the age changes with every append.
  *
- * Threading: the owner's ring. Ownership: the caller's memory for the table of segments, until the
- * end. Errors: none; a violated precondition is an assertion.
+ * Threading: on the owner's ring. Ownership: the caller provides the memory for the segments, which
+ * must exist as long as struct gc_table. Errors: none; a violated precondition fails an assertion.
  */
 #pragma once
 
@@ -91,9 +91,9 @@ void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segme
  * valid or kept block. */
 void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state);
 
-/* Called when the map refers to one more block of this open segment. from: for a block that garbage
- * collection has moved, the victim, whose age it keeps; GC_NO_SEGMENT for a user's block, which is
- * new and advances the clock. */
+/* Called when the map refers to one more block of this open segment. from: GC_NO_SEGMENT for a new
+ * block of a user, which advances the clock. For a block that garbage collection has moved, `from`
+ * is the victim, whose age the block keeps. */
 void gc_append(struct gc_table *table, uint32_t segment, uint32_t from);
 
 /* Called when the map no longer refers to a block of the segment, because it was overwritten,
@@ -105,7 +105,8 @@ void gc_dead(struct gc_table *table, uint32_t segment);
  * the checkpoint. */
 void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64_t stamp);
 
-enum { GC_RESERVE_SEGMENTS = 3 }; /* used by bench/flash_model.c: one for each stream of its log */
+/* for bench/flash_model.c: one segment for each stream of its log */
+enum { GC_RESERVE_SEGMENTS = 3 };
 
 /*
  * Garbage collection begins when fewer segments than this are free: the reserve (with only the

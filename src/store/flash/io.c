@@ -14,8 +14,8 @@
 enum { RETRIES_MAX = 1000 };
 #define RETRY_NS UINT64_C(1000000)
 
-/* Requests for a sync. The sync in flight covers those in `now`; those in `next` wait for
- * another. */
+/* Requests for a sync. The sync in flight covers the requests in `now`. The requests in `next` wait
+ * for the sync after it. */
 struct flash_sync {
 	struct flash *flash;
 	struct ring_op op;
@@ -238,9 +238,10 @@ static void sync_done(struct ring_op *op, int result)
 	sync_end(flash, legal_result(result));
 }
 
-/* Repeats the writes of anchors that a failed sync should have made durable. The error might have
- * been that of an anchor, but only records have been written again. Returns true if there are such
- * anchors: only the next sync shows whether they are durable. */
+/* Called when the second sync after a failed one has succeeded. The failed sync might have reported
+ * the error of an anchor, but only records were written again before the second sync. So the
+ * anchors that wait for a sync are written again now. Returns true if there are such anchors: only
+ * the next sync shows whether they are durable. */
 static bool anchors_again(struct flash *flash)
 {
 	struct flash_sync *sync = flash->sync;
@@ -305,7 +306,8 @@ static void sync_issue(struct flash *flash)
 	struct flash_sync *sync = flash->sync;
 
 	sync->retries = 0;
-	/* Covers only records that are written now, even if the kernel might include later ones. */
+	/* The sync is taken to cover only records that are written now, although the kernel might
+	 * include later ones. */
 	sync->seq = flash->log.written_seq;
 	flash->log.syncing_at = flash->log.written_at;
 	/* While the store is closed, flash_io_block() performs the sync. */

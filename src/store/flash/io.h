@@ -5,10 +5,10 @@
  * Called by all other files of the store. While the store runs, only io.c and zone.c issue reads,
  * writes and fdatasync on the device's descriptors.
  *
- * Threading: on the owner ring. Functions that block run before that on the recovery's thread, or
- * while the store is closed. Ownership: the caller of a transfer owns struct flash_io, and keeps it
- * and the memory unchanged until done is called. Errors: negative errno as in disk.h; errors that
- * would mislead a client (such as -EAGAIN) are reported as -EIO.
+ * Threading: on the owner ring. Functions that block run on the recovery's thread before the store
+ * has started, or while the store is closed. Ownership: the caller of a transfer owns struct
+ * flash_io, and keeps it and the memory unchanged until done is called. Errors: negative errno as
+ * in disk.h; errors that would mislead a client (such as -EAGAIN) are reported as -EIO.
  */
 #pragma once
 
@@ -47,7 +47,7 @@ struct flash_io {
 
 /* Zones of a host-managed device, see zone.c. */
 struct flash_zones {
-	/* distance between the beginnings of two zones; 0: the device has none */
+	/* distance between the beginnings of two zones; 0: the device has no zones */
 	uint64_t bytes;
 	uint64_t first;			       /* byte offset of the zone of anchors A */
 	uint32_t count;			       /* number of equal zones, from `first` on */
@@ -55,7 +55,7 @@ struct flash_zones {
 	uint32_t anchor_blocks[FLASH_ANCHORS]; /* number of blocks written to each anchor zone */
 	/* Segment whose zone is being written, or FLASH_NO_SEGMENT. */
 	uint32_t segment;
-	uint32_t blocks;	 /* number of blocks already written to that segment */
+	uint32_t blocks;	 /* number of blocks of this segment that have been written */
 	struct list_node writes; /* queued writes, in order */
 	/* The write in flight, or NULL. */
 	struct flash_io *writing;
@@ -116,8 +116,8 @@ GMB_MUST_CHECK int flash_anchor_read(
 GMB_MUST_CHECK int flash_read(struct flash *flash, uint32_t block, uint32_t count, void *bytes);
 /* Reads the state of the segments' zones. No effect without zones. Blocks. */
 GMB_MUST_CHECK int flash_zones_load(struct flash *flash);
-/* After recovery: finishes active zones, in which the log does not continue, and resets free ones,
- * except full ones that are not needed soon (GC_ERASING). Blocks. */
+/* Called after recovery. Finishes all active zones, because the log does not continue in them.
+ * Resets free zones, except full ones that are not needed soon, which become GC_ERASING. Blocks. */
 GMB_MUST_CHECK int flash_zones_prepare(struct flash *flash, struct error *error);
 /* Replaces flash_zones_prepare() in a start that must not write yet, because the previous process
  * might continue. Zones are finished and reset when the log continues. Returns -EBUSY or -ENOSPC if

@@ -114,7 +114,7 @@ static struct flash_slot *slot_of(struct flash *flash, const struct flash_record
 }
 
 /* Called when a node of a checkpoint is written: makes the level above refer to its new position.
- * Nothing refers to second copies. */
+ * Second copies are skipped, because nothing refers to them. */
 static void apply_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -129,7 +129,8 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		struct flash_slot *slot =
 			flash_map_find(flash, tree * geometry->page_count + index);
 
-		/* Otherwise the page was changed again in the meantime, and stays dirty. */
+		/* A page that was changed again in the meantime has another state, and stays
+		 * dirty. */
 		if (slot->state == FLASH_SLOT_WRITTEN) {
 			flash_map_clean(flash, slot);
 		}
@@ -194,8 +195,8 @@ static void part_written(struct flash *flash, struct store_part *part)
 	}
 }
 
-/* Ends a record, which has taken effect, or never will. Its parts complete after this, because the
- * record no longer refers to their memory. */
+/* Ends a record that has taken effect or never will. The parts of the record can then complete,
+ * because the record no longer refers to their memory. */
 static void retire(struct flash *flash, struct flash_buffer *buffer)
 {
 	struct flash_log *log = &flash->log;
@@ -319,9 +320,9 @@ static uint32_t replayed_blocks(const struct flash_buffer *buffer)
 	return has_changes ? buffer->record.block_count - buffer->node_count : 0;
 }
 
-/* Completes the header and writes the record. From here on its position and number are fixed,
- * except by a move. leaves_segment: the next record begins in a new segment although this one has
- * room. */
+/* Completes the header and writes the record. From here on the number of the record is fixed, and
+ * only a move of the log changes its position. leaves_segment: the next record begins in a new
+ * segment although the current segment has room. */
 static void close_record(struct flash *flash, bool leaves_segment)
 {
 	struct flash_log *log = &flash->log;
@@ -419,7 +420,9 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 			needed++;
 		}
 	}
-	/* Each of the two records can be the last one in its segment. */
+	/* The new record can be the last one in its segment. The record before it is also the last
+	 * one if the new record does not fit after it. The successor of a last record needs a
+	 * segment. */
 	needed += entries < left ? 1 : 2;
 	return flash->table.state_counts[GC_FREE] >= needed;
 }
@@ -478,8 +481,9 @@ void flash_log_tell(struct flash *flash)
 {
 	struct flash_log *log = &flash->log;
 
-	/* Queued changes and a checkpoint write records anyway, which also declare earlier records
-	 * durable. Otherwise the record being filled, or an empty one, is written now. */
+	/* Every record declares earlier records durable. If changes are queued or a checkpoint is
+	 * in progress, a record will be written anyway. Otherwise the record being filled, or an
+	 * empty one, is written now. */
 	if (log->untold_blocks >= UNTOLD_BLOCKS && log->durable_seq == log->head.seq &&
 		flash->failed == 0 && list_is_empty(&flash->changes) &&
 		!flash_checkpoint_runs(flash) &&

@@ -33,13 +33,14 @@ struct flash_buffer {
 	uint8_t *bytes;	      /* memory for the header and FLASH_RECORD_ENTRIES blocks */
 	uint32_t block_count; /* number of blocks of `bytes` in use */
 	uint32_t node_count;  /* number of entries that are nodes */
-	/* The record in order: runs of blocks in `bytes`, and of memory that was appended with
-	 * is_held. A write leaves it unchanged, so the record can be written again. */
+	/* The memory of the record, in the order of its blocks: parts of `bytes`, and the memory of
+	 * blocks that were appended with is_held. A write leaves the vector unchanged, so the
+	 * record can be written again. */
 	struct iovec vector[FLASH_RECORD_ENTRIES + 1];
 	uint32_t vector_count;
 	struct flash_io io;
 	struct flash *flash;
-	struct list_node node;	/* link in the list idle, or in flying (in log order) */
+	struct list_node node;	/* link in the list `idle`, or in `flying` in log order */
 	struct list_node parts; /* parts that complete when the record is retired */
 	struct flash_position at;
 	struct flash_position behind; /* position of the next record */

@@ -279,9 +279,9 @@ struct flash_slot *flash_map_get(
 	return slot;
 }
 
-/* Returns the limit of dirty pages. Until the first checkpoint of a run (round 0) it is higher,
- * because a replay can find the changes before a checkpoint and the changes while it was
- * written. */
+/* Returns the limit of dirty pages. The limit is higher until the first checkpoint of a run (round
+ * 0): if the killed server was writing a checkpoint, a replay must apply the changes before that
+ * checkpoint and those made while it was being written. */
 static uint32_t dirty_max(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -410,7 +410,7 @@ void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint
 			&flash->segments[flash_segment_of(geometry, le32toh(entry.block))];
 
 		segment->nodes++;
-		/* The new node of a damaged snapshot also excludes its segment from collection. */
+		/* A segment with a node of a damaged snapshot is excluded from collection. */
 		segment->is_kept |= tree > 0 && flash->snapshots.list[tree - 1].is_damaged;
 	}
 	*at = entry;

@@ -12,8 +12,9 @@
  * finds either the old end of the log, where no record was answered, or the new one, and recovery
  * never has to choose.
  *
- * A move can come between the steps of a checkpoint. The checkpoint contains only earlier records,
- * and its anchors keep the detours of the log after its beginning; the next checkpoint drops them.
+ * A move can come between the steps of a checkpoint. It then moves only records after the beginning
+ * of the checkpoint. The anchors of this checkpoint contain the detour, and the next checkpoint
+ * drops the detour.
  *
  * The failed segment keeps its older blocks. When it has become empty it is free again, but is used
  * last (FLASH_AVOIDED).
@@ -85,8 +86,9 @@ static void avoid(struct flash *flash, uint32_t segment)
 	flash->map.trees[0].table_dirty[segment / FLASH_TABLE_ENTRIES] = true;
 }
 
-/* Moves a position after `from` in the same segment to the same distance from the beginning of
- * segment `to`. */
+/* Adapts a position to the move. `from` is the position of the failed record, which moves to the
+ * beginning of segment `to`. A position in another segment than the failed one keeps its place and
+ * only gets the new prev_crc. */
 static void move_place(struct flash_position *at, const struct flash_position *from, uint32_t to,
 	uint32_t prev_crc)
 {
@@ -188,8 +190,8 @@ void flash_move_synced(struct flash *flash, int result)
 	}
 }
 
-/* True if a recovery from the current anchors would read the records of this run. It would not
- * before the first checkpoint of a run, so no detour is needed then. */
+/* True if a recovery from the current anchors would read the records of this run. Before the first
+ * checkpoint of a run, the anchors lead to the previous run only, so no detour is needed. */
 static bool is_anchored(const struct flash *flash)
 {
 	return flash->anchor.next.seq >> FLASH_SEQ_SHIFT == flash->log.head.seq >> FLASH_SEQ_SHIFT;
@@ -238,9 +240,10 @@ bool flash_move_step(struct flash *flash)
 		return true;
 	}
 	if (move->state == FLASH_MOVE_DRAIN) {
-		/* If a checkpoint is writing its anchors, it completes first, because the anchors
-		 * of the move contain the checkpoint as well. Like the move, it continues even if
-		 * no part waits. */
+		/* If a checkpoint is writing its anchors, the move waits until the checkpoint is
+		 * complete: both use flash->anchor, so the anchors of the move would describe that
+		 * checkpoint as well. Like the move, the checkpoint continues even if no part
+		 * waits. */
 		if (flash->checkpoint.state >= FLASH_CHECKPOINT_ANCHOR_FIRST) {
 			return flash_checkpoint_step(flash);
 		}

@@ -31,7 +31,7 @@ struct flash_helper {
 	struct list_node node;
 	uint32_t segment;
 	uint32_t count;	 /* blocks */
-	uint32_t skip;	 /* number of bytes before the piece in a single block */
+	uint32_t skip;	 /* position of the piece in its block, in bytes */
 	uint32_t bytes;	 /* length of the piece; 0: the helper reads a run */
 	uint64_t at;	 /* position of the piece in the part */
 	uint64_t block;	 /* first block of the run, on the disk */
@@ -83,7 +83,8 @@ bool flash_reads_resume(struct flash *flash)
 	if (!any) {
 		return false;
 	}
-	/* The list is emptied first, because a part that still finds no helper joins it again. */
+	/* The list is emptied first, because a part that still finds no helper is added to the list
+	 * again. */
 	list_init(&parts);
 	while ((node = list_pop_front(&flash->reads->hoping)) != NULL) {
 		list_push_back(&parts, node);
@@ -147,8 +148,9 @@ static void read_end(struct store_part *part)
 	}
 }
 
-/* Compares the blocks with the checksums that the map contained when the read began. Later writes
- * of the same disk blocks go to other device blocks, so these are unchanged. */
+/* Compares the blocks with the checksums that the map contained when the read began. A write of the
+ * same disk blocks during the read does not matter: the new data goes to other blocks of the
+ * device. */
 static int helper_check(const struct flash_helper *helper)
 {
 	const uint8_t *bytes = mem_cpu_read(helper->io.memory);

@@ -8,10 +8,11 @@
  *                                └▶ and all changes since ─▶ reconstructed in memory
  *
  * Only records before the checkpoint, and the nodes of the checkpoint, are used; later records are
- * replayed as usual. Records after the end of an older run are void. If no header contains that end
- * any more, records with missing blocks are void instead. Trims and zeroes leave no trace if the
- * segment with their record has been reused. So a page that is reconstructed from an image other
- * than the last one can have older contents there, and is reported.
+ * replayed as usual. Records after the end of the log of an older run are invalid. The records of
+ * the next run contain that end. If no such record is left, records with missing blocks are treated
+ * as invalid instead. Trims and zeroes leave no trace if the segment with their record has been
+ * reused. So a page that is reconstructed from an image other than the last one can have older
+ * contents in trimmed or zeroed parts, and is reported.
  *
  * Invariant: an intact page is never changed. All functions block, and run on a thread that has the
  * store to itself.
@@ -333,8 +334,9 @@ static int rebuild_compare(const void *a, const void *b)
 }
 
 /* Applies a change. A block moved by garbage collection (FLASH_COPY) existed at the checkpoint
- * before the record. So it replaces an entry that was not changed since that checkpoint; an entry
- * changed since must still refer to the block's old position. */
+ * before the record. So the moved block replaces an entry that was not changed since that
+ * checkpoint. An entry that was changed since must still refer to the old position of the block, or
+ * is left as it is. */
 static void rebuild_apply(
 	struct flash_node *node, uint64_t seqs[FLASH_NODE_ENTRIES], const struct change *change)
 {
@@ -400,7 +402,7 @@ static int put_together(
 		}
 	}
 	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
-	/* changes that only the newest image contained may be missing */
+	/* changes that only the newest image contained might be missing */
 	if (!rebuild_is_whole(lost)) {
 		drop_stale(flash, slot->node, seqs, image);
 		flash_hole_add(&flash->damage.patched, lost->page);

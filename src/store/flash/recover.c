@@ -27,8 +27,8 @@ enum {
 	 * least SPARSE_BLOCKS blocks, or 1 / SPARSE_PART of a segment. */
 	SPARSE_BLOCKS = 64,
 	SPARSE_PART = 4,
-	/* Approximate limit of the log to replay: what is written until the next checkpoint begins,
-	 * and while it is written. */
+	/* Approximate limit of the log to replay. A checkpoint begins after FLASH_LOG_BLOCKS, and
+	 * the log can grow by the same amount until the checkpoint is complete. */
 	LOG_BLOCKS = 2 * FLASH_LOG_BLOCKS,
 	/* number of log blocks read between two progress messages */
 	TELL_BLOCKS = 1 << 15,
@@ -120,7 +120,7 @@ int flash_anchors_read(struct flash *flash, int fd, struct error *error)
 	if (result < 0) {
 		return error_set(error, result, "cannot read '%s': %s", path, strerror(-result));
 	}
-	/* `ours`: anchors that are damaged or unreadable show that there is a store. */
+	/* A damaged or unreadable anchor, which counts in `ours`, shows that there is a store. */
 	if (good == 0 && ours == 0) {
 		return error_set(error, -EINVAL,
 			"'%s' has no flash store; create one with 'gmblock create'", path);
@@ -137,8 +137,9 @@ int flash_anchors_read(struct flash *flash, int fd, struct error *error)
 
 struct replay {
 	struct flash *flash;
-	uint8_t *bytes;	 /* room for AHEAD_BLOCKS blocks */
-	bool reads_disk; /* uses flash->disk_fd, past the page cache if that is possible */
+	uint8_t *bytes; /* room for AHEAD_BLOCKS blocks */
+	/* reads through flash->disk_fd, past the page cache if that is possible */
+	bool reads_disk;
 	struct flash_seen *seen;
 	struct flash_position at;
 	struct flash_position next;
@@ -245,7 +246,8 @@ static int read_record(struct replay *replay)
 	const uint8_t *block;
 	int result;
 
-	/* Large records: reads all of a record that may be incomplete, else only its header. */
+	/* If the records are large, nothing is read ahead: only the header is read, or the whole
+	 * record if its blocks will be checked because the record may be incomplete. */
 	if (is_large(replay, replay->usual)) {
 		ahead_count = replay->has_looked && is_doubtful(replay)
 				      ? MIN(ahead_count, replay->usual)
@@ -422,9 +424,9 @@ static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t bloc
 	return any;
 }
 
-/* Searches for later records when the log seems to end. If their `durable` is greater than the
- * number of the missing record, this record was durable. They can be in this segment and in those
- * that were free at the checkpoint. */
+/* Searches for records after the apparent end of the log. They can be in the segment of this end,
+ * and in segments that were free at the checkpoint. If the `durable` of such a record is greater
+ * than the number of the missing record, the missing record was durable. */
 static int search_later(struct replay *replay)
 {
 	const struct flash *flash = replay->flash;
@@ -442,8 +444,9 @@ static int search_later(struct replay *replay)
 	return 0;
 }
 
-/* Reads headers up to the end of the log, and finds the largest `durable` in them. `sure` follows
- * it, a few flushes behind. */
+/* Reads headers up to the end of the log, and finds the largest `durable` in them. Also sets `sure`
+ * to a position before which all records are durable. Later positions with this property can exist,
+ * because only one candidate (`next`) is stored at a time. */
 static int find_durable(struct replay *replay)
 {
 	struct flash_position next = replay->at;
@@ -480,9 +483,14 @@ static int replay_look_ahead(struct replay *replay)
 	return result;
 }
 
-/* Returns 1 if the record is part of the log, 0 if the log ends before it. Later records, which can
- * declare it durable, are searched only if a block does not match, or if the record is large: the
- * blocks of a durable record need not be read. */
+/*
+ * Returns 1 if the record is part of the log, 0 if the log ends before it.
+ *
+ * A record is part of the log if a later record declares it durable, or if its blocks match their
+ * checksums. For a small record, the blocks are checked first, and later records are searched only
+ * if a block does not match. For a large record, the later records are searched first, because the
+ * blocks of a durable record need not be read.
+ */
 static int replay_is_whole(struct replay *replay)
 {
 	int result = 0;
@@ -502,8 +510,8 @@ static int replay_is_whole(struct replay *replay)
 	return is_doubtful(replay) ? check_blocks(replay) : 1;
 }
 
-/* Reports the progress of a long replay. LOG_BLOCKS is the limit, because another checkpoint would
- * have been completed before more log was written. */
+/* Reports the progress of a long replay. The log to replay is hardly longer than LOG_BLOCKS,
+ * because the killed server would have completed another checkpoint by then. */
 static void tell_progress(struct replay *replay)
 {
 	struct flash *flash = replay->flash;
@@ -555,8 +563,8 @@ static int replay_log(struct replay *replay)
 	int result;
 
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		/* Nodes are ignored: a segment can contain nodes of the checkpoint and the log
-		 * after it. */
+		/* Nodes are ignored: the last segment of a checkpoint contains its nodes and, after
+		 * them, records of the log to replay. */
 		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
 					   flash->segments[i].snapshot_valid[0] == 0 &&
 					   flash->segments[i].snapshot_valid[1] == 0;
@@ -568,7 +576,8 @@ static int replay_log(struct replay *replay)
 		flash->damage.lost_error = result;
 		result = 0;
 	}
-	/* Without a look ahead, records after the end of the log have not been searched yet. */
+	/* If there was no look ahead, the records after the end of the log have not been searched
+	 * yet. One of them might declare a missing record durable. */
 	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
 
@@ -593,7 +602,7 @@ static void judge_end(struct replay *replay)
 	}
 }
 
-/* --- what only the page cache has ------------------------------------------------------------ */
+/* --- writing again what only the page cache has ----------------------------------------------- */
 
 /* Returns the current record if all of it can be read, or NULL; valid until the next read. */
 static const uint8_t *replay_whole(struct replay *replay)
@@ -614,17 +623,23 @@ static bool disk_has(struct replay *disk, const struct flash_position *at)
 	       replay_whole(disk) != NULL;
 }
 
-/* Writes records again that can be read and that no later record declares durable. Unless `all` is
- * set, skips those that the disk itself has; if it cannot be read past the page cache, skips none.
- * Continues after a record that cannot be read: later records may declare it durable, even if they
- * have no intact header. */
+/*
+ * Writes records again that can be read and that no later record declares durable. Unless `all` is
+ * set, skips records that a read past the page cache finds on the disk. If such reads are
+ * impossible, skips none.
+ *
+ * Continues after a record whose blocks cannot be read. A later record might declare that record
+ * durable, even a later record behind a damaged header, where only search_later() finds it. The
+ * replay then uses the records after the unreadable one.
+ */
 static int write_log_again(struct replay *replay, struct replay *disk, bool all)
 {
 	struct flash *flash = replay->flash;
 	int result;
 
 	go_to(replay, &flash->anchor.next);
-	(void)find_durable(replay); /* what is read below ends with the same error */
+	/* an error is ignored: the loop below gets the same error */
+	(void)find_durable(replay);
 	replay->at = replay->sure;
 	replay->has_looked = true;
 	while ((result = read_record(replay)) > 0) {
@@ -667,7 +682,9 @@ static int make_durable(struct flash *flash)
 	if (bytes == NULL) {
 		return -ENOMEM;
 	}
-	result = disk_sync(flash->fd); /* takes the errors of earlier writes, which do not matter */
+	/* Consumes the errors of earlier writes. They do not matter, because the loop below writes
+	 * the records again. */
+	result = disk_sync(flash->fd);
 	do {
 		struct replay replay = { .flash = flash, .bytes = flash->record_bytes };
 		struct replay disk = { .flash = flash, .bytes = bytes, .reads_disk = true };
@@ -685,8 +702,8 @@ static int make_durable(struct flash *flash)
 	return result;
 }
 
-/* Drops what could not be made durable, and notes where the log ended with it. From now on the
- * store is what the device has. */
+/* Drops the records that could not be made durable, and stores in dropped_end where the log ended
+ * before that. From now on the store is what the device has. */
 static void drop_undurable(struct flash *flash)
 {
 	struct replay replay = { .flash = flash, .bytes = flash->record_bytes };

@@ -33,8 +33,8 @@ struct flash_holes {
 struct flash_damage {
 	/* Byte of the device at which the log ends. */
 	uint64_t lost_at;
-	/* Number of durable records, or of those before dropped_end, that are lost from lost_at
-	 * on. */
+	/* Number of records that are lost from lost_at on. Counts records that were declared
+	 * durable, and all records before dropped_end. */
 	uint64_t lost_records;
 	/* Number of the record at which the log ended before the page cache was dropped; 0: it was
 	 * not dropped. */
@@ -94,14 +94,16 @@ uint32_t flash_tree_single(struct flash *flash, uint32_t tree);
 bool flash_page_is_sound(const struct flash *flash, uint32_t index, const struct flash_node *node);
 /* Adds a page to the ranges, unless a range contains it already. */
 void flash_hole_add(struct flash_holes *holes, uint32_t page);
-/* Describes range `number`, such as "bytes 0 to 4095 of the disk", as a plural. Returns false if
- * there is no such range. */
+/* Describes range `number`, for example as "bytes 0 to 4095 of the disk". The text can be the
+ * subject of a sentence with a plural verb. Returns false if there is no such range. */
 bool flash_hole_text(const struct flash *flash, const struct flash_holes *holes, uint32_t number,
 	char *text, size_t bytes);
-/* True if durable or dropped records are lost, or might be because the log cannot be read. */
+/* True if the log lacks records that were durable, or that it had before the page cache was
+ * dropped. Also true if such records might be lost because the log cannot be read. */
 bool flash_has_loss(const struct flash *flash);
-/* Writes the loss as the predicate of a sentence about the log, which ends with the lost
- * records. */
+/* Describes the loss as the predicate of a sentence about the log, such as "is damaged at byte
+ * 8192: 2 flushed records from there on are lost". The lost records come last, so that the caller
+ * can refer to them as "these records". */
 void flash_loss_text(const struct flash *flash, char *text, size_t bytes);
 /* Logs the damage that was found, and the results of a repair. */
 void flash_damage_tell(const struct flash *flash);

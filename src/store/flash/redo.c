@@ -12,9 +12,10 @@
  *                                          ▲ │ read, compared, written  │
  *                                          └─┴──────────────────────────┘
  *
- * Parts that wait for the failed sync wait for this one, and no record counts as durable before it.
- * Changes continue. An anchor whose sync has failed is written again afterwards. If a record can no
- * longer be read intact or the device continues to fail, the log fails.
+ * Parts that waited for the failed sync now wait for the second one, and no record counts as
+ * durable until the second sync has succeeded. Changes continue in the meantime. An anchor whose
+ * sync has failed is written again after the second sync. If a record can no longer be read intact,
+ * or the device continues to fail, the log fails.
  */
 #include <errno.h>
 #include <string.h>
@@ -112,8 +113,8 @@ bool flash_redo_begin(struct flash *flash, int error)
 	redo->count++;
 	flash->counters.log_rewrites++;
 	redo->error = error;
-	/* The error may belong to a record whose write is still in flight, so these records are
-	 * written again as well. */
+	/* The error may belong to a record whose write is still in flight. So the records in flight
+	 * are written again as well. */
 	redo->end = flash->log.writing_count > 0 ? flash->log.head.seq : flash->log.written_seq;
 	redo_set_state(redo, FLASH_REDO_DRAIN);
 	flash->pump_again = true;

@@ -97,8 +97,9 @@ static uint64_t snapshot_usable_blocks(const struct flash *flash)
 	return blocks - (blocks + FLASH_RECORD_ENTRIES) / (FLASH_RECORD_ENTRIES + 1) - 2;
 }
 
-/* Returns the number of blocks that could be written after all garbage is collected, beyond those
- * that must remain. Negative if blocks are missing. */
+/* Returns how many blocks could be written after all garbage is collected, without the reserve and
+ * the share that must remain writable (ROOM_MIN_PERCENT). Negative if that share is not
+ * available. */
 static int64_t snapshot_room_of(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -373,8 +374,9 @@ bool flash_snapshots_relieve(struct flash *flash)
 	return true;
 }
 
-/* Requests that the changes answered so far be written while clients continue. Waits for the end of
- * a checkpoint first. Otherwise the changes that are held back later would have to wait for it. */
+/* Requests that the changes answered so far be written while clients continue. Returns false while
+ * a checkpoint runs: otherwise the changes that are held back later would have to wait for the end
+ * of that checkpoint. */
 static bool prepare(struct flash *flash)
 {
 	if (flash_checkpoint_runs(flash) || flash->checkpoint.is_asked || is_going(flash)) {
@@ -566,7 +568,8 @@ static void snapshot_forget(struct flash *flash, struct flash_snapshot *snapshot
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		struct flash_segment *segment = &flash->segments[i];
 
-		/* The blocks that could not be moved might have belonged to this snapshot only. */
+		/* The blocks that could not be moved might have belonged to this snapshot only, so
+		 * the segment can be collected again. */
 		segment->is_bad = segment->is_bad && (segment->snapshot_valid[index] == 0 ||
 							     segment->zone == DISK_ZONE_BROKEN);
 		segment->snapshot_valid[index] = 0;
@@ -661,7 +664,8 @@ void flash_snapshots_move(
 			flash_map_find(flash, flash_page_of(flash, 1 + i, entry->lpn));
 		struct flash_entry *at;
 
-		/* The garbage collector has made the page dirty if it refers to the block. */
+		/* The garbage collector has marked all pages dirty that refer to the block. So a
+		 * page that is not dirty does not refer to the block. */
 		if (slot == NULL || slot->state != FLASH_SLOT_DIRTY) {
 			continue;
 		}
@@ -786,7 +790,7 @@ static const char *snapshot_handover(struct store *base, struct store_claim *cla
 	return store_handover(&snapshot->flash->base, claim_out);
 }
 
-/* Runs on any thread, so it takes the lock. The parts run on the ring of the disk's store. */
+/* Runs on any thread, so it takes watch_lock. The parts run on the ring of the disk's store. */
 static int snapshot_open(struct store *base, const struct store_options *options,
 	const void *config, struct error *error)
 {

@@ -8,8 +8,9 @@
  *                └▶ before the first one to another segment: the zone of the last one is finished
  *                └▶ before an anchor, if its zone is full: that zone is reset
  *
- * Invariants: one write is in flight, because neither the kernel nor worker threads guarantee an
- * order. At most three zones are active: those of the anchors, and that of the log.
+ * Invariants: at most one write is in flight, because neither the kernel nor worker threads keep
+ * several writes in order. At most three zones are active: those of the anchors, and that of the
+ * log.
  */
 #include <errno.h>
 #include <string.h>
@@ -165,8 +166,8 @@ int flash_anchor_read(int fd, struct flash_zones *zones, uint32_t anchor, uint8_
 				     zone.offset + ((blocks - 1) << FLASH_BLOCK_SHIFT));
 }
 
-/* Blocks after the write pointer are zeroes. They are not read, because this is an error on some
- * devices. */
+/* Returns zeroes for blocks after the write pointer of a zone. Such blocks are not read from the
+ * device, because some devices fail the read. */
 int flash_read(struct flash *flash, uint32_t block, uint32_t count, void *bytes)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
