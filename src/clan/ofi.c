@@ -26,7 +26,7 @@ struct ofi_local {
 	struct fid_mr *mr;
 };
 
-/* State of a put or get whose local memory must be registered; rma->held. */
+/* What rma->held points to if the local memory of a put or get must be registered. */
 struct ofi_held {
 	void *descs[CLAN_IOV_MAX];
 	struct fid_mr *mrs[CLAN_IOV_MAX]; /* registrations for this operation only */
@@ -350,7 +350,7 @@ static void ofi_rma_release(struct net_rma *rma)
 		}
 		free(held->copies[i]);
 		held->copies[i] = NULL;
-		held->descs[i] = NULL; /* the next operation can belong to another domain */
+		held->descs[i] = NULL; /* valid in one domain; the next use can be in another */
 	}
 }
 

@@ -45,7 +45,7 @@ static void ofi_domain_load(void)
 	void *library = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
 	const struct {
 		const char *name;
-		void *function; /* address of a function pointer, as returned by dlsym() */
+		void *function; /* address of the pointer in which dlsym()'s result is stored */
 	} functions[] = {
 		{ "fi_getinfo", &api.getinfo },
 		{ "fi_freeinfo", &api.freeinfo },

@@ -4,8 +4,8 @@
  * by the program; the providers report the peer's answers with clan_share_answered() and
  * clan_share_returned().
  *
- * Invariant: a region is one mapping of one memfd (registered memory: of none), and its address
- * never changes, even if clan_region_replace() replaces the memfd.
+ * Invariant: a region is one mapping, whose address never changes. A region maps one memfd, which
+ * clan_region_replace() can replace; only registered memory has no memfd.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -691,8 +691,8 @@ static bool is_left_over(const struct sockaddr_un *address, socklen_t length)
 	bool dead;
 	int fd;
 
-	/* connect() fails with the same error for files that are no sockets, which must not be
-	 * removed. */
+	/* connect() reports ECONNREFUSED also for a file that is not a socket. Such a file must not
+	 * be removed. */
 	if (lstat(address->sun_path, &status) != 0 || !S_ISSOCK(status.st_mode)) {
 		return false;
 	}
@@ -725,7 +725,7 @@ static int shm_open_listener(const struct sockaddr_un *address, socklen_t length
 											 : -errno;
 		}
 	}
-	rights_refuse(fd); /* each connection permits them when it is adopted */
+	rights_refuse(fd); /* adopting an accepted socket permits descriptors again */
 	if (result == 0 && listen(fd, LISTEN_BACKLOG) != 0) {
 		result = -errno;
 	}

@@ -125,8 +125,9 @@ bool shm_look_quiet(struct shm_conn *conn)
 
 	list_for_each(node, &conn->revocations)
 	{
-		/* The word is odd for the copy that was running at the revocation. Any other value
-		 * shows that this copy has ended; a later one has seen the revocation. */
+		/* revocation->busy is the odd value for the copy that was running at the
+		 * revocation. Any other value shows that this copy has ended. Copies that began
+		 * later have seen the revocation. */
 		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
 
 		if (!revocation->ended && peer_busy(conn) != revocation->busy) {
@@ -409,8 +410,9 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	struct copy copy = {
 		.iov = from, .iov_count = from_count, .offset = offset, .right = CLAN_WRITE
 	};
-	/* The tripwires compare the range in the cookie. It is the granted range, because
-	 * copy_by_cookie() accepts only the current generation. */
+	/* The peer's tripwires are compared with the range in the cookie. That range is the one
+	 * that the peer granted, because copy_by_cookie() accepts only the cookie that is current
+	 * in its slot. */
 	struct shm_copy_order order = {
 		.peers = true,
 		.to_shared = true,
