@@ -125,8 +125,8 @@ void clan_service_fini(struct clan_service *service)
 		ring_turn(service->engine->ring, true);
 	}
 	service->door = NULL;
-	/* Rejected connections might not have ended yet, and connections from before the end of the
-	 * listener can still send HELLO. */
+	/* The queue has connections until the rejected ones have ended. Connections that came
+	 * before the listener was closed can still send HELLO, and are rejected then. */
 	while ((result = clan_queue_destroy(service->queue)) == -EBUSY) {
 		(void)clan_service_take_events(service, 10);
 	}
