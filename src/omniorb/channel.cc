@@ -266,8 +266,8 @@ void channel::introduced()
 	set_state(CHANNEL_OPEN);
 }
 
-/* Called when the listener has answered. Checks the user of the listening process, which was not
- * known before, because any user can bind the name. */
+/* Called when the listener has answered. Any user can bind the listener's name, so the user of the
+ * listening process is checked here, where it is known for the first time. */
 void channel::answered()
 {
 	const clan_peer peer = process();
