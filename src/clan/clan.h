@@ -288,9 +288,10 @@ struct clan_region {
 	struct list_node registrations; /* struct clan_registration */
 	uint8_t *base;
 	uint64_t bytes;
-	uint64_t offset;       /* offset of the region in the memfd */
-	int fd;		       /* -1: registered memory of the program, which has no memfd */
-	uint32_t strict_count; /* strict revocations in progress: a loss replaces the pages */
+	uint64_t offset; /* offset of the region in the memfd */
+	int fd;		 /* -1: registered memory of the program, which has no memfd */
+	/* Strict revocations in progress. If the connection is lost, they replace the pages. */
+	uint32_t strict_count;
 	bool imported;
 	bool read_only; /* sealed, so that no other process can map it for writing */
 	bool sealed;	/* shm has sealed the memfd, so read_only is fixed for all shares */

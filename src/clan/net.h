@@ -211,7 +211,7 @@ struct net_ring { /* received messages that the program has not consumed */
 	uint32_t stream_at; /* consumed bytes, if the next message was partly read; else 0 */
 };
 
-/* What we know about a ring of the peer. write and taken count slots. */
+/* Our view of a ring of the peer, from which we know how much room the ring has. */
 struct net_out {
 	uint32_t slots;
 	uint32_t write;	 /* slots that our messages have used */
@@ -465,12 +465,14 @@ void net_publish_conn(struct net_conn *conn);
 int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes);
 /* Called when a frame has been sent; its buffer is free again. */
 void net_frame_sent(struct net_conn *conn, struct net_buffer *buffer);
-/* Fires READY for the classes that have room now, and for cookies if they have. */
+/* Fires READY for each class that has room for the message that found none, and for cookies if the
+ * next one has room. */
 void net_look_room(struct net_conn *conn);
-/* Returns true if there is room for a message of that many bytes. If not, it first processes the
- * events of the transport, which can end the connection. */
+/* Returns true if there is room for a message of that many bytes. If there is no room at first,
+ * processes the events of the transport, which can free room or end the connection. */
 bool net_room(struct net_conn *conn, enum net_class class, size_t bytes);
-/* Called when there is no room. Returns -EAGAIN, and READY follows, or -ENOTCONN. */
+/* Called when there is no room. Returns -EAGAIN, and fires READY later; or -ENOTCONN if the
+ * connection has ended. */
 int net_no_room(struct net_conn *conn, enum net_class class, size_t bytes);
 int net_send(struct clan_conn *base, uint32_t cls, uint32_t type, const struct iovec *iov,
 	uint32_t iov_count, size_t bytes);
@@ -537,9 +539,9 @@ struct net_access {
 	uint64_t region_offset;
 };
 
-/* Returns true if the cookie permits the access now, and fills in the results. This uses up a
- * cookie with CLAN_COOKIE_ONCE. The memory stays valid until the peer has returned the cookie or
- * the region, which it must not do while grant->reads is not 0. */
+/* Returns true if the cookie permits the access now, and fills in the results. A cookie with
+ * CLAN_COOKIE_ONCE is used up by this call. The memory stays valid until the peer has returned the
+ * cookie or the region. The peer must not return either while grant->reads is not 0. */
 bool net_access_find(struct net_conn *conn, struct net_access *access);
 /* The peer has put data: fires the tripwires in the range. Returns 0 or -EPROTO. */
 int net_put_arrived(struct net_conn *conn, const struct net_put *put);
@@ -553,7 +555,7 @@ int net_ticket_find(struct net_conn *conn, const struct clan_cookie *cookie, uin
 bool net_cookie_room(struct net_conn *conn);
 /* Called when the endpoint is closed: no more data arrives. */
 void net_memory_end(struct net_conn *conn);
-/* Called when the program closes the connection: no more events. */
+/* Called when the program closes the connection: drops its pending events, and prevents others. */
 void net_memory_close(struct net_conn *conn);
 void net_memory_free(struct net_conn *conn);
 int net_share(struct clan_conn *base, struct clan_share *share);
@@ -607,7 +609,7 @@ void net_rma_pump(struct net_conn *conn);
 void net_rma_done(struct net_rma *rma, int error);
 /* Called when the endpoint is closed: ends all puts and gets. */
 void net_rma_end(struct net_conn *conn);
-/* Called when the program closes the connection: no more events. */
+/* Called when the program closes the connection: drops its pending events, and prevents others. */
 void net_rma_close(struct net_conn *conn);
 void net_rma_free_all(struct net_queue *net);
 /* Queues CLAN_EVENT_DONE for an operation that has already ended. Returns 0 or -ENOMEM. */

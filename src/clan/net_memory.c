@@ -918,7 +918,7 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 		return revoked_arrived(conn, &record.revoke);
 	case NET_COOKIE:
 		return net_memory_cookie_arrived(conn, &record.cookie);
-	case NET_PUT: /* reports a put of the peer; only on ofi, because sockets see each put */
+	case NET_PUT: /* reports a put of the peer; only on ofi, where the transport sees none */
 		if (conn->transport->sees_puts) {
 			break;
 		}

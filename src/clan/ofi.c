@@ -26,7 +26,7 @@ struct ofi_local {
 	struct fid_mr *mr;
 };
 
-/* What rma->held points to if the local memory of a put or get must be registered. */
+/* The object at rma->held, which exists if the local memory of a put or get must be registered. */
 struct ofi_held {
 	void *descs[CLAN_IOV_MAX];
 	struct fid_mr *mrs[CLAN_IOV_MAX]; /* registrations for this operation only */
@@ -354,8 +354,8 @@ static void ofi_rma_release(struct net_rma *rma)
 	}
 }
 
-/* Registers the parts of a put or get if the provider requires it (FI_MR_LOCAL): all of them, or
- * none. */
+/* Registers all parts of a put or get, if the provider requires it (FI_MR_LOCAL). If that fails, no
+ * part stays registered. */
 static int ofi_rma_hold(struct net_rma *rma)
 {
 	struct ofi_domain *domain = ofi_conn(rma->op.conn)->domain;

@@ -19,7 +19,7 @@ enum {
 	REAP_BATCH = 32,
 	EQ_SILENT_MAX = 16, /* limit on consecutive empty reads, which can mean internal events of
 			       libfabric */
-	EQ_ENTRY_BYTES = 1024, /* includes connection data of the peer; libclan sends none */
+	EQ_ENTRY_BYTES = 1024, /* events can contain data of the peer; libclan sends none */
 	/* Each connection can have these completions: received and sent frames, the frame without
 	 * records, puts and gets. */
 	CQ_ENTRIES = OFI_DOMAIN_CONNS * (NET_RECEIVES + NET_SENDS + 1 + NET_RMA_PIECES),

@@ -254,7 +254,7 @@ static int clan_queue_check_options(
 	return 0;
 }
 
-/* Frees a queue, also one whose creation has failed: descriptors that do not exist are -1. Files
+/* Frees a queue, even if its creation has failed: then descriptors that do not exist are -1. Files
  * are removed from the waiter before they are closed. */
 static void queue_fini(struct clan_queue *queue)
 {

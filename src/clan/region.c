@@ -483,8 +483,8 @@ int clan_region_replace(
 	}
 	list_for_each(node, &region->shares)
 	{
-		/* A connection that is not lost, or a provider that still gives the peer access,
-		 * would continue to use the old pages. */
+		/* The pages must not be replaced while a share is in use: an open connection, or a
+		 * peer that still has access (carrier), would continue to use the old pages. */
 		const struct clan_share *share = list_entry(node, struct clan_share, region_node);
 
 		if (share->conn->state == CLAN_OPEN || share->carrier != NULL) {

@@ -422,8 +422,8 @@ static int read_credentials(struct shm_conn *conn, int fd)
 		.uid = credentials.uid,
 		.gid = credentials.gid,
 	};
-	/* A wary connection's memory is mapped, but never passed to the program, which could stall
-	 * on holes. */
+	/* The memory of a wary connection's peer is mapped, but never passed to the program,
+	 * because the program could stall at a hole in the memory. */
 	conn->conn.is_wary = conn->conn.options.access == CLAN_ACCESS_WARY &&
 			     rights_is_stranger(credentials.uid) &&
 			     !clan_queue_is_passive(conn->conn.queue);
@@ -793,7 +793,7 @@ static void shm_listener_close(struct clan_listener *base)
 
 	waiter_file_remove(base->queue->waiter, &listener->file);
 	clan_deadline_clear(&listener->retry);
-	/* Connections in the backlog can contain descriptors that block when they are closed. */
+	/* Unread messages in the backlog can contain descriptors, and closing these can block. */
 	dispose_socket(fd, geteuid(), clan_queue_is_passive(base->queue));
 	if (listener->path != NULL && stat(listener->path, &status) == 0 &&
 		status.st_dev == listener->device && status.st_ino == listener->inode) {

@@ -163,7 +163,9 @@ struct shm_revocation {
 	struct clan_source source;
 	struct clan_deadline deadline;
 	struct shm_conn *conn;
-	struct clan_region *region; /* strict: a loss replaces pages of this region; else NULL */
+	/* Of a strict revocation: the region whose pages are replaced if the connection is lost.
+	 * Otherwise NULL. */
+	struct clan_region *region;
 	struct clan_range range;
 	uint64_t busy; /* the peer's busy word when the cookie was revoked; odd */
 	uint32_t slot;
@@ -233,7 +235,7 @@ struct shm_conn {
 
 	uint64_t want;	       /* number of our last request for notification */
 	uint32_t want_reasons; /* enum shm_reason: the reasons in our last request */
-	/* The peer has answered the last request, so the next one needs a new number. */
+	/* The peer has answered our last request, so our next request needs a new number. */
 	bool want_answered;
 	uint64_t answered; /* number of the peer's last request that we answered */
 
@@ -382,7 +384,7 @@ struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id);
 struct shm_group *shm_group_find_place(const struct shm_conn *conn);
 /* Adds the group to the active list: it is checked in every turn until it is armed. */
 void shm_group_activate(struct shm_group *group);
-/* Called when the peer rings: a bell byte on the socket of a connection, or the futex. */
+/* Called when the peer has rung the bell, by a byte on a connection's socket or by the futex. */
 void shm_group_bell(struct shm_group *group);
 void shm_group_free(struct shm_group *group);
 
@@ -428,7 +430,8 @@ void shm_put_message(struct shm_conn *conn, enum shm_class class, uint8_t type,
 	const struct iovec *iov, uint32_t iov_count, size_t bytes);
 /* Returns true if the peer has published messages that have not been received. */
 bool shm_has_message(struct shm_conn *conn, enum shm_class class);
-/* Processes system records, at most twice the ring. Returns true if there were any. */
+/* Processes system records, at most twice as many as the ring has slots. Returns true if there were
+ * any. */
 bool shm_take_system(struct shm_conn *conn);
 /* Publishes our read index, so that the peer can reuse the slots. */
 void shm_publish_read(struct shm_conn *conn, enum shm_class class);
@@ -496,7 +499,7 @@ int shm_tripwire_remove(struct clan_conn *conn, uint32_t number);
 void shm_tripped(struct shm_conn *conn, const struct shm_tripped *record);
 /* Sends the TRIPPED records that found no room before. */
 void shm_send_owed_trips(struct shm_conn *conn);
-/* Called when the program closes the connection: no more events of cookies and tripwires. */
+/* Called when the program closes the connection: drops the events of cookies and tripwires. */
 void shm_memory_close(struct shm_conn *conn);
 void shm_memory_free(struct shm_conn *conn);
 void shm_memory_after_fork(struct shm_conn *conn);
@@ -527,7 +530,7 @@ GMB_MUST_CHECK int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_o
 void shm_copies_look(struct shm_conn *conn);
 /* Called just before the connection becomes LOST: puts whose notification is pending fail. */
 void shm_copies_lost(struct shm_conn *conn);
-/* Called when the connection is closed: no more events of copies. */
+/* Called when the connection is closed: drops the events of copies. */
 void shm_copies_drop(struct shm_conn *conn);
 void shm_copies_after_fork(struct shm_conn *conn);
 int shm_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset, void *to,

@@ -210,8 +210,8 @@ struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id)
 	return NULL;
 }
 
-/* Returns true if the group's acceptor is the process that listens at the connection's address; it
- * can listen at several addresses. */
+/* Returns true if the group's acceptor is the process that listens at the connection's address. One
+ * process can listen at several addresses. */
 static bool has_peer(const struct shm_group *group, const struct shm_conn *conn)
 {
 	return group->pid != 0 && group->pid == conn->conn.peer.pid &&
@@ -226,7 +226,7 @@ struct shm_group *shm_group_find_place(const struct shm_conn *conn)
 	{
 		struct shm_group *group = list_entry(node, struct shm_group, node);
 
-		/* A group without peer is being set up: the acceptor has not confirmed it yet. */
+		/* peer is NULL while the acceptor has not confirmed the group. */
 		if (group->place == NULL || group->peer == NULL ||
 			group->conn_count >= group->conns_max) {
 			continue;
@@ -312,8 +312,8 @@ static void publish_words(struct shm_conn *conn)
 }
 
 /* Called after the fence that follows publish_words(). If the peer requested notification of the
- * changes, pushes the connection on our ready ring, which the peer reads. Returns true if it did.
- */
+ * changes, pushes the connection on our ready ring, which the peer reads. Returns true if an entry
+ * was pushed. */
 static bool push_ready(struct shm_conn *conn)
 {
 	struct shm_group *group = conn->group;

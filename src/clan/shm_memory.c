@@ -203,8 +203,8 @@ static struct shm_revocation *revocation_create(
 	return revocation;
 }
 
-/* Clears the generation, then checks whether the peer is in the middle of a copy. If it is not, the
- * revocation has ended, because every later copy sees generation 0. */
+/* Clears the generation, then checks whether the peer is in the middle of a copy. If the peer is
+ * not copying, the revocation has ended, because every later copy sees generation 0. */
 int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool strict, void *op)
 {
 	struct shm_conn *conn = shm_conn(base);
@@ -345,7 +345,8 @@ static int copy_by_helper(
 	return result;
 }
 
-/* Copies, or starts the copy if the connection is wary; CLAN_EVENT_DONE then reports its end. */
+/* Makes the copy. If the peer is untrusted (is_wary), only starts the copy on a worker, and
+ * CLAN_EVENT_DONE reports the end of the copy. */
 static int copy_by_cookie(struct shm_conn *conn, const struct clan_cookie *cookie,
 	const struct copy *copy, struct shm_copy_order *order)
 {
@@ -608,8 +609,8 @@ static bool make_trips(struct shm_conn *conn)
 	return conn->trips != NULL;
 }
 
-/* Sends TRIPPED for each armed tripwire of the peer that the range touches. An arming is answered
- * at most once. */
+/* Sends TRIPPED for each armed tripwire of the peer that the range touches, at most once for each
+ * arming. */
 static void touch_tripwires(struct shm_conn *conn, uint32_t region, uint64_t offset, size_t bytes)
 {
 	/* Partner: the fence in arm_watch(). Either the owner sees the bytes, or we see the

@@ -129,7 +129,8 @@ static void region_removed(struct shm_peer_region *region)
 	shm_conn_join(conn);
 }
 
-/* Permits no new holds. The region is removed immediately if there are no holds. */
+/* From now on, the program cannot hold the region. The region is removed as soon as nothing holds
+ * it. */
 static void shm_region_leaves(struct shm_peer_region *region)
 {
 	shm_region_set_region_state(region, SHM_REGION_LEAVING);
