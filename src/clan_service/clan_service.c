@@ -135,8 +135,8 @@ void clan_service_fini(struct clan_service *service)
 
 /* --- connections ----------------------------------------------------------------------------- */
 
-/* The engine decides which peers can connect, and limits the handshakes, so every user is admitted
- * here. */
+/* The engine decides which peers can connect, and limits the handshakes. So these options admit
+ * every user. */
 static struct clan_conn_options clan_service_options(const struct clan_service *service)
 {
 	uint64_t handshake_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * What the session kinds gmb and push have in common: their sessions use clan connections. Each of
- * the two kinds has one clan_service in each engine. It runs a clan queue on the engine's ring, and
- * admits new connections as sessions. The door is the engine's admission check. A hungry session
- * has not received all available messages.
+ * Common code of the session kinds gmb and push, whose sessions use clan connections. An engine has
+ * one clan_service for each of the two kinds. A clan_service runs a clan queue on the engine's
+ * ring, and admits new connections as sessions. The door is the engine's admission check. A hungry
+ * session is one that has not received all available messages.
  *
  *   clan queue ─▶ ring_source ─┬▶ event of a session ────────▶ ops->event()
  *                              ├▶ new connection ─▶ door ─▶ engine ─▶ kind->accept()
  *                              │                                       └▶ clan_service_accept()
  *                              └▶ after the events ──────────▶ ops->take() for each hungry session
  *
- * The queue is created with the first listener or connection, so a session kind that nobody uses
- * costs nothing.
+ * The queue is created with the first listener or connection, so a session kind
+ * costs nothing until it is used.
  *
  * Threading: the ring's thread. Ownership: the struct is the first member of the kind's service, so
  * that the functions below can be entries of the kind's table. It owns the queue and the listeners.
