@@ -52,7 +52,7 @@ bool has_passed(const omni_time_t &deadline)
 	return deadline && deadline <= now();
 }
 
-/* Returns the time until the deadline, rounded up; -1: there is none. */
+/* Returns the time until the deadline, rounded up; -1 if there is no deadline. */
 int milliseconds_until(const omni_time_t &deadline)
 {
 	if (!deadline) {
