@@ -10,11 +10,12 @@
  *                              │                                       └▶ clan_service_accept()
  *                              └▶ after the events ──────────▶ ops->take() for each hungry session
  *
- * The queue is created with the first listener or connection, so a session kind
- * costs nothing until it is used.
+ * The queue is created with the first listener or connection, so a session kind costs nothing until
+ * it is used.
  *
  * Threading: the ring's thread. Ownership: the struct is the first member of the kind's service, so
- * that the functions below can be entries of the kind's table. It owns the queue and the listeners.
+ * that the functions below can be entries of the kind's table. The struct owns the queue and the
+ * listeners.
  * Errors: a negative errno and a message.
  */
 #pragma once
