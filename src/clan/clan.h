@@ -10,7 +10,8 @@
  *         └──────▶ queue.c ◀───────┘        waiter.c: sleeping     base/work.c: blocking work
  *
  * Threading: as in <gmblock/clan.h>. Ownership: a provider creates a connection. destroy() frees it
- * when the queue gives CLAN_EVENT_CLOSED, or in progress() if it is not known. Errors: -errno.
+ * when the queue gives CLAN_EVENT_CLOSED. A connection whose handle the program never got has no
+ * such event; the provider's progress() frees it. Errors: -errno.
  */
 #pragma once
 
@@ -41,7 +42,7 @@ enum {
 /* --- the event queue (docs/protocol/clan.md §7) ---------------------------------------------- */
 
 /* An object that can raise events. It is linked in queue->events if and only if it has an event to
- * give, so the queue cannot overflow. */
+ * give. So the queue is a list of objects, not of events, and cannot overflow. */
 struct clan_source {
 	struct list_node node;
 	/* Fills in the event. Returns true if the source has another one; it then returns to the
@@ -128,9 +129,9 @@ struct clan_conn {
 	uint32_t enabled;
 	bool arrived_pending; /* CLAN_EVENT_ARRIVED is pending */
 	bool connect_pending; /* CLAN_EVENT_CONNECT or CLAN_EVENT_CONNECTED is pending */
-	bool is_wary;	      /* only helper threads touch memory that the peer can write */
+	bool is_wary; /* memory that the untrusted peer can write is accessed by workers only */
 	bool connector;
-	bool known; /* the program has the handle: it gets events and must close the connection */
+	bool known; /* the program has the handle: it receives events and must close the handle */
 	bool lost_pending;
 	void *context;
 	struct clan_peer peer;
@@ -138,9 +139,10 @@ struct clan_conn {
 	size_t hello_bytes;
 	struct clan_conn_options options; /* with the defaults filled in */
 	struct clan_conn_stats stats;
-	struct list_node shares;       /* struct clan_share: our regions that are shared */
-	uint32_t share_generation;     /* generation of the last share */
-	struct clan_deadline deadline; /* end of the time for the handshake; net: or for the end */
+	struct list_node shares;   /* struct clan_share: our regions that are shared */
+	uint32_t share_generation; /* generation of the last share */
+	/* Ends the handshake; in CLOSING (net only), ends the wait for the peer. */
+	struct clan_deadline deadline;
 	char reason[CLAN_REASON_BYTES];
 };
 
@@ -183,8 +185,9 @@ struct clan_provider {
 	 * when nothing of the connection is in use any more. */
 	void (*close)(struct clan_conn *conn);
 	void (*destroy)(struct clan_conn *conn); /* called in CLOSED */
-	/* Called in the child after fork(), for a connection, a listener, or the provider's state
-	 * of the queue (both NULL). shm frees it; net only closes descriptors. */
+	/* Called in the child after fork() for each connection and each listener (the other
+	 * argument is NULL), and then with both NULL for the provider's state of the queue. shm
+	 * frees the object; net only closes descriptors. */
 	void (*after_fork)(
 		struct clan_queue *queue, struct clan_conn *conn, struct clan_listener *listener);
 
@@ -210,7 +213,8 @@ struct clan_provider {
 	/* CLAN_EVENT_REVOKED follows. */
 	int (*revoke)(
 		struct clan_conn *conn, const struct clan_cookie *cookie, bool strict, void *op);
-	/* Before unshare, in any state: revokes all cookies of a share. net: with its region. */
+	/* Called before unshare, in any state: revokes all cookies of a share. net sends no
+	 * revocations, because the cookies end when the peer returns the region. */
 	void (*void_cookies)(struct clan_conn *conn, const struct clan_share *share);
 	/* put, get and fetch end within the call if the connection has CLAN_CAN_MAP; otherwise
 	 * CLAN_EVENT_DONE follows. */
@@ -284,12 +288,13 @@ struct clan_region {
 	struct list_node registrations; /* struct clan_registration */
 	uint8_t *base;
 	uint64_t bytes;
-	uint64_t offset;       /* offset of the region in the memfd */
-	int fd;		       /* -1: registered memory of the program, which has no memfd */
-	uint32_t strict_count; /* strict revocations in progress, which can replace its pages */
+	uint64_t offset; /* offset of the region in the memfd */
+	int fd;		 /* -1: registered memory of the program, which has no memfd */
+	/* Strict revocations in progress. If the connection is lost, they replace the pages. */
+	uint32_t strict_count;
 	bool imported;
 	bool read_only; /* sealed, so that no other process can map it for writing */
-	bool sealed;	/* by shm at its first share; later shares must have the same read_only */
+	bool sealed;	/* shm has sealed the memfd, so read_only is fixed for all shares */
 	bool huge;
 };
 

@@ -818,7 +818,7 @@ static int net_listen(struct clan_queue *queue, const char *address,
 }
 
 /* Closes the listener's socket and the connections whose handles the program does not have. The
- * listener is freed with the last of its connections, because they count themselves in it. */
+ * listener is freed with the last of its connections, because each is counted in the listener. */
 static void clan_net_listener_close(struct clan_listener *base)
 {
 	struct net_listener *listener = container_of(base, struct net_listener, listener);

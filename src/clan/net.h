@@ -46,11 +46,12 @@ enum {
 	NET_SYSTEM_BYTES_MAX = 64,
 };
 
+/* The counts report to the peer what the sender of this frame has received. */
 struct net_frame_head {
 	uint16_t bytes;	   /* size of the frame */
 	uint16_t credits;  /* frames received since the sender's last frame */
-	uint32_t taken[2]; /* slots of control and bulk that the sender's program has consumed */
-	uint32_t popped;   /* cookies that the sender's program has popped */
+	uint32_t taken[2]; /* slots of its control and bulk rings that its program has consumed */
+	uint32_t popped;   /* cookies that its program has popped */
 };
 
 enum net_class { NET_CONTROL, NET_BULK, NET_RING_COUNT, NET_SYSTEM = NET_RING_COUNT };
@@ -88,7 +89,7 @@ struct net_hello { /* HELLO and WELCOME; followed by the program's hello */
 	uint32_t hello_bytes;
 };
 
-struct net_refused { /* REFUSED and END; followed by the text, in REFUSED only */
+struct net_refused { /* REFUSED, followed by the text; END, without a text */
 	uint32_t error;
 	uint32_t text_bytes;
 };
@@ -193,8 +194,9 @@ struct net_buffer {
 	uint64_t after;
 };
 
-/* A pending record of the library, kept as state. write() composes the record when a frame has
- * room, so pending records need no memory that a peer could fill. */
+/* A record that the library must send about an object; a member of that object. write() composes
+ * the record when a frame has room. So pending records need no buffers, whose number a peer could
+ * increase. */
 struct net_owed {
 	struct list_node node; /* in conn->owed */
 	void (*write)(struct net_conn *conn, struct net_owed *owed);
@@ -205,17 +207,16 @@ struct net_ring { /* received messages that the program has not consumed */
 	uint32_t slots;
 	uint32_t write;
 	uint32_t read;
-	/* value of read in the last frame that we sent */
-	uint32_t told;
-	uint32_t stream_at; /* bytes consumed of the stream message at read */
+	uint32_t told;	    /* the value of the member read that our last frame reported */
+	uint32_t stream_at; /* consumed bytes, if the next message was partly read; else 0 */
 };
 
-struct net_out { /* the peer's ring as we know it: our writes, and the slots that it has reported as
-		    free */
+/* Our view of a ring of the peer, from which we know how much room the ring has. */
+struct net_out {
 	uint32_t slots;
-	uint32_t write;
-	uint32_t taken;
-	uint32_t needed; /* slots of the last message that found no room; 0: none yet */
+	uint32_t write;	 /* slots that our messages have used */
+	uint32_t taken;	 /* slots that the peer has reported as consumed */
+	uint32_t needed; /* slots that the last message without room needs; 0: none so far */
 };
 
 struct net_grant {
@@ -280,7 +281,7 @@ struct net_conn {
 
 	/* Memory. */
 	struct list_node regions;	       /* struct net_peer_region */
-	struct net_peer_region **region_table; /* by number; NULL until a region is shared */
+	struct net_peer_region **region_table; /* by number; NULL until the peer shares one */
 	uint32_t region_count;
 	uint64_t region_bytes;
 	struct net_grant *grants;
@@ -304,7 +305,7 @@ struct net_conn {
 	struct list_node running; /* posted, or ended */
 	uint64_t rmas_begun;
 	uint64_t rmas_posted;
-	uint32_t pieces; /* parts of puts and gets that the transport is executing */
+	uint32_t pieces; /* number of parts of puts and gets that the transport is executing */
 	struct net_owed end_owed;
 };
 
@@ -325,7 +326,7 @@ struct net_key;
 /* A parsed address. */
 struct net_place {
 	const struct net_transport *transport;
-	const char *provider; /* static string: the provider of the transport, if it has several */
+	const char *provider; /* ofi: name of the libfabric provider, a static string; else NULL */
 	char host[NET_HOST_BYTES];
 	char port[NET_PORT_BYTES];
 };
@@ -343,7 +344,8 @@ struct net_transport {
 			      net_conn */
 	size_t listener_bytes;
 
-	/* Resolves an address; listen: in clan_listen(), else on a worker. See found_free(). */
+	/* Resolves an address, which can block. Called within clan_listen() if listen is true,
+	 * otherwise on a worker. found_free() frees the result. */
 	int (*look_up)(
 		const struct net_place *place, bool listen, void **found_out, struct error *error);
 	void (*found_free)(void *found);
@@ -381,7 +383,8 @@ struct net_transport {
 	int (*share)(struct net_conn *conn, struct net_key *key);
 	void (*unshare)(struct net_key *key);
 
-	/* As the members of struct clan_provider, for queues that use the transport. */
+	/* These do for the transport what the members of the same names in struct clan_provider do.
+	 * Called only for queues that use the transport. */
 	bool (*progress)(struct net_queue *net);
 	bool (*arm)(struct net_queue *net);
 	void (*queue_destroy)(struct net_queue *net);
@@ -462,12 +465,14 @@ void net_publish_conn(struct net_conn *conn);
 int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes);
 /* Called when a frame has been sent; its buffer is free again. */
 void net_frame_sent(struct net_conn *conn, struct net_buffer *buffer);
-/* Fires READY for the classes that have room now, and for cookies if they have. */
+/* Fires READY for each class that has room for the message that found none, and for cookies if the
+ * next one has room. */
 void net_look_room(struct net_conn *conn);
-/* Returns true if there is room for a message of that many bytes. If not, it first processes the
- * events of the transport, which can end the connection. */
+/* Returns true if there is room for a message of that many bytes. If there is no room at first,
+ * processes the events of the transport, which can free room or end the connection. */
 bool net_room(struct net_conn *conn, enum net_class class, size_t bytes);
-/* Called when there is no room. Returns -EAGAIN, and READY follows, or -ENOTCONN. */
+/* Called when there is no room. Returns -EAGAIN, and fires READY later; or -ENOTCONN if the
+ * connection has ended. */
 int net_no_room(struct net_conn *conn, enum net_class class, size_t bytes);
 int net_send(struct clan_conn *base, uint32_t cls, uint32_t type, const struct iovec *iov,
 	uint32_t iov_count, size_t bytes);
@@ -483,7 +488,8 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 enum net_peer_region_state {
 	NET_REGION_REFUSED, /* waits until REGION_OK with an errno is sent */
 	NET_REGION_LIVE,    /* usable */
-	NET_REGION_LEAVING, /* until puts and gets end, events are given, REGION_ENDED is sent */
+	/* Waits until puts and gets have ended, events are given, and REGION_ENDED is sent. */
+	NET_REGION_LEAVING,
 	NET_REGION_STATE_COUNT
 };
 
@@ -533,9 +539,9 @@ struct net_access {
 	uint64_t region_offset;
 };
 
-/* Returns true if the cookie permits the access now, and fills in the results. This uses up a
- * cookie with CLAN_COOKIE_ONCE. The memory stays valid until the peer has returned the cookie or
- * the region, which it must not do while grant->reads is not 0. */
+/* Returns true if the cookie permits the access now, and fills in the results. A cookie with
+ * CLAN_COOKIE_ONCE is used up by this call. The memory stays valid until the peer has returned the
+ * cookie or the region. The peer must not return either while grant->reads is not 0. */
 bool net_access_find(struct net_conn *conn, struct net_access *access);
 /* The peer has put data: fires the tripwires in the range. Returns 0 or -EPROTO. */
 int net_put_arrived(struct net_conn *conn, const struct net_put *put);
@@ -549,7 +555,7 @@ int net_ticket_find(struct net_conn *conn, const struct clan_cookie *cookie, uin
 bool net_cookie_room(struct net_conn *conn);
 /* Called when the endpoint is closed: no more data arrives. */
 void net_memory_end(struct net_conn *conn);
-/* Called when the program closes the connection: no more events. */
+/* Called when the program closes the connection: drops its pending events, and prevents others. */
 void net_memory_close(struct net_conn *conn);
 void net_memory_free(struct net_conn *conn);
 int net_share(struct clan_conn *base, struct clan_share *share);
@@ -603,7 +609,7 @@ void net_rma_pump(struct net_conn *conn);
 void net_rma_done(struct net_rma *rma, int error);
 /* Called when the endpoint is closed: ends all puts and gets. */
 void net_rma_end(struct net_conn *conn);
-/* Called when the program closes the connection: no more events. */
+/* Called when the program closes the connection: drops its pending events, and prevents others. */
 void net_rma_close(struct net_conn *conn);
 void net_rma_free_all(struct net_queue *net);
 /* Queues CLAN_EVENT_DONE for an operation that has already ended. Returns 0 or -ENOMEM. */

@@ -256,8 +256,9 @@ static bool post_frame(struct net_conn *conn, struct net_buffer *buffer)
 }
 
 /* Posts closed frames, then a frame without records if credits or ring space must be returned. The
- * last credit is reserved for such frames when they return at least 2 credits, so the two sides
- * cannot block each other. */
+ * last credit is used only for a frame without records that returns at least 2 credits. Otherwise
+ * both sides could use all their credits for records, and neither could send a frame that returns
+ * credits. */
 static void post_frames(struct net_conn *conn)
 {
 	bool counts = counts_frames(conn);

@@ -2,8 +2,9 @@
 /*
  * Regions, cookies, revocation, tripwires, cookie queues: docs/protocol/clan.md §12.4 to §12.6.
  *
- * Invariant: a record that must be sent is state of its object (struct net_owed), written when a
- * frame has room. So a peer that does not read cannot make us queue memory.
+ * Invariant: an object only remembers that a record about it must be sent (struct net_owed). The
+ * record is composed when a frame has room. So a peer that does not read its frames cannot make us
+ * allocate memory.
  */
 #include <errno.h>
 #include <stdlib.h>
@@ -16,7 +17,7 @@
 #define FIFO_NONE UINT32_MAX
 
 enum {
-	STRICT_MS = 1000, /* long enough for a busy program to run its queue */
+	STRICT_MS = 1000, /* time limit for the peer's answer: even a busy program answers in it */
 };
 
 enum net_grant_state {
@@ -123,8 +124,8 @@ int net_unshare(struct clan_conn *base, struct clan_share *share)
 	return 0;
 }
 
-/* Frees the cookie slots of a region that the peer has returned. Returns false if one of its READs
- * is still being answered, which breaks the protocol. */
+/* Frees the cookie slots of a region that the peer has returned. Returns false if the peer broke
+ * the protocol: one of its READs in the region is still being answered. */
 static bool free_grants(struct net_conn *conn, const struct clan_share *share)
 {
 	for (uint32_t i = 0; conn->grants != NULL && i < conn->conn.options.cookies; i++) {
@@ -620,8 +621,8 @@ static void write_revoked(struct net_conn *conn, struct net_owed *owed)
 	net_append_system(conn, NET_REVOKED, &record, sizeof(record));
 }
 
-/* REVOKE: invalidates the ticket, so no new put or get uses it. REVOKED is sent after those in
- * progress. */
+/* REVOKE: invalidates the ticket, so no new put or get uses it. REVOKED is sent when the puts and
+ * gets in progress have ended. */
 static int revoke_arrived(struct net_conn *conn, const struct net_revoke *record)
 {
 	struct net_ticket *ticket;
@@ -917,7 +918,7 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 		return revoked_arrived(conn, &record.revoke);
 	case NET_COOKIE:
 		return net_memory_cookie_arrived(conn, &record.cookie);
-	case NET_PUT: /* sent by the peer's library, and only on ofi, which does not see puts */
+	case NET_PUT: /* reports a put of the peer; only on ofi, where the transport sees none */
 		if (conn->transport->sees_puts) {
 			break;
 		}

@@ -26,7 +26,7 @@ struct ofi_local {
 	struct fid_mr *mr;
 };
 
-/* State of a put or get whose local memory must be registered; rma->held. */
+/* The object at rma->held, which exists if the local memory of a put or get must be registered. */
 struct ofi_held {
 	void *descs[CLAN_IOV_MAX];
 	struct fid_mr *mrs[CLAN_IOV_MAX]; /* registrations for this operation only */
@@ -350,12 +350,12 @@ static void ofi_rma_release(struct net_rma *rma)
 		}
 		free(held->copies[i]);
 		held->copies[i] = NULL;
-		held->descs[i] = NULL; /* the next operation can belong to another domain */
+		held->descs[i] = NULL; /* valid in one domain; the next use can be in another */
 	}
 }
 
-/* Registers the parts of a put or get if the provider requires it (FI_MR_LOCAL): all of them, or
- * none. */
+/* Registers all parts of a put or get, if the provider requires it (FI_MR_LOCAL). If that fails, no
+ * part stays registered. */
 static int ofi_rma_hold(struct net_rma *rma)
 {
 	struct ofi_domain *domain = ofi_conn(rma->op.conn)->domain;

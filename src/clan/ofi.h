@@ -41,8 +41,9 @@ struct ofi_queue {
 struct ofi_domain {
 	struct list_node node;
 	struct net_queue *net;
-	struct fi_info *info; /* of the first connection or listener, which names the provider,
-				 fabric and device */
+	/* The provider, fabric and device of the domain, as described by libfabric for the first
+	 * connection or listener. */
+	struct fi_info *info;
 	struct fid_fabric *fabric;
 	struct fid_domain *domain;
 	struct fid_cq *cq;

@@ -19,7 +19,7 @@ enum {
 	REAP_BATCH = 32,
 	EQ_SILENT_MAX = 16, /* limit on consecutive empty reads, which can mean internal events of
 			       libfabric */
-	EQ_ENTRY_BYTES = 1024, /* includes connection data of the peer; libclan sends none */
+	EQ_ENTRY_BYTES = 1024, /* events can contain data of the peer; libclan sends none */
 	/* Each connection can have these completions: received and sent frames, the frame without
 	 * records, puts and gets. */
 	CQ_ENTRIES = OFI_DOMAIN_CONNS * (NET_RECEIVES + NET_SENDS + 1 + NET_RMA_PIECES),
@@ -45,7 +45,7 @@ static void ofi_domain_load(void)
 	void *library = dlopen("libfabric.so.1", RTLD_NOW | RTLD_LOCAL);
 	const struct {
 		const char *name;
-		void *function; /* address of a function pointer, as returned by dlsym() */
+		void *function; /* address of the pointer in which dlsym()'s result is stored */
 	} functions[] = {
 		{ "fi_getinfo", &api.getinfo },
 		{ "fi_freeinfo", &api.freeinfo },

@@ -6,7 +6,8 @@
  * Invariant: a source is linked in queue->events if and only if it has an event to give. So the
  * queue needs no memory for events, and its length is bounded by the number of objects.
  *
- * Called by the program; the providers call clan_fire() and clan_deadline_set().
+ * The program calls most functions of this file. The providers raise events with clan_fire(), and
+ * set deadlines with clan_deadline_set().
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -253,7 +254,7 @@ static int clan_queue_check_options(
 	return 0;
 }
 
-/* Frees a queue, also one whose creation has failed: descriptors that do not exist are -1. Files
+/* Frees a queue, even if its creation has failed: then descriptors that do not exist are -1. Files
  * are removed from the waiter before they are closed. */
 static void queue_fini(struct clan_queue *queue)
 {
@@ -392,7 +393,7 @@ int clan_queue_fd(const struct clan_queue *queue)
 	return waiter_fd(queue->waiter);
 }
 
-/* Requests a wake-up from every peer, and queues the waits for it in queue->waiter, which must
+/* Requests a wake-up from every peer. Waits for futex words that this adds to queue->waiter must
  * still be submitted with waiter_submit(). Returns false if there is work already. */
 static bool ask_for_wake_ups(struct clan_queue *queue)
 {

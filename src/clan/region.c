@@ -4,8 +4,8 @@
  * by the program; the providers report the peer's answers with clan_share_answered() and
  * clan_share_returned().
  *
- * Invariant: a region is one mapping of one memfd (registered memory: of none), and its address
- * never changes, even if clan_region_replace() replaces the memfd.
+ * Invariant: a region is one mapping, whose address never changes. A region maps one memfd, which
+ * clan_region_replace() can replace; only registered memory has no memfd.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -483,8 +483,8 @@ int clan_region_replace(
 	}
 	list_for_each(node, &region->shares)
 	{
-		/* A connection that is not lost, or a provider that still gives the peer access,
-		 * would continue to use the old pages. */
+		/* The pages must not be replaced while a share is in use: an open connection, or a
+		 * peer that still has access (carrier), would continue to use the old pages. */
 		const struct clan_share *share = list_entry(node, struct clan_share, region_node);
 
 		if (share->conn->state == CLAN_OPEN || share->carrier != NULL) {

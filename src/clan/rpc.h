@@ -3,12 +3,14 @@
  * Private interface of <gmblock/clan_rpc.h>: nodes and their links. docs/protocol/clan.md §13 has
  * the layout.
  *
- *   node ──▶ links: one connection each ──▶ slots in our area: requests of the peer, its replies,
- *                                           and copies of our requests and replies, to put from
+ *   node ──▶ links, each with a connection and an area ──▶ slots: requests and replies of the peer,
+ *                                                          and copies of ours (sources of puts)
  *
- * Each connection has its own area, because on shm a region is the boundary of trust. Threading: as
- * in <gmblock/clan_rpc.h>. Ownership: a node frees its links when all are closed. Errors: a link
- * whose peer breaks a rule ends its whole node.
+ * Each connection has its own area, because on shm a peer can access all memory of a region that is
+ * shared with it.
+ *
+ * Threading: as in <gmblock/clan_rpc.h>. Ownership: a node frees its links when all are closed.
+ * Errors: a link whose peer breaks a rule ends its whole node.
  */
 #pragma once
 
@@ -34,7 +36,7 @@ struct rpc_setup {
 
 /* The states of a link. */
 enum link_state {
-	LINK_NEW,     /* waits for its connection: of the peer, or one that was started here */
+	LINK_NEW,     /* waits until its connection is open; the peer or this side connects */
 	LINK_GREETED, /* waits until SETUP was sent and received */
 	LINK_UP,      /* usable for calls */
 	LINK_CLOSING, /* waits for CLAN_EVENT_CLOSED */
@@ -44,7 +46,7 @@ enum link_state {
 
 struct rpc_link {
 	struct rpc_node *node;
-	struct clan_conn *conn;	     /* NULL: closed, or new and the peer connects */
+	struct clan_conn *conn;	     /* NULL: closed, or the peer has not connected yet */
 	struct list_node ready_node; /* in clan_rpc.ready: there might be messages */
 	struct clan_region *region;
 	uint8_t *area;
@@ -59,7 +61,7 @@ struct rpc_link {
 	uint32_t bytes_max; /* limit of a message */
 	uint32_t free_count;
 	uint32_t waiting_first, waiting_count;
-	/* The arrays have clan_rpc.options.calls entries, waiting twice as many. */
+	/* Arrays with clan_rpc.options.calls entries; the array waiting has twice as many. */
 	uint64_t *requests; /* numbers of unanswered requests of the peer, by slot; 0 = none */
 	void **ops;
 	uint32_t *waiting; /* notification values of puts that found no room */
@@ -78,14 +80,14 @@ enum node_state {
 struct rpc_node {
 	struct clan_rpc *rpc;
 	struct list_node bucket_node;
-	struct list_node changed_node; /* in clan_rpc.changed: it has an event, or can be freed */
+	struct list_node changed_node; /* in clan_rpc.changed: an event to give, or no open link */
 	enum node_state state;
 	uint32_t number;
 	uint64_t key;
 	uid_t uid;
 	bool dialled;
 	bool up_pending;
-	bool given; /* the program knows the node: by an event, or because it has dialled */
+	bool given; /* the program knows the node: it got an event, or dialled the node itself */
 	int status; /* ENDING */
 	uint32_t conns;
 	uint32_t up_count;

@@ -291,8 +291,8 @@ static void rpc_node_attach(struct rpc_link *link, struct clan_conn *conn)
 	clan_conn_set_context(conn, link);
 }
 
-/* If some of the connections were started, the node ends without an event, because the call reports
- * the error itself. */
+/* If the call fails after some of the connections were started, the node ends without an event,
+ * because the call itself reports the error. */
 int clan_rpc_dial(
 	struct clan_rpc *rpc, uint32_t number, const char *address, struct clan_error *error)
 {

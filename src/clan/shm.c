@@ -422,8 +422,8 @@ static int read_credentials(struct shm_conn *conn, int fd)
 		.uid = credentials.uid,
 		.gid = credentials.gid,
 	};
-	/* A wary connection's memory is mapped, but never passed to the program, which could stall
-	 * on holes. */
+	/* The memory of a wary connection's peer is mapped, but never passed to the program,
+	 * because the program could stall at a hole in the memory. */
 	conn->conn.is_wary = conn->conn.options.access == CLAN_ACCESS_WARY &&
 			     rights_is_stranger(credentials.uid) &&
 			     !clan_queue_is_passive(conn->conn.queue);
@@ -691,8 +691,8 @@ static bool is_left_over(const struct sockaddr_un *address, socklen_t length)
 	bool dead;
 	int fd;
 
-	/* connect() fails with the same error for files that are no sockets, which must not be
-	 * removed. */
+	/* connect() reports ECONNREFUSED also for a file that is not a socket. Such a file must not
+	 * be removed. */
 	if (lstat(address->sun_path, &status) != 0 || !S_ISSOCK(status.st_mode)) {
 		return false;
 	}
@@ -725,7 +725,7 @@ static int shm_open_listener(const struct sockaddr_un *address, socklen_t length
 											 : -errno;
 		}
 	}
-	rights_refuse(fd); /* each connection permits them when it is adopted */
+	rights_refuse(fd); /* adopting an accepted socket permits descriptors again */
 	if (result == 0 && listen(fd, LISTEN_BACKLOG) != 0) {
 		result = -errno;
 	}
@@ -793,7 +793,7 @@ static void shm_listener_close(struct clan_listener *base)
 
 	waiter_file_remove(base->queue->waiter, &listener->file);
 	clan_deadline_clear(&listener->retry);
-	/* Connections in the backlog can contain descriptors that block when they are closed. */
+	/* Unread messages in the backlog can contain descriptors, and closing these can block. */
 	dispose_socket(fd, geteuid(), clan_queue_is_passive(base->queue));
 	if (listener->path != NULL && stat(listener->path, &status) == 0 &&
 		status.st_dev == listener->device && status.st_ino == listener->inode) {

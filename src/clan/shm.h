@@ -44,7 +44,7 @@ static inline struct shm_queue *shm_queue(const struct clan_queue *queue)
 struct shm_group {
 	struct list_node node; /* in groups */
 	struct list_node active_node;
-	struct list_node publish_node; /* in the list of groups that shm_publish() has pushed to */
+	struct list_node publish_node; /* in shm_publish()'s list: our ready ring got an entry */
 	struct shm_conn *publish_conn; /* the connection whose socket rings the bell */
 	struct clan_queue *queue;
 	uint64_t id;
@@ -63,11 +63,11 @@ struct shm_group {
 	size_t peer_bytes;
 	uint32_t peer_ready_slots;
 
-	/* For waking the peer (docs/protocol/clan.md §6.1). */
+	/* State for waking the peer (docs/protocol/clan.md §6.1). */
 	uint32_t pushed;
 	uint64_t rung;
 	uint32_t bell;
-	/* For being woken by the peer (docs/protocol/clan.md §6.2). */
+	/* State for wake-ups by the peer (docs/protocol/clan.md §6.2). */
 	uint32_t taken;
 	uint64_t arm;		    /* number of the last arming */
 	uint32_t bell_seen;	    /* value of peer->bell when the group was armed */
@@ -100,9 +100,10 @@ struct shm_in {
 	uint32_t read_published;
 	uint32_t write_seen;
 	uint16_t sequence;
-	uint32_t stream_at;		     /* bytes consumed of the stream message at read */
-	struct shm_message_head stream_head; /* the validated head of that message; set if stream_at
-						> 0 */
+	/* If the next message is a stream message that was partly read: the number of consumed
+	 * bytes (otherwise 0), and the validated head of the message. */
+	uint32_t stream_at;
+	struct shm_message_head stream_head;
 };
 
 /* The states of a region of the peer. */
@@ -136,7 +137,7 @@ struct shm_peer_region {
 	enum shm_peer_region_state state;
 	bool give_live;	   /* CLAN_EVENT_REGION is pending */
 	bool give_leaving; /* CLAN_EVENT_REGION_ENDING is pending */
-	bool asked_back;   /* the peer requested the region back; false: the connection has ended */
+	bool asked_back;   /* the peer requested the return, so REGION_ENDED must be sent */
 	uint32_t number;
 	uint32_t generation;
 	uint32_t rights;
@@ -162,7 +163,9 @@ struct shm_revocation {
 	struct clan_source source;
 	struct clan_deadline deadline;
 	struct shm_conn *conn;
-	struct clan_region *region; /* strict: its pages are replaced after a loss; else NULL */
+	/* Of a strict revocation: the region whose pages are replaced if the connection is lost.
+	 * Otherwise NULL. */
+	struct clan_region *region;
 	struct clan_range range;
 	uint64_t busy; /* the peer's busy word when the cookie was revoked; odd */
 	uint32_t slot;
@@ -199,19 +202,19 @@ struct shm_conn {
 	bool handshake_counted;
 	bool regrouped;	      /* REGROUP was sent or received */
 	uint32_t number;      /* the connection's number in our table of the group */
-	uint32_t peer_number; /* its number in the peer's table; we push it on the ready ring */
+	uint32_t peer_number; /* number in the peer's table, for entries on our ready ring */
 	struct list_node dirty_node;
 	struct list_node dead_node;
 
 	struct shm_conn_head *own;
 	size_t own_bytes;
-	int own_fd;   /* of our segment; open until the peer has it */
-	int group_fd; /* our group head, if the group is new; open until the peer has it */
-	struct list_node unsent;     /* socket messages that the kernel has not accepted yet */
+	int own_fd;		 /* memfd of our segment until the peer has received it, then -1 */
+	int group_fd;		 /* the same for our head of a new group; -1 if the group existed */
+	struct list_node unsent; /* socket messages that the kernel has not accepted yet */
 	struct clan_deadline resend; /* when to send the messages in unsent again */
-	uint64_t resend_ns;	     /* the time until then */
+	uint64_t resend_ns;	     /* the last interval until resend; doubled each time */
 	uint64_t unsent_until_ns;
-	int unsent_status; /* why the first of them was last rejected: -ETOOMANYREFS or -EPERM */
+	int unsent_status; /* why the kernel rejects the first in unsent: -ETOOMANYREFS, -EPERM */
 	struct clan_deadline reread; /* when to receive again; see dispose_has_room() */
 	const struct shm_conn_head *peer;
 	size_t peer_bytes;
@@ -232,25 +235,25 @@ struct shm_conn {
 
 	uint64_t want;	       /* number of our last request for notification */
 	uint32_t want_reasons; /* enum shm_reason: the reasons in our last request */
-	/* The peer has answered the last request, so the next one needs a new number. */
+	/* The peer has answered our last request, so our next request needs a new number. */
 	bool want_answered;
 	uint64_t answered; /* number of the peer's last request that we answered */
 
-	/* Private copy of our busy word: odd while copies by cookies of the peer run. */
+	/* Private copy of our busy word. It is odd while we copy with cookies of the peer. */
 	uint64_t busy;
-	uint32_t busy_count;	 /* number of these copies */
+	uint32_t busy_count;	 /* number of such copies in progress */
 	struct list_node copies; /* struct shm_copy */
 	uint32_t copies_running; /* copies that workers are making */
-	/* Set when the connection is closed. The only member that workers read; see
+	/* Set when the connection is lost or closed. The only member that workers read; see
 	 * shm_copy_part(). */
 	_Atomic(bool) copies_dropped;
 	struct list_node revocations;
-	struct shm_grant *grants;  /* by slot; NULL until the first is granted */
-	uint32_t grant_next;	   /* start of the search for a free slot */
-	uint32_t *used_once;	   /* generation of the last ONCE cookie used in each slot; NULL
-				      until the first */
-	struct shm_watch *watches; /* by number; NULL until the first is created */
-	struct shm_trip *trips;	   /* by the peer's number; NULL until the first is armed */
+	/* The arrays are NULL until an entry is needed. */
+	struct shm_grant *grants;  /* our cookies, by slot */
+	uint32_t grant_next;	   /* slot at which the search for a free one starts */
+	uint32_t *used_once;	   /* by slot: generation of the last ONCE cookie that we used */
+	struct shm_watch *watches; /* our tripwires, by number */
+	struct shm_trip *trips;	   /* the peer's tripwires, by the peer's number */
 	uint32_t trips_owed;
 
 	struct shm_cookie_fifo *fifo; /* NULL until the first cookie arrives */
@@ -262,7 +265,7 @@ struct shm_conn {
 	uint32_t cookies_popped; /* cookies of the peer that the program has popped */
 	uint32_t peer_popped_seen;
 
-	struct shm_peer_region **regions; /* by number; NULL until the first is shared */
+	struct shm_peer_region **regions; /* by number; NULL until the peer shares one */
 	struct list_node region_list;
 	uint64_t region_bytes;
 	uint32_t regions_held; /* regions in a state other than REMOVED */
@@ -294,7 +297,7 @@ struct shm_listener {
 	dev_t device;		    /* of the socket file; 0: abstract */
 	ino_t inode;
 	char *path;
-	bool closed; /* freed with the last connection that it counts */
+	bool closed; /* closed by the program; freed with the last connection in conn_count */
 };
 
 GMB_MUST_CHECK int shm_queue_use(struct clan_queue *queue);
@@ -317,7 +320,8 @@ GMB_MUST_CHECK int shm_conn_map_peer(struct shm_conn *conn, int fd);
 GMB_MUST_CHECK int shm_conn_new_group(struct shm_conn *conn, uint64_t id);
 /* Called when the rings become usable. */
 void shm_conn_opened(struct shm_conn *conn);
-/* Called when the peer has all the information that it needs: closes descriptors for it. */
+/* Called when the peer has received our set-up messages: closes the descriptors that were passed
+ * with them. */
 void shm_conn_established(struct shm_conn *conn);
 /* Ends a connection, unless it is LOST or closing already. If the program has the handle, the
  * connection becomes LOST; otherwise it becomes CLOSED and is freed later. reason: NULL for the
@@ -374,13 +378,13 @@ GMB_MUST_CHECK int shm_group_join(struct shm_group *group, struct shm_conn *conn
 /* Removes the connection from its group. The last connection that leaves frees the group. */
 void shm_group_leave(struct shm_conn *conn);
 struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id);
-/* Connector only. Returns a group with room whose acceptor is, or might be, the one that this
- * connection goes to; NULL if there is none. An acceptor with several queues replies with REGROUP
- * if the group belongs to another queue. */
+/* Connector only. Returns a group with room for the connection: one with the same address, or one
+ * whose peer is the process that listens there; NULL if there is none. The choice can be wrong: an
+ * acceptor with several queues replies with REGROUP if the group belongs to another queue. */
 struct shm_group *shm_group_find_place(const struct shm_conn *conn);
 /* Adds the group to the active list: it is checked in every turn until it is armed. */
 void shm_group_activate(struct shm_group *group);
-/* Called when the peer rings: a bell byte on the socket of a connection, or the futex. */
+/* Called when the peer has rung the bell, by a byte on a connection's socket or by the futex. */
 void shm_group_bell(struct shm_group *group);
 void shm_group_free(struct shm_group *group);
 
@@ -426,7 +430,8 @@ void shm_put_message(struct shm_conn *conn, enum shm_class class, uint8_t type,
 	const struct iovec *iov, uint32_t iov_count, size_t bytes);
 /* Returns true if the peer has published messages that have not been received. */
 bool shm_has_message(struct shm_conn *conn, enum shm_class class);
-/* Processes system records, at most twice the ring. Returns true if there were any. */
+/* Processes system records, at most twice as many as the ring has slots. Returns true if there were
+ * any. */
 bool shm_take_system(struct shm_conn *conn);
 /* Publishes our read index, so that the peer can reuse the slots. */
 void shm_publish_read(struct shm_conn *conn, enum shm_class class);
@@ -444,8 +449,8 @@ int shm_no_room(struct shm_conn *conn, enum shm_class class, size_t bytes, uint3
  * connection has been ended. Owns fd. */
 int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, int fd);
 int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t generation);
-/* Called when the connection is lost or closed: releases the peer's regions as their holds end. No
- * events are given after a close. */
+/* Called when the connection is lost or closed: releases each region of the peer as soon as nothing
+ * holds it. After a close, the regions give no events. */
 void shm_regions_leave(struct shm_conn *conn);
 int shm_share(struct clan_conn *conn, struct clan_share *share);
 int shm_unshare(struct clan_conn *conn, struct clan_share *share);
@@ -468,8 +473,8 @@ void shm_void_cookies(struct clan_conn *conn, const struct clan_share *share);
 bool shm_is_granted(const struct shm_conn *conn, const struct clan_cookie *cookie);
 /* Returns true if a revocation waits for the peer's busy word to become even. */
 bool shm_waits_for_quiet(const struct shm_conn *conn);
-/* Fires the revocations whose wait for the peer's busy word is over. Returns true if there were
- * any. */
+/* Ends the revocations that waited for the peer's busy word, if the word has changed. Returns true
+ * if there were any. */
 bool shm_look_quiet(struct shm_conn *conn);
 /* Called when the connection is lost: ends all revocations. A strict one replaces the region's
  * pages. */
@@ -482,7 +487,8 @@ int shm_get(struct clan_conn *conn, const struct iovec *to, uint32_t to_count,
 struct shm_copy_order;
 /* Called after bytes were put: sends TRIPPED for the peer's tripwires in the range. */
 void shm_touched(struct shm_conn *conn, const struct shm_copy_order *order);
-/* Called when a copy by a cookie of the peer has ended, on this thread or a helper thread. */
+/* Called on the queue's thread when one of our copies with a cookie of the peer has ended; the
+ * queue's thread or a helper thread has made the copy. */
 void shm_busy_ends(struct shm_conn *conn);
 
 int shm_tripwire(struct clan_conn *conn, const struct clan_share *share, uint64_t offset,
@@ -493,7 +499,7 @@ int shm_tripwire_remove(struct clan_conn *conn, uint32_t number);
 void shm_tripped(struct shm_conn *conn, const struct shm_tripped *record);
 /* Sends the TRIPPED records that found no room before. */
 void shm_send_owed_trips(struct shm_conn *conn);
-/* Called when the program closes the connection: no more events of cookies and tripwires. */
+/* Called when the program closes the connection: drops the events of cookies and tripwires. */
 void shm_memory_close(struct shm_conn *conn);
 void shm_memory_free(struct shm_conn *conn);
 void shm_memory_after_fork(struct shm_conn *conn);
@@ -504,11 +510,12 @@ void shm_memory_after_fork(struct shm_conn *conn);
 struct shm_copy_order {
 	uint8_t *shared; /* memory that the peer can write */
 	bool to_shared;
-	bool peers; /* true: shared is in the peer's region, by a cookie of the peer; false: in our
-		       region */
+	/* true: the peer granted the access with a cookie, and shared points into a region of the
+	 * peer; false: shared points into a region of ours. */
+	bool peers;
 	bool notify;
 	uint32_t value;
-	uint32_t region;	/* of the peer; held until the copy has ended */
+	uint32_t region;	/* number of the peer's region, held until the copy has ended */
 	uint32_t cookie_region; /* region number in the cookie, for tripwires */
 	/* Offset in that region, for tripwires. */
 	uint64_t touched_at;
@@ -523,7 +530,7 @@ GMB_MUST_CHECK int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_o
 void shm_copies_look(struct shm_conn *conn);
 /* Called just before the connection becomes LOST: puts whose notification is pending fail. */
 void shm_copies_lost(struct shm_conn *conn);
-/* Called when the connection is closed: no more events of copies. */
+/* Called when the connection is closed: drops the events of copies. */
 void shm_copies_drop(struct shm_conn *conn);
 void shm_copies_after_fork(struct shm_conn *conn);
 int shm_fetch(struct clan_conn *conn, const struct clan_region *region, uint64_t offset, void *to,

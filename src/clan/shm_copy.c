@@ -65,8 +65,8 @@ static void shm_copy_part(const struct shm_copy *copy, uint8_t *shared, const st
 	for (size_t done = 0; done < part->iov_len; done += STEP_BYTES) {
 		size_t bytes = MIN(part->iov_len - done, (size_t)STEP_BYTES);
 
-		/* Relaxed, because the flag only shortens the work: the copied bytes are ordered by
-		 * the lock of the queue's results. */
+		/* Relaxed suffices, because the flag only ends the copy early. The lock of
+		 * queue->results makes the copied bytes visible to the queue's thread. */
 		if (atomic_load_explicit(&copy->conn->copies_dropped, memory_order_relaxed)) {
 			return;
 		}
@@ -89,8 +89,8 @@ static void run_copy(struct work *work)
 	}
 }
 
-/* Sends the notification of a put, which follows its bytes, and fires DONE. Without room it is
- * tried again by shm_copies_look(). */
+/* Sends the notification of a put, whose bytes have been copied before, and fires DONE. If the ring
+ * has no room for the notification, shm_copies_look() calls this function again. */
 static void shm_copy_end(struct shm_copy *copy)
 {
 	struct iovec iov = { .iov_base = &copy->order.value, .iov_len = sizeof(uint32_t) };

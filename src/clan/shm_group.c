@@ -2,9 +2,10 @@
 /*
  * Groups and waking: docs/protocol/clan.md §2.1 and §6.
  *
- * The order of stores, fences and loads here is that of the protocol, which proves it correct. Each
- * side stores a word and then loads a word of the other; without a full fence in between, both
- * could miss each other's store, and the sleeper would not be woken. Each fence names its partner.
+ * The order of stores, fences and loads follows §6, which shows why no change is missed. Each side
+ * stores a word and then loads a word of the other side. Without a full fence in between, both
+ * sides could miss each other's store, and the sleeper would not be woken. The comment at each
+ * fence names the partner: the fence of the other side.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -24,7 +25,8 @@
 
 enum {
 	GROUP_CONNS_FIRST = 4,
-	/* A group is muted after this many consecutive idle bells within IDLE_WINDOW_MS. */
+	/* A group is muted after this many bells in succession without a wanted change (idle
+	 * bells), if they came within IDLE_WINDOW_MS. */
 	IDLE_BELLS_MAX = 1000,
 	IDLE_WINDOW_MS = 100,
 	MUTED_MS = 1000,
@@ -208,8 +210,8 @@ struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id)
 	return NULL;
 }
 
-/* Returns true if the group's acceptor is the process that listens at the connection's address; it
- * can listen at several addresses. */
+/* Returns true if the group's acceptor is the process that listens at the connection's address. One
+ * process can listen at several addresses. */
 static bool has_peer(const struct shm_group *group, const struct shm_conn *conn)
 {
 	return group->pid != 0 && group->pid == conn->conn.peer.pid &&
@@ -224,7 +226,7 @@ struct shm_group *shm_group_find_place(const struct shm_conn *conn)
 	{
 		struct shm_group *group = list_entry(node, struct shm_group, node);
 
-		/* A group without peer is being set up: the acceptor has not confirmed it yet. */
+		/* peer is NULL while the acceptor has not confirmed the group. */
 		if (group->place == NULL || group->peer == NULL ||
 			group->conn_count >= group->conns_max) {
 			continue;
@@ -310,8 +312,8 @@ static void publish_words(struct shm_conn *conn)
 }
 
 /* Called after the fence that follows publish_words(). If the peer requested notification of the
- * changes, pushes the connection on our ready ring, which the peer reads. Returns true if it did.
- */
+ * changes, pushes the connection on our ready ring, which the peer reads. Returns true if an entry
+ * was pushed. */
 static bool push_ready(struct shm_conn *conn)
 {
 	struct shm_group *group = conn->group;
@@ -526,8 +528,8 @@ static bool shm_group_take_ready(struct shm_group *group)
 			struct shm_conn *conn = group->conns[number];
 
 			if (conn->conn.state == CLAN_OPEN) {
-				/* Set before the look, because shm_look() then publishes a request
-				 * with a new number. */
+				/* The entry answers our last request. shm_look() publishes the
+				 * next request, and gives it a new number because of this flag. */
 				conn->want_answered = true;
 				found |= shm_look(conn);
 			}
@@ -665,7 +667,7 @@ bool shm_arm(struct clan_queue *queue)
 			continue;
 		}
 		if (group->muted_until_ns != 0) {
-			continue; /* the deadline of a muted group checks it */
+			continue; /* no wait for the bell: a deadline checks a muted group */
 		}
 		if (group->futex != NULL && !group->futex->in_flight) {
 			waiter_futex_start(

@@ -26,7 +26,7 @@ enum {
 	SHM_READY_SLOTS = 512, /* slots of our ready rings */
 	SHM_READY_SLOTS_MIN = 16,
 	SHM_READY_SLOTS_MAX = 8192,
-	SHM_NUMBERS_MAX = 4096, /* limit on the numbers of a group's connections */
+	SHM_NUMBERS_MAX = 4096, /* numbers of a group's connections are lower than this */
 
 	SHM_CONTROL_SLOTS = 32,
 	SHM_SYSTEM_SLOTS = 32,

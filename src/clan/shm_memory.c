@@ -125,8 +125,9 @@ bool shm_look_quiet(struct shm_conn *conn)
 
 	list_for_each(node, &conn->revocations)
 	{
-		/* The word is odd for the copy that was running at the revocation. Any other value
-		 * shows that this copy has ended; a later one has seen the revocation. */
+		/* revocation->busy is the odd value for the copy that was running at the
+		 * revocation. Any other value shows that this copy has ended. Copies that began
+		 * later have seen the revocation. */
 		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
 
 		if (!revocation->ended && peer_busy(conn) != revocation->busy) {
@@ -202,8 +203,8 @@ static struct shm_revocation *revocation_create(
 	return revocation;
 }
 
-/* Clears the generation, then checks whether the peer is in the middle of a copy. If it is not, the
- * revocation has ended, because every later copy sees generation 0. */
+/* Clears the generation, then checks whether the peer is in the middle of a copy. If the peer is
+ * not copying, the revocation has ended, because every later copy sees generation 0. */
 int shm_revoke(struct clan_conn *base, const struct clan_cookie *cookie, bool strict, void *op)
 {
 	struct shm_conn *conn = shm_conn(base);
@@ -344,7 +345,8 @@ static int copy_by_helper(
 	return result;
 }
 
-/* Copies, or starts the copy if the connection is wary; CLAN_EVENT_DONE then reports its end. */
+/* Makes the copy. If the peer is untrusted (is_wary), only starts the copy on a worker, and
+ * CLAN_EVENT_DONE reports the end of the copy. */
 static int copy_by_cookie(struct shm_conn *conn, const struct clan_cookie *cookie,
 	const struct copy *copy, struct shm_copy_order *order)
 {
@@ -409,8 +411,9 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	struct copy copy = {
 		.iov = from, .iov_count = from_count, .offset = offset, .right = CLAN_WRITE
 	};
-	/* The tripwires compare the range in the cookie. It is the granted range, because
-	 * copy_by_cookie() accepts only the current generation. */
+	/* The peer's tripwires are compared with the range in the cookie. That range is the one
+	 * that the peer granted, because copy_by_cookie() accepts only the cookie that is current
+	 * in its slot. */
 	struct shm_copy_order order = {
 		.peers = true,
 		.to_shared = true,
@@ -606,8 +609,8 @@ static bool make_trips(struct shm_conn *conn)
 	return conn->trips != NULL;
 }
 
-/* Sends TRIPPED for each armed tripwire of the peer that the range touches. An arming is answered
- * at most once. */
+/* Sends TRIPPED for each armed tripwire of the peer that the range touches, at most once for each
+ * arming. */
 static void touch_tripwires(struct shm_conn *conn, uint32_t region, uint64_t offset, size_t bytes)
 {
 	/* Partner: the fence in arm_watch(). Either the owner sees the bytes, or we see the

@@ -32,8 +32,8 @@ static void shm_region_set_region_state(
 
 /* --- mappings --------------------------------------------------------------------------------- */
 
-/* Regions of a group that are the same part of the same memfd, with the same rights, share a
- * mapping. */
+/* Returns the mapping of the same part of the same memfd with the same rights, if a connection of
+ * the group has one; otherwise NULL. Such regions share the mapping. */
 static struct shm_mapping *shm_region_find_mapping(const struct shm_peer_region *region)
 {
 	list_for_each(node, &region->conn->group->mappings)
@@ -86,8 +86,8 @@ static void region_finish(struct shm_peer_region *region)
 	}
 }
 
-/* If both events are pending, REGION is given first, and the next call gives REGION_ENDING. A
- * REMOVED region is freed with its last event. */
+/* Gives CLAN_EVENT_REGION, then CLAN_EVENT_REGION_ENDING. If both are pending, the next call gives
+ * the second one. A REMOVED region is freed with its last event. */
 static bool shm_region_give_region_event(struct clan_source *source, struct clan_event *event)
 {
 	struct shm_peer_region *region = container_of(source, struct shm_peer_region, source);
@@ -129,7 +129,8 @@ static void region_removed(struct shm_peer_region *region)
 	shm_conn_join(conn);
 }
 
-/* Permits no new holds. The region is removed immediately if there are no holds. */
+/* From now on, the program cannot hold the region. The region is removed as soon as nothing holds
+ * it. */
 static void shm_region_leaves(struct shm_peer_region *region)
 {
 	shm_region_set_region_state(region, SHM_REGION_LEAVING);
@@ -206,7 +207,8 @@ static void region_mapped(struct work *work)
 			region_live(region);
 			return;
 		}
-		/* The mapping must exist for region_removed(), which removes it. */
+		/* The connection has ended: region_removed() drops this reference, which is the
+		 * only one, and so removes the mapping. */
 		mapping->references = 1;
 	} else if (region->status == 0) {
 		dispose(&(struct disposal){

@@ -81,8 +81,9 @@ static int shm_socket_transmit(const struct shm_conn *conn, const struct iovec *
 	return sendmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? -errno : 0;
 }
 
-/* Queues a message behind those that are queued already. HELLO has all of the handshake time, other
- * messages half of it, so that an acceptor that fails can still send REFUSED. */
+/* Queues a message behind those that are queued already. HELLO can wait for the whole handshake
+ * time, other messages for half of it. So an acceptor that cannot send WELCOME can still send
+ * REFUSED before the connector's handshake times out. */
 static int shm_socket_keep(struct shm_conn *conn, const struct iovec *iov, uint32_t iov_count,
 	const int *fds, uint32_t fd_count)
 {
@@ -189,8 +190,9 @@ void shm_send_again(struct clan_deadline *deadline)
 	}
 }
 
-/* Sends a message of up to two parts, or queues it. A message with descriptors must not overtake a
- * queued one. Messages without descriptors can, because they do not depend on them. */
+/* Sends a message of up to two parts. A message with descriptors is queued if the kernel rejects
+ * the descriptors, or if other messages are queued, which it must not overtake. A message without
+ * descriptors is never queued, because it does not depend on the queued messages. */
 static int shm_socket_send_message(struct shm_conn *conn, enum shm_socket_type type, void *first,
 	size_t first_bytes, const void *second, size_t second_bytes, const int *fds,
 	uint32_t fd_count)
@@ -385,8 +387,8 @@ static int meet_peer(struct shm_conn *conn, struct arrival *arrival, uint32_t be
 	return result;
 }
 
-/* Returns the group that HELLO names if this connection may join it: it has room, and came from the
- * same process and user. */
+/* Returns the group that HELLO names. Returns NULL if the connection cannot join the group, because
+ * the group is full or its peer is another process or user. */
 static struct shm_group *known_group(const struct shm_conn *conn, const struct shm_hello *hello)
 {
 	struct shm_group *group = shm_group_find(conn->conn.queue, hello->group);
@@ -574,8 +576,8 @@ static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 	return result;
 }
 
-/* An answer must name a share, with its generation, in the state that waits for this type.
- * SHM_REGION_END is the exception: it is about a region of the peer. */
+/* SHM_REGION_OK and SHM_REGION_ENDED must name a share, with its generation, that waits for this
+ * answer. SHM_REGION_END is a request: the peer wants its own region back. */
 static int shm_socket_answer_arrived(
 	struct shm_conn *conn, enum shm_socket_type type, const struct arrival *arrival)
 {

@@ -158,8 +158,9 @@ static void tcp_conn_free(struct net_conn *base)
 
 /* --- connecting ------------------------------------------------------------------------------- */
 
-/* Starts to connect to the next address. Returns 0, or the error of the last address tried. error:
- * that of the previous address, returned if there is no next address. */
+/* Starts to connect to the next address. Returns 0, or the error of the last address that was
+ * tried. error: the error of the previous address, which is returned if there is no next address.
+ */
 static int dial_next(struct tcp_conn *conn, int error)
 {
 	socket_close(conn);

@@ -16,7 +16,7 @@
 enum {
 	SEND_PARTS = 128,
 	RECEIVE_PARTS = 16,
-	/* Limit per direction and turn, so that other connections get their turn. */
+	/* Limit on the bytes per direction and turn, so that other connections get their turn. */
 	TURN_BYTES = 4 << 20,
 	/* Limit on receive calls per turn, for connections with small heads and frames. */
 	TURN_CALLS = 64,
@@ -443,8 +443,8 @@ static size_t receive_some(struct tcp_conn *conn)
 		nothing_received(conn, result);
 		return 0;
 	}
-	/* After a short read, an edge announces further data. If the end was announced already,
-	 * there is no other edge, so reading continues until it is received. */
+	/* After a short read, epoll announces further data with a new edge. If epoll has announced
+	 * the end of the stream, no new edge comes, so reading continues up to the end. */
 	conn->readable = (size_t)result == payload + room || conn->hung_up;
 	if (payload > 0) {
 		payload_received(conn, MIN((size_t)result, payload));

@@ -30,7 +30,7 @@ struct waiter {
 	bool poll_in_flight; /* the ring polls the epoll set */
 	bool poll_wanted;
 	bool set_ready;	  /* the poll has completed: the epoll set has events */
-	uint32_t cancels; /* waits of destroyed futexes that have not ended */
+	uint32_t cancels; /* cancelled waits of destroyed futexes, without a completion so far */
 	struct io_uring ring;
 };
 
@@ -61,8 +61,8 @@ static void put_futex_wait(
 	sqe->user_data = (uint64_t)(uintptr_t)data;
 }
 
-/* Tests the operation with a real wait for a value that the word does not have. It ends with EAGAIN
- * if the kernel supports it. */
+/* Tests the operation with a real wait, whose expected value differs from the word. A kernel with
+ * the operation ends this wait with EAGAIN. */
 static bool futex_works(struct waiter *waiter)
 {
 	static const _Atomic(uint32_t) word = 1;
@@ -258,7 +258,7 @@ static void ask_for_set(struct waiter *waiter)
 
 	if (waiter->poll_wanted && !waiter->poll_in_flight) {
 		sqe = io_uring_get_sqe(&waiter->ring);
-		if (sqe != NULL) { /* otherwise it is requested with the next submission */
+		if (sqe != NULL) { /* if the ring is full, the next submission requests the poll */
 			memset(sqe, 0, sizeof(*sqe));
 			sqe->opcode = IORING_OP_POLL_ADD;
 			sqe->fd = waiter->epoll_fd;
@@ -319,8 +319,9 @@ static bool waiter_take_completions(struct waiter *waiter)
 	return any;
 }
 
-/* Sleeps until a completion arrives. The epoll set is one of the sources, because ask_for_set()
- * polls it by the ring. If all is true, prepared operations are submitted even without sleeping. */
+/* Sleeps until a completion arrives. An event of the epoll set causes a completion as well, because
+ * ask_for_set() lets the ring poll the set. If all is true, prepared operations are submitted even
+ * if timeout_ns is 0. */
 static void wait_on_ring(struct waiter *waiter, uint64_t timeout_ns, bool all)
 {
 	struct __kernel_timespec limit = {

@@ -33,7 +33,7 @@ struct waiter_futex {
 	void *owner; /* for use by happened() */
 	const _Atomic(uint32_t) *word;
 	uint32_t expected;
-	bool in_flight; /* read only: the kernel has a wait for it */
+	bool in_flight; /* set only by the waiter: the kernel has a wait for the word */
 	bool orphaned;	/* private: it was destroyed with a wait in flight */
 };
 

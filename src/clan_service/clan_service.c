@@ -125,8 +125,8 @@ void clan_service_fini(struct clan_service *service)
 		ring_turn(service->engine->ring, true);
 	}
 	service->door = NULL;
-	/* Rejected connections might not have ended yet, and connections from before the end of the
-	 * listener can still send HELLO. */
+	/* The queue has connections until the rejected ones have ended. Connections that came
+	 * before the listener was closed can still send HELLO, and are rejected then. */
 	while ((result = clan_queue_destroy(service->queue)) == -EBUSY) {
 		(void)clan_service_take_events(service, 10);
 	}
@@ -135,8 +135,8 @@ void clan_service_fini(struct clan_service *service)
 
 /* --- connections ----------------------------------------------------------------------------- */
 
-/* The engine decides which peers can connect, and limits the handshakes, so every user is admitted
- * here. */
+/* The engine decides which peers can connect, and limits the handshakes. So these options admit
+ * every user. */
 static struct clan_conn_options clan_service_options(const struct clan_service *service)
 {
 	uint64_t handshake_ms = service->engine->limits.handshake_timeout_ns / NS_PER_MS;

@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The per-engine state of a session kind over clan: a clan queue on the engine's ring, and the
- * admission of connections to sessions. Used by the session kinds gmb and push.
+ * Common code of the session kinds gmb and push, whose sessions use clan connections. An engine has
+ * one clan_service for each of the two kinds. A clan_service runs a clan queue on the engine's
+ * ring, and admits new connections as sessions. The door is the engine's admission check. A hungry
+ * session is one that has not received all available messages.
  *
  *   clan queue ─▶ ring_source ─┬▶ event of a session ────────▶ ops->event()
  *                              ├▶ new connection ─▶ door ─▶ engine ─▶ kind->accept()
  *                              │                                       └▶ clan_service_accept()
  *                              └▶ after the events ──────────▶ ops->take() for each hungry session
  *
- * The queue is created with the first listener or connection, so an unused kind costs nothing.
+ * The queue is created with the first listener or connection, so a session kind costs nothing until
+ * it is used.
  *
  * Threading: the ring's thread. Ownership: the struct is the first member of the kind's service, so
- * that the functions below can be entries of the kind's table. It owns the queue and the listeners.
+ * that the functions below can be entries of the kind's table. The struct owns the queue and the
+ * listeners.
  * Errors: a negative errno and a message.
  */
 #pragma once
@@ -33,8 +37,8 @@ struct clan_service_ops {
 	int (*start)(struct clan_service *service, struct error *error);
 	/* Called for each event of a connection whose context is set. */
 	void (*event)(void *context, const struct clan_event *event);
-	/* Called for each node in service->hungry, after its removal from the list. Optional if the
-	 * kind adds none. */
+	/* Called after the events for each node that was in service->hungry. The node has been
+	 * removed from the list before. Optional if the session kind adds no nodes to the list. */
 	void (*take)(struct list_node *node);
 };
 

@@ -52,7 +52,7 @@ bool has_passed(const omni_time_t &deadline)
 	return deadline && deadline <= now();
 }
 
-/* Returns the time until the deadline, rounded up; -1: there is none. */
+/* Returns the time until the deadline, rounded up; -1 if there is no deadline. */
 int milliseconds_until(const omni_time_t &deadline)
 {
 	if (!deadline) {
@@ -266,8 +266,8 @@ void channel::introduced()
 	set_state(CHANNEL_OPEN);
 }
 
-/* Called when the listener has answered. Checks the user of the listening process, which was not
- * known before, because any user can bind the name. */
+/* Called when the listener has answered. Any user can bind the listener's name, so the user of the
+ * listening process is checked here, where it is known for the first time. */
 void channel::answered()
 {
 	const clan_peer peer = process();

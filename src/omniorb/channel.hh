@@ -3,8 +3,8 @@
  * A byte stream between two ORBs: one clan connection on its own passive queue, usable by any
  * number of threads.
  *
- *   send(), recv() ──▶ turn ──▶ clan_writev(), clan_readv()     waiting threads: one sleeps in the
- *   poll(fd()) ◀── watch()       queue of clan                  queue, the others are parked
+ *   send(), recv() ──▶ turn ──▶ clan_writev(), clan_readv() ──▶ clan connection and queue
+ *   poll(fd()) ◀── watch()
  *
  * Invariant: only the thread that has the turn touches the queue. It keeps the turn while it sleeps
  * in the queue; a thread that wants the turn wakes it. Other waiting threads are parked, and are
@@ -36,7 +36,7 @@ namespace clan_omniorb
 enum channel_state {
 	CHANNEL_OPENING, /* waits for the peer's hello */
 	CHANNEL_OPEN,	 /* usable until either side ends the connection */
-	CHANNEL_LOST,	 /* waits for shutdown(); data that the peer sent before can be received */
+	CHANNEL_LOST,	 /* ended, waits for shutdown(); data that has arrived can be received */
 	CHANNEL_SHUT,	 /* waits for the destructor */
 	CHANNEL_STATE_COUNT
 };

@@ -147,8 +147,9 @@ const char *connection::peeridentity()
 /* --- watching --------------------------------------------------------------------------------- */
 
 /* now: 0 = watch before the watching thread waits next, 1 = watch immediately, 2 = watch
- * immediately if a watch was requested. If another thread started the watch before the holder was
- * selectable, the watch is started again, because the holder did not receive its result. */
+ * immediately if a watch was requested. With 0, the watching thread can start the watch before
+ * SocketHolder::setSelectable() has made this connection selectable. Input that was reported then
+ * was ignored, so the watch is started again. */
 void connection::setSelectable(int now, CORBA::Boolean data_in_buffer)
 {
 	if (data_in_buffer) {

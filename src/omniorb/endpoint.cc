@@ -63,7 +63,8 @@ static bool has_tcp(const omni::orbServer::EndpointList &published)
 	return false;
 }
 
-/* The specification is "addr", or an address to publish instead. */
+/* Publishes the address that spec selects: an address of this transport, or "addr" for the
+ * endpoint's own address. Returns false if nothing was published. */
 bool endpoint::publish_one(const char *spec, omni::orbServer::EndpointList &published)
 {
 	const size_t type_length = strlen(TYPE);
@@ -173,7 +174,7 @@ void endpoint::Shutdown()
 {
 	::shutdown(pd_socket, SHUT_RDWR);
 	removeSocket(this);
-	decrRefCount(); /* deletes the endpoint, unless a connection is left */
+	decrRefCount(); /* deletes the endpoint, unless a connection still refers to it */
 }
 
 /* --- accepting -------------------------------------------------------------------------------- */

@@ -129,7 +129,7 @@ void publish_address(const char *text, bool alone)
 	if (alone) {
 		IIOP::Address none;
 
-		/* A TCP address that no ORB connects to: omniORB does not try port 0. */
+		/* No ORB connects to this TCP address, because omniORB does not try port 0. */
 		none.host = CORBA::string_dup(LOOPBACK);
 		none.port = 0;
 		omniIOR::add_IIOP_ADDRESS(none, nullptr);

@@ -11,9 +11,9 @@
  * clan-omniorb/PORT. It looks like an address of TCP because omniORB's transport rules expect that
  * form of every transport except giop:unix.
  *
- * Threading: as documented for omniORB's interface; connections can be used by any thread.
- * Ownership: as there; a collection lives as long as its last connection. Errors: calls return the
- * values that omniORB expects and never throw; the reason is logged (-ORBtraceLevel).
+ * Threading and ownership: as documented for omniORB's interface. Any thread can use a connection.
+ * A collection lives as long as its last connection. Errors: calls return the values that omniORB
+ * expects and never throw; the reason is logged (-ORBtraceLevel).
  */
 #pragma once
 
@@ -63,8 +63,8 @@ class remote_address : public omni::giopAddress
 class connection;
 
 /* Connections that a thread of omniORB watches. omniORB requests a watch with every call that it
- * executes, and usually cancels it before data could arrive. So a watch begins only when the
- * watching thread is about to wait, as for omniORB's own sockets. */
+ * executes, and usually cancels the watch before data could arrive. So the watch begins only when
+ * the watching thread is about to wait. omniORB treats its own sockets in the same way. */
 class collection : public omni::SocketCollection
 {
       public:
