@@ -39,7 +39,7 @@ enum field_type {
 
 enum field_flag {
 	FIELD_REPEATS = 1 << 0, /* can be given more than once; a list in files */
-	/* on command lines: a second value is rejected; without it, the last value counts */
+	/* on command lines: a second value is rejected; without this flag, the last value counts */
 	FIELD_ONCE = 1 << 1,
 	FIELD_BARE = 1 << 2, /* the value can be omitted; set() then gets NULL */
 	/* the empty text is rejected; this always holds for paths (field_is_path()) */
