@@ -101,7 +101,8 @@ struct access_verdict {
 struct access_verdict access_look(
 	const struct access *access, const struct access_subject *subject);
 
-/* A reference to a set. It can be replaced at any time, while other threads use the old set. */
+/* Refers to a set of rules. The set can be replaced at any time, while other threads still use the
+ * old one. */
 struct access_slot;
 
 /* Creates a slot that owns the set, which is also released on failure; NULL: no rules. Returns NULL

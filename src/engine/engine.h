@@ -83,7 +83,7 @@ struct endpoint {
  * map their peers' memory serve only root and the server's own user on Unix sockets.
  */
 uint32_t engine_rights(const struct session *session, const struct export *export);
-/* Like engine_rights(), if the export had these rules; NULL: no rules. */
+/* Returns what engine_rights() would return if the export had these rules; NULL: no rules. */
 uint32_t engine_rights_with(
 	const struct session *session, const struct export *export, struct access *access);
 
@@ -105,7 +105,7 @@ struct engine_export {
 	uint32_t inflight_count; /* request slots that its sessions occupy */
 	bool prepared; /* engine_export_show() was not called yet: no session can find it */
 	bool removed;
-	struct list_node barred; /* sessions that wait until the store's barrier opens */
+	struct list_node barred; /* sessions that wait until store_barrier() is open */
 	bool asking;
 	struct ring_op barrier_op; /* the next check of the barrier, or the pause before that */
 	enum store_barrier barrier_found;
@@ -118,8 +118,8 @@ enum export_change {
 	EXPORT_RIGHTS,	/* session->rights have changed */
 };
 
-/* Creates a queue on the export's store, which can open files on this thread, and adds a reference
- * to the export. Returns -EEXIST if the name is in use. */
+/* Adds a reference to the export, and creates a queue on its store, which can open files on the
+ * calling thread. Returns -EEXIST if the name is in use. */
 GMB_MUST_CHECK int engine_export_add(
 	struct engine *engine, struct export *export, struct error *error);
 /* engine_export_add() in two steps, of which only the first can fail. Before engine_export_show(),
@@ -207,8 +207,8 @@ struct session_kind {
 	 * (engine_request_may()), a rate (engine_request_may_move()), the end of the connection
 	 * that it replaces, or the barrier of its export. */
 	void (*resume)(struct session *session);
-	/* Called at the end of a batch after session_mark_dirty(): sends replies, and adds the
-	 * number of bytes that the kernel has to copy to engine->turn_bytes. alone: no other
+	/* Called at the end of a batch after session_mark_dirty(): sends replies, and increases
+	 * engine->turn_bytes by the number of bytes that the kernel has to copy. alone: no other
 	 * session is dirty. */
 	void (*flush)(struct session *session, bool alone);
 	/* Called after session->stopping was set: finishes requests in flight, rejects later ones,
@@ -237,10 +237,10 @@ struct session_kind {
 	void (*pause)(struct session *session);
 	/* Returns whether a paused session is at rest, and if not, why. */
 	enum session_rest (*rest)(struct session *session);
-	/* Called at rest. Writes the state that the other process needs into bytes
-	 * (ENGINE_HANDOVER_BYTES_MAX bytes). In the record, sets byte_count, the connected socket,
-	 * and in `later` the payload received so far, which is borrowed until the session is
-	 * released. */
+	/* Called when the session is at rest (SESSION_RESTS). Writes the state that the other
+	 * process needs into `bytes`, which has room for ENGINE_HANDOVER_BYTES_MAX bytes. Also sets
+	 * three members of the record: byte_count, fd (the connected socket) and later (the payload
+	 * received so far, borrowed until the session is released). */
 	void (*hand_over)(struct session *session, uint8_t *bytes, struct session_record *record);
 	/* Like accept(), on a paused engine, for a session with the state in record. -EPROTO: the
 	 * state is invalid. */
@@ -412,8 +412,8 @@ const char *session_stop_text(const struct session *session);
  * - -ENOSPC: a write, zero or copy extends beyond the current end of the disk.
  * - -EINVAL: another request extends beyond the end, or a block status request has length 0.
  *
- * *text is then the reason, a sentence without its full stop. Other requests of length 0, except
- * flushes, are complete after this check.
+ * If a request is not permitted, *text is the reason, a sentence without its full stop. A permitted
+ * request of length 0, except a flush, is complete after this check.
  */
 GMB_MUST_CHECK int session_admit(
 	struct session *session, const struct path_request *request, const char **text);
@@ -469,14 +469,15 @@ struct engine_counters {
 	/* the part of sessions_accepted that another process has handed over */
 	uint64_t sessions_adopted;
 	uint64_t requests;
-	uint64_t place_waits; /* requests that had to wait for a free slot */
-	/* waits for memory by identities that no longer have sessions; see engine_counters_add() */
+	uint64_t place_waits; /* requests that had to wait for a free request slot */
+	/* How often identities that no longer have sessions have waited for memory.
+	 * engine_counters_add() adds the waits of the identities that have sessions. */
 	uint64_t identity_memory_waits;
-	uint64_t errors;	/* requests answered with an error; counted by the kind */
+	uint64_t errors;	/* requests answered with an error; counted by the session kind */
 	uint64_t bytes_read;	/* counted by the kind */
 	uint64_t bytes_written; /* counted by the kind */
 	uint64_t bytes_copied[COPY_METHOD_COUNT];
-	/* tickets created; this and all other push counters are counted by the kind */
+	/* tickets created; the session kinds count this and all other push counters */
 	uint64_t push_tickets;
 	uint64_t push_refusals; /* tickets presented to this server that were not valid */
 	uint64_t pushes_done;
@@ -484,7 +485,7 @@ struct engine_counters {
 	uint64_t sessions;   /* current number */
 	uint64_t handshakes; /* current number */
 	uint64_t inflight;   /* current number of requests in flight */
-	/* All further counters are counted by the kind. */
+	/* The session kinds count all further counters. */
 	uint64_t tls_handshakes; /* successful handshakes */
 	uint64_t tls_failed;
 	uint64_t tls_failures[ENGINE_TLS_FAILURE_COUNT]; /* tls_failed by reason */
@@ -677,9 +678,10 @@ static inline void session_mark_dirty(struct session *session)
 	}
 }
 
-/* Returns whether there is a slot for a request of the session. Each session owns one slot. A
- * session can use at most as many shared slots as remain free, and its export ENGINE_EXPORT_FACTOR
- * times as many, so that some always remain for the next session. */
+/* Returns whether there is a slot for a request of the session. Each session owns one slot. All
+ * other slots are shared. A session can occupy at most as many shared slots as are still free, and
+ * all sessions of an export together at most ENGINE_EXPORT_FACTOR times as many. So some shared
+ * slots always remain for the next session. */
 static inline bool engine_has_place(const struct session *session)
 {
 	const struct engine *engine = session->engine;
@@ -710,7 +712,8 @@ GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 		     (session->inflight_count > 0 && engine_turn_is_full(session->engine)))) {
 		session->engine->counters.place_waits +=
 			!has_place && !turn_is_waiting(&session->blocked_turn);
-		/* only the turn is full: try again in the next turn */
+		/* A slot is free, but this turn has started its share of requests: the next turn
+		 * tries the session again. */
 		session->engine->limits_released |= has_place;
 		turns_remove(&session->blocked_turn);
 		turns_add(&session->engine->blocked, &session->blocked_turn);

@@ -2,8 +2,9 @@
 /*
  * An export: a disk that clients of all protocols can use.
  *
- * It has a name, a store, limits and access rules. All engines of the process share the object.
- * Each engine that serves it has its own queue on the store (struct engine_export in engine.h).
+ * An export has a name, a store, limits and access rules. All engines of the process share the
+ * object. Each engine that serves the export has its own queue on the store (struct engine_export
+ * in engine.h).
  *
  * Threading: after export_create(), everything is constant except the description, read_only, the
  * rules, the limits, the counters, the takeover group, the late writes and the references.
@@ -46,7 +47,7 @@ struct export
 	struct export *parent;
 	uint32_t overlap;	/* part size of reads and writes, see struct path_export */
 	int device_error;	/* see struct path_export; set before it is added to an engine */
-	_Atomic bool read_only; /* as configured, or because the store cannot be written */
+	_Atomic bool read_only; /* true if configured so, or if the store cannot be written */
 	struct access_slot *access;	  /* its access rules, or NULL; see engine_rights() */
 	_Atomic uint32_t connections_max; /* 0 = no limit of its own */
 	_Atomic uint32_t connections; /* sessions that have chosen this export, in all engines */
@@ -126,10 +127,10 @@ static inline const char *export_description(const struct export *export)
 	return atomic_load_explicit(&export->description, memory_order_acquire);
 }
 /*
- * Makes sessions of the new export wait until no engine uses the old one or any export that the old
- * one replaces, because later operations must not be overtaken by operations still in flight there.
- * Called before any engine serves the new export. An export can replace several. One thread at a
- * time. Fails with -ENOMEM.
+ * Makes sessions of the new export wait until no engine uses the old export or any export that the
+ * old one replaces. Otherwise operations of the new export could overtake operations that the old
+ * exports still have in flight. Called before any engine serves the new export. An export can
+ * replace several. One thread at a time. Fails with -ENOMEM.
  */
 GMB_MUST_CHECK int export_replaces(
 	struct export *export, struct export_use *old, struct error *error);
@@ -137,7 +138,7 @@ GMB_MUST_CHECK int export_replaces(
 struct export_use *export_use_get(struct export *export);
 /* Drops a reference. NULL is a no-op. */
 void export_use_put(struct export_use *use);
-/* Returns true if no engine uses the export or any export that it replaces any longer. The export
+/* Returns true if no engine uses the export any more, nor any export that it replaces. The export
  * must have been served. */
 bool export_use_is_over(const struct export_use *use);
 void export_get(struct export *export);
@@ -148,8 +149,8 @@ void export_put(struct export *export);
 /*
  * Allocates the memory that the store needs, and starts the store on this engine's ring. Called
  * once, on the ring's thread, and only if store_needs_start(). The caller sets only
- * export->start.done, which is called on the ring when the start has ended. If a negative errno is
- * returned, it is not called, and export->start.error is set.
+ * export->start.done, which is called on the ring when the start has ended. If this function
+ * returns a negative errno, done is not called, and export->start.error is set.
  */
 GMB_MUST_CHECK int export_start(struct export *export, struct engine *engine);
 

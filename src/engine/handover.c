@@ -96,8 +96,8 @@ static bool has_stalled(struct session *session, uint64_t now_ns)
 	return now_ns - session->progress_ns >= STALL_NS;
 }
 
-/* Returns the state of a session that is ending. It is not at rest while it has requests in the
- * store, or replies that its peer has not received. */
+/* Returns the state of a session that is ending. The session is not at rest while it has requests
+ * in the store, or replies that its peer has not received. */
 static enum session_rest rest_of_ending(const struct session *session)
 {
 	return session->inflight_count == 0	       ? SESSION_RESTS

@@ -6,12 +6,13 @@
  *   engine_snapshot_make() ─▶ made(): snapshot->path is set
  *     ─▶ engine_snapshot_delete() ─▶ engine_snapshot_join()
  *
- * Requests on snapshot->path belong to a session that has chosen the export itself, and use its
- * rights, rates and slots. Until the store has answered a request to create or delete a snapshot,
- * engine_look() reports the engine as busy, so that no other process takes the store over.
+ * Requests on snapshot->path belong to a session that uses the export of the disk, and use that
+ * session's rights, rates and slots. Until the store has answered a request to create or delete a
+ * snapshot, engine_look() reports the engine as busy, so that no other process takes the store
+ * over.
  *
  * Threading: the ring's thread. Ownership: the job must keep the struct from engine_snapshot_make()
- * until engine_snapshot_join() returns true; its session uses the export for as long. Errors: a
+ * until engine_snapshot_join() returns true; until then, its session uses the export. Errors: a
  * negative errno and an error message. A snapshot that cannot be deleted is logged; it is removed
  * when the store is next opened.
  */
