@@ -23,8 +23,8 @@ enum {
 	ARENA_BLOCK_BYTES_MIN = 4096,
 	ARENA_BLOCK_BYTES_MAX = 1 << 20,
 	ARENA_SLAB_BYTES = 4 << 20,
-	/* Minimum size of an arena of device memory. With less, a client's share (see
-	 * PATH_CLIENT_DIVISOR) is too small for a part. */
+	/* Minimum size of an arena of device memory. With less, the memory that one client can hold
+	 * (see PATH_CLIENT_DIVISOR) would be smaller than the smallest part of a request. */
 	ARENA_DEVICE_BYTES_MIN = 256 << 10,
 };
 
