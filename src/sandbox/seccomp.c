@@ -45,7 +45,7 @@
 #endif
 
 /* Result of calls without a rule: the same error as on a kernel that does not have the call,
- * because libraries can handle it. */
+ * because libraries can handle this error. */
 #define UNKNOWN SCMP_ACT_ERRNO(ENOSYS)
 
 /* Calls that the server, the C library, GnuTLS and libfabric use while serving, allowed with any
