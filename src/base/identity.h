@@ -106,8 +106,8 @@ struct identity_dn {
  * exceeded, or if the value has a zero byte or is not UTF-8. */
 GMB_MUST_CHECK int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid,
 	size_t oid_bytes, const void *value, size_t value_bytes, struct error *error);
-/* Stores the canonical form, which has the same length as the name, in out. Returns -EINVAL if the
- * name is too long or not ASCII. */
+/* Stores the canonical form of the name in `out`. The canonical form has the same length as the
+ * name. Returns -EINVAL if the name is too long or not ASCII. */
 GMB_MUST_CHECK int identity_dns_canonical(
 	const void *name, size_t bytes, uint8_t *out, struct error *error);
 /* Stores the canonical form of an IPv4 or IPv6 address. bytes: 4 or 16. */

@@ -73,8 +73,8 @@ struct log_limit {
 	uint64_t interval_start_ns;
 	uint32_t used;
 	uint32_t suppressed;
-	/* Suppressed lines by log_about.reason. If there are more than LOG_LIMIT_REASONS reasons,
-	 * lines with the further ones are counted only in suppressed. */
+	/* Suppressed lines by log_about.reason. If there are more than LOG_LIMIT_REASONS different
+	 * reasons, lines with other reasons are counted only in `suppressed`. */
 	struct {
 		const char *word;
 		uint32_t count;

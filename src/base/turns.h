@@ -152,8 +152,8 @@ static inline void turns_had(
 	}
 }
 
-/* Sets aside a member that could not be served. It keeps waiting and is not tried again before
- * turns_end(). */
+/* Sets aside a member that could not be served. The member keeps waiting, and is not tried again
+ * before turns_end(). */
 static inline void turns_in_vain(struct turn *turn, struct turns_round *round)
 {
 	turns_remove(turn);
