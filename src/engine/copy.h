@@ -71,7 +71,7 @@ const uint64_t *session_copy_bytes(const struct session_copy *copy);
  * -ESHUTDOWN. done() can be called before this function returns. */
 void session_copy_drain(struct session_copy *copy);
 /* Called when the session ends: starts no further pieces. Returns true if the copy is idle;
- * otherwise done is called when it is. */
+ * otherwise done() is called when the copy is idle. */
 bool session_copy_abandon(struct session_copy *copy);
 bool session_copy_is_idle(const struct session_copy *copy);
 /* Frees an idle copy. */

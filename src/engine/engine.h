@@ -15,13 +15,13 @@
  *                                                    │ kind->join(): nothing in flight
  *                                                    ▼ kind->close(): closed and freed
  *
- * A session kind implements one protocol. It is a table of functions, registered in engine_options.
- * The engine decides which sessions wait, in which order and for how long, and when they end. The
- * kind handles the wire format.
+ * A session kind implements one protocol. A kind is a table of functions, registered in
+ * engine_options. The engine decides which sessions wait, in which order and for how long, and when
+ * they end. The kind handles the wire format.
  *
  * Threading: the ring's thread. Ownership: the engine owns its memory, its queues and the services
- * of the kinds. A session belongs to its kind, which embeds struct session as its first member; it
- * exists until kind->close(). Errors: a negative errno and an error message.
+ * of the kinds. A session belongs to its kind, which embeds struct session as its first member. A
+ * session exists until kind->close(). Errors: a negative errno and an error message.
  */
 #pragma once
 
@@ -158,16 +158,17 @@ struct engine_export *engine_export_from(struct engine *engine, uint64_t serial)
 /* Returns the engine's measurements of an export; NULL if the export was not added. */
 const struct path_export *engine_export_measured(
 	const struct engine *engine, const struct export *export);
-/* Returns the entry of an export, or NULL. *hint_inout makes this fast for a caller that looks up
- * all exports in the order of addition: it sets *hint_inout to 0 before the first call. */
+/* Returns the entry of an export, or NULL. *hint_inout makes the search fast for a caller that
+ * looks up all exports in the order in which they were added. The caller sets *hint_inout to 0
+ * before the first call. */
 const struct engine_export *engine_export_entry(
 	const struct engine *engine, const struct export *export, uint32_t *hint_inout);
 
 /*
  * Interface through which a kind passes on connections that it has accepted itself. take() counts
- * the connection, checks the limits, and passes the connection to the engine; it returns false if
- * it rejects the connection. address: the peer's numeric address, "HOST:PORT", with brackets around
- * IPv6. Called on the engine's thread.
+ * the connection, checks the limits, and passes the connection to the engine. take() returns false
+ * if it rejects the connection. address: the peer's numeric address, "HOST:PORT", with brackets
+ * around IPv6. Called on the engine's thread.
  */
 struct engine_door {
 	bool (*take)(void *context, const struct session_kind *kind, const char *address);
@@ -203,9 +204,9 @@ struct session_kind {
 	/* Starts a session and calls session_init() for it. Returns a negative errno if the session
 	 * was not created. */
 	int (*accept)(void *service, const struct endpoint *endpoint);
-	/* Called when the session might be able to continue. It was paused, or waited for a slot
-	 * (engine_request_may()), a rate (engine_request_may_move()), the end of the connection
-	 * that it replaces, or the barrier of its export. */
+	/* Called when the session might be able to continue. The session was paused, or waited for
+	 * a slot (engine_request_may()), a rate (engine_request_may_move()), the end of the
+	 * connection that it replaces, or the barrier of its export. */
 	void (*resume)(struct session *session);
 	/* Called at the end of a batch after session_mark_dirty(): sends replies, and increases
 	 * engine->turn_bytes by the number of bytes that the kernel has to copy. alone: no other
@@ -218,9 +219,9 @@ struct session_kind {
 	void (*export_changed)(struct session *session, enum export_change change);
 	/*
 	 * Called when others wait for memory and this session has made no progress for the stall
-	 * timeout. Returns true if the session holds memory and waits for its peer; it is then
-	 * ended. Returns false if it holds none, or has just released all memory that it did not
-	 * need. Optional, for kinds that never hold memory.
+	 * timeout. Returns true if the session holds memory and waits for its peer; the engine then
+	 * ends the session. Returns false if the session holds no memory, or has just released all
+	 * memory that it did not need. Optional, for kinds that never hold memory.
 	 */
 	bool (*stalled)(struct session *session);
 
@@ -407,7 +408,7 @@ const char *session_choose_text(int result);
 const char *session_stop_text(const struct session *session);
 /*
  * Checks the op, flags, offset and length of a request. Returns 0 if it is permitted, otherwise:
- * - -EPERM: it is a change, and the session has no right to write.
+ * - -EPERM: the request is a change, and the session has no right to write.
  * - -EOVERFLOW: a read or write is longer than payload_bytes_max of struct engine_limits.
  * - -ENOSPC: a write, zero or copy extends beyond the current end of the disk.
  * - -EINVAL: another request extends beyond the end, or a block status request has length 0.
@@ -442,7 +443,7 @@ void session_linger(struct session *session);
 void session_takeover_join(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
 /* Ends the connection with this token, see takeover.h. Returns true if there is such a connection;
- * kind->resume() is called when it has ended. */
+ * kind->resume() is called when that connection has ended. */
 GMB_MUST_CHECK bool session_takeover_replace(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
 

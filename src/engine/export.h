@@ -26,8 +26,8 @@ struct engine;
 struct export_wait;
 
 /* Counts how many engines still use an export. Can exist longer than the export. An export that
- * replaces others counts as in use while those are in use. So an export that replaces it later
- * waits for all of them. */
+ * replaces others counts as in use while one of the others is in use. So a later export that
+ * replaces it waits for all of them. */
 struct export_use {
 	_Atomic uint32_t references;
 	_Atomic uint32_t engines;   /* engines that use the export, plus waits_for */
@@ -110,9 +110,9 @@ struct export_options {
 /* Creates an export with one reference, which the caller owns. Fails with -ENOMEM. */
 GMB_MUST_CHECK int export_create(
 	const struct export_options *options, struct export **export_out, struct error *error);
-/* Makes the export read-only or writable. It stays read-only if the store cannot be written.
- * Sessions that have chosen the export keep their rights until engine_export_rights() was called on
- * each engine. Any thread. */
+/* Makes the export read-only or writable. If the store cannot be written, the export stays
+ * read-only. Sessions that have chosen the export keep their rights until engine_export_rights()
+ * was called on each engine. Any thread. */
 void export_set_read_only(struct export *export, bool read_only);
 /* Replaces the rules, which the export owns from then on; NULL: no rules. Sessions keep their
  * rights as in export_set_read_only(). Any thread. */
@@ -134,7 +134,8 @@ static inline const char *export_description(const struct export *export)
  */
 GMB_MUST_CHECK int export_replaces(
 	struct export *export, struct export_use *old, struct error *error);
-/* Returns the use counter of an export, with a reference. It can exist longer than the export. */
+/* Returns the use counter of an export, with a reference. The counter can exist longer than the
+ * export. */
 struct export_use *export_use_get(struct export *export);
 /* Drops a reference. NULL is a no-op. */
 void export_use_put(struct export_use *use);
@@ -142,8 +143,8 @@ void export_use_put(struct export_use *use);
  * must have been served. */
 bool export_use_is_over(const struct export_use *use);
 void export_get(struct export *export);
-/* Drops a reference. The last one closes the store, which can block; no engine may use the export
- * then. NULL is a no-op. */
+/* Drops a reference. Dropping the last one closes the store, which can block; no engine may use the
+ * export then. NULL is a no-op. */
 void export_put(struct export *export);
 
 /*

@@ -32,8 +32,8 @@ enum {
 	/* Maximum number of checks for idle sessions per idle timeout. So a session is ended at
 	 * most 1/ENGINE_IDLE_LOOKS of the timeout too late. */
 	ENGINE_IDLE_LOOKS = 8,
-	/* Number of clients with their own statistics: the maximum of all engines together, then
-	 * the bounds for the share of each engine. */
+	/* Number of clients with their own statistics: first the maximum of all engines together,
+	 * then the bounds for the share of each engine. */
 	ENGINE_CLIENTS_MAX = 256,
 	ENGINE_CLIENTS_EACH_MIN = 8,
 	ENGINE_CLIENTS_EACH_MAX = 64,
@@ -54,7 +54,8 @@ enum {
 /* A session waits for a store's barrier (store_barrier()) until 1/10 of its handshake timeout is
  * left, so that it can report the timeout to its peer. */
 #define ENGINE_BARRIER_SHARE 10
-/* Pause between two checks of a barrier. It increases, up to 1/64 of the handshake timeout. */
+/* Pause between two checks of a store's barrier. The pause increases, up to 1/64 of the handshake
+ * timeout. */
 #define ENGINE_BARRIER_PAUSE_NS	   (ENGINE_SECOND_NS / 1000)
 #define ENGINE_BARRIER_PAUSE_SHARE 64
 /* Interval of checks for stalled sessions while a client waits for memory. */

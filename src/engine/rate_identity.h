@@ -31,8 +31,8 @@ struct rate_rule {
 	char *origin;		  /* where the rule is defined, for messages */
 };
 
-/* An identity that has sessions, or had some recently. It is kept until its whole burst is
- * available, so that a client cannot get rid of its bookings by reconnecting. */
+/* An identity that has sessions, or had some recently. An identity without sessions is kept until
+ * its whole burst is available, so that a client cannot get rid of its bookings by reconnecting. */
 struct rate_identity {
 	struct rate rate;
 

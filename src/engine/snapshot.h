@@ -48,7 +48,7 @@ struct engine_snapshot {
 bool engine_snapshot_is_useful(const struct engine_export *of);
 /* Creates a snapshot with that name (see struct store_snapshot). *snapshot must be all zeroes.
  * made() is called later, once, with 0 or with a negative errno and the predicate of a sentence
- * about the export. It is not called if engine_snapshot_delete() is called before. */
+ * about the export. made() is not called if engine_snapshot_delete() is called before. */
 void engine_snapshot_make(struct engine_snapshot *snapshot, struct engine_export *of,
 	const char *name,
 	void (*made)(struct engine_snapshot *snapshot, int result, const char *text));
