@@ -16,8 +16,8 @@
  *
  * Free blocks of one order form a list through links[]. A returned block first goes to a small
  * stack for its order, without being merged with its neighbours. The next request of that size
- * takes it from there in a few instructions, and it is most likely still in the CPU cache. The
- * stacks are merged into the buddy lists when an allocation would fail otherwise.
+ * takes the block from the stack in a few instructions, and the block is most likely still in the
+ * CPU cache. The stacks are merged into the buddy lists when an allocation would fail otherwise.
  */
 enum {
 	ORDER_MIN = 12,
