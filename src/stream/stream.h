@@ -10,10 +10,10 @@
  *        │                                     │ start() failed                         │
  *        └──────────────────────────▶ STREAM_CLOSED ◀───────────────────────────────────┘
  *
- * A layer that another process has handed over is put on a plain stream directly: stream_adopt(). A
- * stream is upgraded at most once, before its first request. During the upgrade (a handshake,
- * partly on a worker thread) it is paused: no data is sent or received. It never returns to
- * STREAM_PLAIN.
+ * A layer that another process has handed over is put on a plain stream directly, with
+ * stream_adopt(). A stream is upgraded at most once, before its first request. During the upgrade
+ * (a handshake, partly on a worker thread) the stream is paused: no data is sent or received. A
+ * stream never returns to STREAM_PLAIN.
  *
  * Threading: the ring's thread. Ownership: stream_open() takes the descriptor, stream_close()
  * closes it. The caller's operation, message, vector and buffers are used until done is called, as
@@ -134,8 +134,8 @@ void stream_shutdown_send(struct stream *stream);
  * stream_shutdown() or stream_abort() it becomes true without further calls. */
 bool stream_is_idle(const struct stream *stream);
 /* Called by a layer when one of its own operations has completed, because the owner might be
- * waiting to close the stream. It must be the layer's last step: the stream and the layer may be
- * freed when it returns. */
+ * waiting to close the stream. The call must be the layer's last step, because it may free the
+ * stream and the layer. */
 static inline void stream_became_idle(struct stream *stream)
 {
 	if (stream->idle != NULL && stream_is_idle(stream)) {
@@ -159,7 +159,7 @@ static inline bool stream_unacked(struct stream *stream, uint64_t *bytes_out)
 }
 
 /* Identifies the process at the other end of a Unix socket. stream_peer_credentials() returns false
- * if it is unknown, or for other sockets. */
+ * if the process is unknown, or if the socket is not a Unix socket. */
 struct stream_credentials {
 	int pid;
 	uint32_t uid;
