@@ -35,8 +35,8 @@
 enum wait_way { WAIT_BLOCK, WAIT_BATCH, WAIT_SPIN, WAIT_WAY_COUNT };
 
 enum {
-	WAIT_BATCH_NS = 60000,	      /* maximum time for which a request waits for others */
-	WAIT_BATCH_MAX = 64,	      /* number of completions that end the wait immediately */
+	WAIT_BATCH_NS = 60000,	      /* longest time that BATCH waits for more completions */
+	WAIT_BATCH_MAX = 64,	      /* number of completions that end this wait */
 	WAIT_SPIN_NS = 50000,	      /* maximum time of polling before sleeping */
 	WAIT_WINDOW_NS = 1000000,     /* minimum duration of a measurement */
 	WAIT_WINDOW_REQUESTS = 64,    /* minimum number of requests in a measurement */
@@ -65,7 +65,7 @@ struct wait_policy {
 	bool may_spin;
 	bool is_trying;
 	enum wait_way way;     /* the method in use outside of trials */
-	enum wait_way way_now; /* the method until the end of this window */
+	enum wait_way way_now; /* the method in use in this window */
 	bool in_trial[WAIT_WAY_COUNT];
 	uint64_t window_start_ns;
 	uint64_t window_cpu_ns; /* the thread's CPU time when the window started; only in trials */

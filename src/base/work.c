@@ -40,7 +40,7 @@ static struct {
 	pthread_cond_t wake;
 	struct list_node waiting;
 	struct list_node owners; /* in round-robin order */
-	struct owner unknown;	 /* shared by owners for which no record could be allocated */
+	struct owner unknown;	 /* shared by users for whom no record could be allocated */
 	uint32_t running;
 	uint32_t idle;	      /* idle workers that have not been signalled */
 	uint32_t woken;	      /* workers that were signalled and have not woken yet */
