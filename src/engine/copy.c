@@ -96,7 +96,7 @@ struct session_copy {
 
 	struct list_node idle;
 	struct list_node busy;
-	struct piece *serial; /* a clone or range, during which no other piece starts; or NULL */
+	struct piece *serial; /* running clone or range, during which no piece starts; or NULL */
 	struct arena_buf room;
 	/* Used if room could not be allocated. */
 	struct piece first;

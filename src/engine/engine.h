@@ -59,7 +59,7 @@ struct peer {
 	_Atomic uint32_t *connections;
 	bool has_address;		       /* the client is connected over a network */
 	uint8_t address[ACCESS_ADDRESS_BYTES]; /* IPv6; an IPv4 address is mapped */
-	bool has_credentials; /* a Unix socket, for which the kernel provides the credentials */
+	bool has_credentials; /* true for a Unix socket: the kernel provides the credentials */
 	struct stream_credentials credentials;
 	/* Identity from the TLS handshake, set by session_identify(). NULL: no TLS. */
 	struct identity *proved;
@@ -122,7 +122,7 @@ enum export_change {
  * calling thread. Returns -EEXIST if the name is in use. */
 GMB_MUST_CHECK int engine_export_add(
 	struct engine *engine, struct export *export, struct error *error);
-/* engine_export_add() in two steps, of which only the first can fail. Before engine_export_show(),
+/* engine_export_add() as two steps, of which only the first can fail. Before engine_export_show(),
  * no session can find the export, and another export can have its name. */
 GMB_MUST_CHECK int engine_export_prepare(
 	struct engine *engine, struct export *export, struct error *error);
@@ -323,7 +323,7 @@ struct session {
 	struct tls_policy *tls;	  /* see struct endpoint */
 	enum session_state state; /* changed by session_set_state() */
 	bool stopping;		  /* must end: drain() was called */
-	bool handing_over;	  /* is to be handed over to another process; see handover.h */
+	bool handing_over;	  /* must be handed over to another process; see handover.h */
 	bool paused;		  /* starts no requests and receives no data */
 	bool was_told;		  /* its state was sent to the other process */
 	bool handed_over;	  /* the other process owns the connection */
@@ -467,7 +467,7 @@ struct engine_counters {
 	/* sessions ended with a reason for the log: broken protocol, socket error, time limit */
 	uint64_t sessions_failed;
 	uint64_t sessions_idle; /* ended by the idle timeout */
-	/* the part of sessions_accepted that another process has handed over */
+	/* how many of sessions_accepted another process has handed over */
 	uint64_t sessions_adopted;
 	uint64_t requests;
 	uint64_t place_waits; /* requests that had to wait for a free request slot */
@@ -568,7 +568,7 @@ struct engine {
 	struct rate_room rates;
 	/* struct engine_identity: identities with sessions in this engine */
 	struct list_node rate_identities;
-	struct list_node clients; /* struct engine_client, those without sessions at the end */
+	struct list_node clients; /* struct engine_client; those without sessions are at the end */
 	uint32_t client_count;
 	/* statistics of the clients for which the table has no room */
 	struct engine_client other_clients;

@@ -334,7 +334,7 @@ static void join_path(struct engine *engine, struct export *export, struct path_
 	/* Relaxed order: the number does not publish other data. */
 	if (!atomic_compare_exchange_strong_explicit(&export->atomic_bytes, &unknown, bytes,
 		    memory_order_relaxed, memory_order_relaxed)) {
-		bytes = unknown; /* another engine has already set a value, which holds for all */
+		bytes = unknown; /* another engine has already set a value, which all engines use */
 	}
 	path_export_join(engine->path, path_export, bytes);
 }

@@ -31,7 +31,7 @@ struct export_wait;
 struct export_use {
 	_Atomic uint32_t references;
 	_Atomic uint32_t engines;   /* engines that use the export, plus waits_for */
-	_Atomic uint32_t waits_for; /* number of exports that it replaces and that are in use */
+	_Atomic uint32_t waits_for; /* number of exports in use that this export replaces */
 	/* Exports that replace this one; the list has a reference to each. */
 	struct export_wait *replaced_by;
 };
@@ -55,7 +55,7 @@ struct export
 	 * for a disk at each boot, for memory at each start of the server, and when the store
 	 * reports it. 0 = unknown. */
 	uint64_t epoch;
-	bool is_volatile; /* with a new epoch, even flushed data may be lost */
+	bool is_volatile; /* true: if the epoch changes, even flushed data may be lost */
 	struct takeover takeover;
 	struct late_writes late;
 	/* After a change of rate or memory_max, engine_export_limits_changed() must be called on

@@ -78,7 +78,7 @@ void takeover_join(struct takeover *takeover, struct takeover_member *member, co
 
 enum takeover_found {
 	TAKEOVER_NOBODY,
-	/* only other principals have connections with this token; no action */
+	/* connections with this token exist, but only of other principals; no action */
 	TAKEOVER_OTHERS,
 	/* the connection is being ended; the caller tries again after wake() */
 	TAKEOVER_OWN,
