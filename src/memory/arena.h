@@ -44,7 +44,7 @@ struct arena_info {
 	uint64_t used_bytes;   /* size of the buffers in use */
 	uint64_t used_bytes_peak;
 	uint64_t reserve_bytes;	     /* see arena_reserve() */
-	uint64_t reserve_used_bytes; /* size of the buffers in use that are from the reserve */
+	uint64_t reserve_used_bytes; /* size of the buffers from the reserve that are in use */
 	uint64_t registered_bytes;   /* the part of mapped_bytes that is registered with the ring */
 	uint64_t register_failures;  /* failed attempts to register a slab */
 	int register_error;	     /* error of the last failed attempt; 0: none failed */
