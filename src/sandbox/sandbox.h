@@ -67,7 +67,7 @@ struct sandbox {
 void sandbox_allow_port(struct sandbox *sandbox, uint16_t port);
 
 struct sandbox_support {
-	uint32_t landlock; /* version of its interface; 0: not in this kernel, or off */
+	uint32_t landlock; /* version of Landlock's interface; 0: not in this kernel, or off */
 	bool seccomp;
 };
 
