@@ -12,9 +12,9 @@
 
 #include "base/compiler.h"
 
-/* A signal within this time of the first one repeats the same request to stop, because Ctrl-C
- * reaches the whole process group, timeout(1) signals its child and then that group, and a wrapper
- * script may add a SIGTERM. */
+/* Signals within this time of the first one are the same request to stop. One request can cause
+ * several signals: Ctrl-C reaches the whole process group, timeout(1) signals its child and then
+ * that group, and a wrapper script may add a SIGTERM. */
 #define CLOCK_SAME_SIGNAL_NS UINT64_C(1000000000)
 
 /* Returns the CLOCK_MONOTONIC time in nanoseconds. Async-signal-safe. */

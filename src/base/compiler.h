@@ -40,8 +40,8 @@
 GMB_NORETURN GMB_COLD void gmb_assert_fail(
 	const char *condition, const char *file, int line, const char *function);
 
-/* Checks one condition, also in release builds. It fails only because of a programming error, never
- * because of data from a peer. */
+/* Checks one condition, also in release builds. A check fails only because of a programming error,
+ * never because of data from a peer. */
 #define GMB_ASSERT(cond)                                                                           \
 	do {                                                                                       \
 		if (unlikely(!(cond))) {                                                           \

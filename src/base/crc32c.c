@@ -94,11 +94,12 @@ __attribute__((target("pclmul"))) static uint64_t multiply(uint32_t a, uint32_t 
 }
 
 /*
- * Sixteen pieces of 128 bits are folded side by side. A piece that lies n bits before another is
- * multiplied by x^n: its older half by x^(n+32) modulo the polynomial, its newer half by x^(n-32).
- * Both constants are shifted by one bit, because a carry-less product is one bit short. The
- * products are added to the later piece. The last piece that remains has the same checksum as all
- * of the data.
+ * Sixteen pieces of 128 bits are folded side by side. Folding multiplies a piece by x^n and adds it
+ * to the piece that lies n bits later. The older half of a piece is multiplied by x^(n+32) modulo
+ * the polynomial, the newer half by x^(n-32). The constants lie in the lower half of a word of 64
+ * bits, where the highest powers are, which multiplies by another x^32. They are shifted by one
+ * bit, because a carry-less product is one bit short. The last piece that remains has the same
+ * checksum as all of the data.
  */
 enum { FOLD_BYTES = 256, FOLD_LINE_BYTES = 64 };
 
@@ -209,11 +210,12 @@ enum crc32c_way crc32c_best_way(void)
 
 #ifdef HAS_INSTRUCTION
 /*
- * The instruction has a latency of 2 or 3 cycles, and one can start in each cycle, so three
- * stretches are computed side by side. If n bytes follow a stretch, its checksum is multiplied by
- * x^8n, without carries and modulo the polynomial. The instruction itself multiplies its 64 bits by
- * x^32 and reduces them, and the product of two numbers whose lowest bit is the highest power is
- * one bit short: hence x^(8n-33).
+ * The instruction has a latency of 2 or 3 cycles, and one can start in each cycle. So three
+ * stretches are computed side by side. If n bytes follow a stretch, its checksum must be multiplied
+ * by x^8n modulo the polynomial. First it is multiplied by x^(8n-33), without carries. The lowest
+ * bit of a word is its highest power, so the product, which has 63 bits, is already multiplied by x
+ * if it is read as a word of 64 bits. The instruction then multiplies the word by x^32 and reduces
+ * it.
  */
 enum {
 	STRETCH_BYTES = 1360, /* a multiple of 8; three stretches are nearly a block of 4 KiB */

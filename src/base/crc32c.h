@@ -28,5 +28,5 @@ enum crc32c_way crc32c_best_way(void);
 /* Returns the checksum of all bytes so far. crc: checksum of the bytes before these; 0 for the
  * first bytes. */
 uint32_t crc32c(uint32_t crc, const void *bytes, size_t count);
-/* crc32c() with a given implementation, which the processor must support; for tests. */
+/* Like crc32c(), but with a given implementation, which the processor must support; for tests. */
 uint32_t crc32c_by(enum crc32c_way way, uint32_t crc, const void *bytes, size_t count);

@@ -24,12 +24,12 @@ struct error {
  */
 int error_set(struct error *error, int code, const char *format, ...) GMB_PRINTF(3, 4);
 
-/* error_set(error, -ENOMEM, "out of memory"). error_oom_for() adds " for " and what the memory is
- * needed for. */
+/* Same as error_set(error, -ENOMEM, "out of memory"). error_oom_for() adds " for " and what the
+ * memory is needed for. */
 int error_oom(struct error *error);
 int error_oom_for(struct error *error, const char *format, ...) GMB_PRINTF(2, 3);
 
-/* error_set() for a failure that the user can avoid by giving the export this key (a static
+/* Like error_set(), for a failure that the user can avoid by giving the export this key (a static
  * string), such as "readonly" or "mode=cached". The code that opens the export adds this advice to
  * the message in the syntax of its caller. */
 int error_advise(struct error *error, int code, const char *key, const char *format, ...)

@@ -63,8 +63,9 @@ uint64_t histogram_highest(uint32_t index);
 
 /*
  * Returns the value that parts_per_million of all values do not exceed (990000: the 99th
- * percentile). It is the upper end of its bucket, or the maximum if that is less; for the first
- * value the minimum. Returns 0 if the histogram is empty.
+ * percentile). The result is the upper end of the value's bucket, or the maximum if that is less.
+ * If the quantile falls on the smallest value, the result is the minimum. Returns 0 if the
+ * histogram is empty.
  */
 uint64_t histogram_quantile(const struct histogram *histogram, uint32_t parts_per_million);
 

@@ -421,8 +421,8 @@ static int parse_fingerprint(const char *text, uint8_t *out, struct error *error
 	return 0;
 }
 
-/* For names of keys, common names, e-mail addresses and URIs. The text is its own canonical form;
- * its length and characters are checked. */
+/* Parses names of keys, common names, e-mail addresses and URIs, whose canonical form is the text
+ * itself. Checks the length and the characters. */
 static int parse_as_is(
 	enum identity_kind kind, const char *text, size_t bytes, uint8_t *out, struct error *error)
 {

@@ -18,7 +18,7 @@ enum {
 	/* An identity that exceeds one of these limits is rejected. */
 	IDENTITY_VALUES_MAX = 128,
 	IDENTITY_VALUE_BYTES_MAX = 8192, /* canonical form of a distinguished name */
-	/* any other value, and one attribute of a distinguished name */
+	/* maximum size of all other values, and of one attribute of a distinguished name */
 	IDENTITY_STRING_BYTES_MAX = 256,
 	IDENTITY_RDNS_MAX = 32,
 	IDENTITY_OID_BYTES_MAX = 64, /* an OID as text */
@@ -106,8 +106,8 @@ struct identity_dn {
  * exceeded, or if the value has a zero byte or is not UTF-8. */
 GMB_MUST_CHECK int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid,
 	size_t oid_bytes, const void *value, size_t value_bytes, struct error *error);
-/* Stores the canonical form, which has the same length as the name, in out. Returns -EINVAL if the
- * name is too long or not ASCII. */
+/* Stores the canonical form of the name in `out`. The canonical form has the same length as the
+ * name. Returns -EINVAL if the name is too long or not ASCII. */
 GMB_MUST_CHECK int identity_dns_canonical(
 	const void *name, size_t bytes, uint8_t *out, struct error *error);
 /* Stores the canonical form of an IPv4 or IPv6 address. bytes: 4 or 16. */

@@ -73,8 +73,8 @@ struct log_limit {
 	uint64_t interval_start_ns;
 	uint32_t used;
 	uint32_t suppressed;
-	/* Suppressed lines by log_about.reason. If there are more than LOG_LIMIT_REASONS reasons,
-	 * lines with the further ones are counted only in suppressed. */
+	/* Suppressed lines by log_about.reason. If there are more than LOG_LIMIT_REASONS different
+	 * reasons, lines with other reasons are counted only in `suppressed`. */
 	struct {
 		const char *word;
 		uint32_t count;
@@ -98,8 +98,8 @@ void log_limited_about(struct log_limit *limit, uint64_t now_ns, enum log_level 
  */
 const char *log_escape(char *out, size_t out_bytes, const void *peer_bytes, size_t len);
 
-/* log_escape() for the arguments of a message. The result is valid until the end of the enclosing
- * block. */
+/* Like log_escape(), for the arguments of a message. The result is valid until the end of the
+ * enclosing block. */
 enum { QUOTE_BYTES = 192 };
 #define quote(text)		quote_into((char[QUOTE_BYTES]){ 0 }, text)
 #define quote_bytes(bytes, len) log_escape((char[QUOTE_BYTES]){ 0 }, QUOTE_BYTES, bytes, len)
@@ -109,6 +109,6 @@ static inline const char *quote_into(char out[QUOTE_BYTES], const char *text)
 	return log_escape(out, QUOTE_BYTES, text, strlen(text));
 }
 
-/* log_escape() for a sentence in which a peer has already escaped the names. Quotes and backslashes
- * stay as they are, so that nothing is escaped twice. */
+/* Like log_escape(), for a sentence in which a peer has already escaped the names. Quotes and
+ * backslashes stay as they are, so that nothing is escaped twice. */
 const char *log_escape_sentence(char *out, size_t out_bytes, const char *sentence);

@@ -19,7 +19,7 @@
 
 enum {
 	MANAGER_FD_FIRST = 3,	   /* number of the first socket passed in; the rest follow it */
-	MANAGER_TEXT_BYTES = 4096, /* longer messages are not read by the manager */
+	MANAGER_TEXT_BYTES = 4096, /* the service manager does not read longer messages */
 };
 
 /* Opens a socket to the manager and keeps it open, for a program that will not be allowed to create

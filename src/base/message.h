@@ -40,16 +40,16 @@ struct message_layout {
 	} reserved[MESSAGE_RESERVED_MAX]; /* must be zero */
 	struct {
 		enum message_part_kind kind;
-		uint16_t text_at;   /* offset of its struct message_text in the object */
-		uint16_t length_at; /* offset of its length in the head, little-endian */
+		uint16_t text_at;   /* offset of the part's struct message_text in the object */
+		uint16_t length_at; /* offset of the part's length in the head, little-endian */
 		uint16_t length_bytes;
 		uint32_t max;
 	} parts[MESSAGE_PARTS_MAX];
 	const char *(*check)(void *object); /* optional */
 };
 
-/* Initializers. head: type of the head. object: type of an object whose first member is the
- * head. */
+/* Initializers for struct message_layout. head: name of the struct of the message head. object:
+ * name of the struct that message_parse() fills, whose first member `head` is the message head. */
 #define MESSAGE_HEAD(head, rule, part, name)                                                       \
 	.bytes = sizeof(struct head),                                                              \
 	.layout_rule = rule ": invalid length or reserved field in " name,                         \
@@ -65,8 +65,8 @@ struct message_layout {
 			sizeof(((struct object *)0)->head.member), max_                            \
 	}
 
-/* Parses a message into object: a head, or an object that begins with one. Returns NULL, or the
- * broken rule. */
+/* Parses a message into object: the struct of the head, or a struct whose first member is the head.
+ * Returns NULL, or the text of the broken rule. */
 const char *message_parse(
 	const struct message_layout *layout, const void *bytes, size_t len, void *object);
 bool message_is_zero(const void *bytes, size_t len);

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * File descriptors that a peer passes over a Unix socket (SCM_RIGHTS). A process that receives
- * descriptors, or closes a socket whose queue contains some, also has to close the files. This can
- * block for as long as the sender likes: on a TCP socket that lingers, or on a FUSE server. Sockets
- * that need no descriptors therefore refuse them (Linux 6.16), and so do listening sockets: their
- * connections permit descriptors only once they have been accepted and the limits of work.h have
- * been checked. On older kernels the descriptors are received, and a worker closes them (work.h).
+ * descriptors, or closes a socket whose queue contains some, also has to close the files. Closing
+ * can block for as long as the sender likes: on a TCP socket that lingers, or on a FUSE server.
+ * Sockets that need no descriptors therefore refuse them (Linux 6.16), and so do listening sockets:
+ * their connections permit descriptors only once they have been accepted and the limits of work.h
+ * have been checked. On older kernels the descriptors are received, and a worker closes them
+ * (work.h).
  *
  * Threading: any; there is no state. Ownership: the caller owns the descriptors. Errors: none.
  */
@@ -37,8 +38,8 @@ bool rights_may_come(int fd);
 bool rights_guard(int fd);
 /* Returns the user at the other end, or -1 if unknown. */
 uid_t rights_owner(int fd);
-/* Returns whether uid is neither root nor our own user. These two are trusted, except for limits on
- * their use of memory and descriptors. */
+/* Returns whether uid is neither root nor our own user. Root and our own user are trusted, except
+ * for limits on their use of memory and descriptors. */
 static inline bool rights_is_stranger(uid_t uid)
 {
 	return uid != 0 && uid != geteuid();

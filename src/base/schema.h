@@ -39,10 +39,10 @@ enum field_type {
 
 enum field_flag {
 	FIELD_REPEATS = 1 << 0, /* can be given more than once; a list in files */
-	/* on command lines: a second value is rejected; without it, the last value counts */
+	/* on command lines: a second value is rejected; without this flag, the last value counts */
 	FIELD_ONCE = 1 << 1,
 	FIELD_BARE = 1 << 2, /* the value can be omitted; set() then gets NULL */
-	/* the empty text is rejected; this always holds for paths (field_is_path()) */
+	/* the empty text is rejected, as it always is for paths (field_is_path()) */
 	FIELD_NOT_EMPTY = 1 << 3,
 	FIELD_LIVE = 1 << 4,	/* can change while the object is in use */
 	FIELD_RESTART = 1 << 5, /* a change needs a restart */
@@ -76,7 +76,7 @@ struct field {
 	bool (*same)(const void *a, const void *b);
 };
 
-/* Location of a field's value: the members of object from first to last. They must be adjacent,
+/* Location of a field's value: the members of object from first to last, which must be adjacent,
  * without padding between them. Types other than FIELD_OWN have one member. */
 #define FIELD_AT(object, first, last)                                                              \
 	.offset = offsetof(object, first),                                                         \

@@ -23,8 +23,8 @@ GMB_MUST_CHECK int units_parse_bytes(const char *text, uint64_t *bytes, struct e
  * INT64_MAX ns, about 292 years, so that adding a time to the clock does not overflow. */
 GMB_MUST_CHECK int units_parse_time(const char *text, uint64_t *time_ns, struct error *error);
 
-/* units_parse_time(), but a number without a unit counts seconds and can have a decimal point: "2",
- * "0.5". */
+/* Like units_parse_time(), but a number without a unit counts seconds and can have a decimal point:
+ * "2", "0.5". */
 GMB_MUST_CHECK int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error);
 
 /* Parses a decimal number from min to max. */
@@ -102,7 +102,7 @@ bool text_print_metrics(FILE *out, const char *text, size_t len);
 /* Returns the length of the valid sequence at p (1 to 4 bytes), or 0. left > 0. */
 size_t utf8_sequence(const void *p, size_t left);
 
-/* utf8_sequence() that also stores the character in *code. */
+/* Like utf8_sequence(), but also stores the character in *code. */
 size_t utf8_decode(const void *p, size_t left, uint32_t *code);
 
 /* Returns whether a character would control a terminal or hide text on it: C0 and C1 controls, DEL,

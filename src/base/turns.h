@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Round-robin scheduling on two levels: first among the groups, then among the members of each
- * group. A group waits for one member of each other group, however many members that group has.
+ * group. A group waits for one member of each other group, no matter how many members the other
+ * group has.
  *
  *   turns ──▶ group A ──▶ group B ──▶ ...        a1, b1, a2, b2, a3, a4 ...
  *              a1 a2 a3 a4  b1 b2
@@ -151,8 +152,8 @@ static inline void turns_had(
 	}
 }
 
-/* Sets aside a member that could not be served. It keeps waiting and is not tried again before
- * turns_end(). */
+/* Sets aside a member that could not be served. The member keeps waiting, and is not tried again
+ * before turns_end(). */
 static inline void turns_in_vain(struct turn *turn, struct turns_round *round)
 {
 	turns_remove(turn);

@@ -23,8 +23,9 @@ static struct span span_until(const char *from, const char *stops)
 }
 
 /*
- * Percent-decodes in into a new terminated string. With zero_at_start, zero bytes are allowed if
- * the first decoded byte is zero (abstract socket names); otherwise a zero byte is an error.
+ * Percent-decodes the span `in` into a new terminated string. With zero_at_start, zero bytes are
+ * allowed if the first decoded byte is zero (abstract socket names); otherwise a zero byte is an
+ * error.
  */
 static int decode(struct span in, const char *what, bool zero_at_start, char **out,
 	uint32_t *out_bytes, struct error *error)

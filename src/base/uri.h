@@ -62,7 +62,8 @@ struct uri_writer {
 };
 
 void uri_put_text(struct uri_writer *w, const char *text, size_t len);
-/* Percent-encodes bytes, except unreserved characters and those in also. */
+/* Percent-encodes bytes. Unreserved characters, and the characters of the text `also`, stay as they
+ * are. */
 void uri_put_encoded(struct uri_writer *w, const char *bytes, size_t len, const char *also);
 /* Writes the separator and NAME=VALUE, and sets the separator to '&'. No effect if value is
  * NULL. */

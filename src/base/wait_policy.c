@@ -4,21 +4,24 @@
 #include <string.h>
 
 enum {
-	/* Polling must at least reduce the time per request to this percentage. */
+	/* Polling must reduce the time per request at least to this percentage of the time with
+	 * BLOCK. */
 	SPIN_PERCENT_MAX = 90,
-	/* Batching may seem slightly slower, because measurements are noisy and it costs no CPU
-	 * time. */
+	/* With batching, the time per request may be up to this percentage of the time without
+	 * batching, because measurements are noisy and batching costs no CPU time. */
 	BATCH_PERCENT_MAX = 106,
-	/* If the time per request is above or below these percentages of its value during the last
-	 * trial, the traffic has changed, and the result of the trial is void. */
+	/* If the time per request is above the first or below the second of these percentages of
+	 * its value during the last trial, the traffic has changed, and the result of the trial is
+	 * void. */
 	SLOW_PERCENT = 150,
 	FAST_PERCENT = 50,
-	/* Batching is tried only if turns have at least this many tenths of a request on
-	 * average. */
+	/* Batching is tried only if a turn of the event loop has, on average, at least this many
+	 * tenths of a request. */
 	BATCHES_TENTHS_MIN = 11,
-	/* Polling is tried only if sleeping turns have fewer requests on average. With more, the
-	 * wake-up costs little, and a thread that polls drives its peer from the CPU that they may
-	 * share, where they need no wake-up of an idle CPU. */
+	/* Polling is tried only if a turn after a sleep has fewer requests than this on average.
+	 * With more requests per turn, a wake-up costs little per request. Moreover, if the thread
+	 * and its peer share a CPU, no idle CPU has to be woken; a thread that polls would drive
+	 * its peer to another CPU. */
 	SPIN_TURN_REQUESTS_MAX = 12,
 };
 
@@ -45,8 +48,9 @@ void wait_policy_init(
 	hold(policy, WAIT_BLOCK, 1);
 }
 
-/* Returns whether most turns of the window have several completions, so that a wait can gather
- * more. */
+/* Returns whether a longer sleep could gather more completions: most turns of the window had no
+ * requests from event sources, and the turns had at least BATCHES_TENTHS_MIN / 10 requests on
+ * average. */
 static bool fills_batches(const struct wait_policy *policy)
 {
 	return 2 * policy->source_turns < policy->window_turns &&
@@ -54,7 +58,8 @@ static bool fills_batches(const struct wait_policy *policy)
 		       (uint64_t)policy->window_turns * BATCHES_TENTHS_MIN;
 }
 
-/* Returns whether the turns of a window without polling are so small that polling may be better. */
+/* Returns whether the turns of a window without polling have so few requests that polling may be
+ * better. */
 static bool is_for_spin(const struct wait_policy *policy)
 {
 	return policy->window_requests < policy->window_turns * SPIN_TURN_REQUESTS_MAX;
@@ -106,7 +111,7 @@ static uint64_t trial_mean_ns(const struct wait_policy *policy, const uint64_t *
 	return totals[way] / MAX(policy->trial_requests[way], UINT64_C(1));
 }
 
-/* Returns whether polling is so much faster that it is worth its CPU time. */
+/* Returns whether the speed that polling gains is worth the CPU time that it costs. */
 static bool spin_pays(const struct wait_policy *policy)
 {
 	uint64_t block_ns = trial_mean_ns(policy, policy->trial_ns, WAIT_BLOCK);
@@ -152,7 +157,7 @@ static bool result_is_void(struct wait_policy *policy, uint64_t request_ns)
 	return policy->changed_windows == WAIT_CHANGED_WINDOWS;
 }
 
-/* Ends the windows of a method in a trial. */
+/* Removes a method from the current trial, with its remaining windows. */
 static void leave_out(struct wait_policy *policy, enum wait_way way)
 {
 	policy->windows_left -= policy->windows_left / ways_in_trial(policy);
@@ -196,7 +201,7 @@ static void held_window_done(struct wait_policy *policy, uint64_t elapsed_ns)
 	}
 }
 
-/* Another thread has taken the CPU while this one polled. */
+/* Called when another thread has taken the CPU while this thread polled: stops polling. */
 static void make_way(struct wait_policy *policy)
 {
 	if (!policy->is_trying) {
@@ -207,8 +212,9 @@ static void make_way(struct wait_policy *policy)
 	}
 }
 
-/* The window contains a pause, so its rate shows nothing. With several in a row there are so few
- * requests that no method but sleeping is worth anything, and no trial would ever end. */
+/* Called for a window that contains a pause of the traffic, so that its time per request means
+ * nothing. After several such windows in a row, requests are so rare that only BLOCK makes sense. A
+ * trial then ends, because it might otherwise never end. */
 static void paused_window_done(struct wait_policy *policy)
 {
 	policy->changed_windows++;

@@ -16,12 +16,13 @@
  *       ▲                                                              │
  *       └──────────────────────── the best one ◀───────────────────────┘
  *
- * A trial uses the methods in turn, a window of requests each, because a single measurement means
- * little on a machine that also runs other programs. Polling takes CPU time from other programs, so
- * it is kept only if it gains at least as much speed as it costs CPU time. A trial in which no
- * method is better than BLOCK is repeated later and later. The result of a trial is void once
- * requests take much more or much less time than during the trial: the cost of a wake-up changes by
- * tens of microseconds when the scheduler moves the two threads to the same CPU or to different
+ * In a trial, the methods take turns, each for a window (a short series of requests), because a
+ * single measurement means little on a machine that also runs other programs. Polling takes CPU
+ * time from other programs, so it is kept only if it gains at least as much speed as it costs CPU
+ * time. If no method is better than BLOCK, the pause before the next trial is twice as long as
+ * before, up to a limit. The result of a trial becomes void when requests take much more or much
+ * less time than during the trial. For example, the cost of a wake-up changes by tens of
+ * microseconds when the scheduler moves the thread and its peer to the same CPU or to different
  * ones. Polling ends as soon as another thread needs the CPU. The measurements are in
  * docs/design/0005-waiting.md.
  *
@@ -34,17 +35,17 @@
 enum wait_way { WAIT_BLOCK, WAIT_BATCH, WAIT_SPIN, WAIT_WAY_COUNT };
 
 enum {
-	WAIT_BATCH_NS = 60000,	      /* maximum time for which a request waits for others */
-	WAIT_BATCH_MAX = 64,	      /* number of completions that end the wait immediately */
+	WAIT_BATCH_NS = 60000,	      /* longest time that BATCH waits for more completions */
+	WAIT_BATCH_MAX = 64,	      /* number of completions that end this wait */
 	WAIT_SPIN_NS = 50000,	      /* maximum time of polling before sleeping */
 	WAIT_WINDOW_NS = 1000000,     /* minimum duration of a measurement */
 	WAIT_WINDOW_REQUESTS = 64,    /* minimum number of requests in a measurement */
-	WAIT_WINDOW_REQUESTS_MIN = 8, /* sufficient number if they took at least 5 ms */
+	WAIT_WINDOW_REQUESTS_MIN = 8, /* sufficient if the measurement took at least 5 ms */
 	WAIT_TRIAL_WINDOWS = 16,      /* windows of a trial for each method */
-	WAIT_HOLD_WINDOWS = 2048,     /* windows until a method that is kept is tried again */
+	WAIT_HOLD_WINDOWS = 2048,     /* windows with the winning method until the next trial */
 	WAIT_CHANGED_WINDOWS =
-		3, /* windows in a row with other traffic that make the result void */
-	WAIT_BACKOFF_WINDOWS_MIN = 32, /* windows of blocking after the first lost trial */
+		3, /* consecutive windows with changed traffic that void a trial's result */
+	WAIT_BACKOFF_WINDOWS_MIN = 32, /* windows of BLOCK after the first trial that BLOCK won */
 	WAIT_BACKOFF_WINDOWS_MAX = 4096,
 };
 
@@ -52,8 +53,8 @@ enum {
 struct wait_turn {
 	uint64_t now_ns;
 	uint32_t requests; /* that arrived, or that were answered */
-	/* The requests came through memory: a whole batch is announced by one completion, so BATCH
-	 * would wait in vain. */
+	/* The requests came from an event source (ring/ring.h), such as memory shared with the
+	 * peer. One completion announces a whole batch of them, so BATCH would only delay them. */
 	bool by_source;
 	/* While the thread polled, another thread took its CPU. */
 	bool was_crowded;
@@ -63,22 +64,22 @@ struct wait_policy {
 	bool may_batch;
 	bool may_spin;
 	bool is_trying;
-	enum wait_way way;     /* the method that is kept */
-	enum wait_way way_now; /* the method until the end of this window */
+	enum wait_way way;     /* the method in use outside of trials */
+	enum wait_way way_now; /* the method in use in this window */
 	bool in_trial[WAIT_WAY_COUNT];
 	uint64_t window_start_ns;
-	uint64_t window_cpu_ns; /* CPU time of the thread at its start; only set during a trial */
+	uint64_t window_cpu_ns; /* the thread's CPU time when the window started; only in trials */
 	uint32_t window_requests;
 	uint32_t window_turns;	  /* number of turns with requests in this window */
-	uint32_t source_turns;	  /* number of turns whose requests came through memory */
+	uint32_t source_turns;	  /* number of turns whose requests came from an event source */
 	uint32_t windows_left;	  /* number of windows until the next decision */
-	uint32_t changed_windows; /* number of windows in a row with other traffic, or a pause */
+	uint32_t changed_windows; /* consecutive windows with changed traffic, or with a pause */
 	uint32_t backoff_windows;
 	/* Totals of the trial's windows for each method. */
 	uint64_t trial_ns[WAIT_WAY_COUNT];
 	uint64_t trial_cpu_ns[WAIT_WAY_COUNT];
 	uint64_t trial_requests[WAIT_WAY_COUNT];
-	/* Time per request with the method that is kept, during the last trial; 0: unknown. */
+	/* Time per request with the method `way` during the last trial; 0: unknown. */
 	uint64_t kept_ns;
 	uint64_t (*cpu_ns)(void);
 };

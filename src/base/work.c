@@ -40,13 +40,13 @@ static struct {
 	pthread_cond_t wake;
 	struct list_node waiting;
 	struct list_node owners; /* in round-robin order */
-	struct owner unknown;	 /* shared by owners for which no record could be allocated */
+	struct owner unknown;	 /* shared by users for whom no record could be allocated */
 	uint32_t running;
 	uint32_t idle;	      /* idle workers that have not been signalled */
 	uint32_t woken;	      /* workers that were signalled and have not woken yet */
 	uint32_t in_doubt;    /* workers that run work that might never end */
 	uint32_t fd_count;    /* sum of all owners' fd_count */
-	uint32_t share_count; /* the same sum, with at most DISPOSE_OF_OWNER_MAX of each owner */
+	uint32_t share_count; /* sum of MIN(fd_count, DISPOSE_OF_OWNER_MAX) over all owners */
 	bool fork_watched;
 } workers = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
@@ -355,8 +355,8 @@ struct disposal_work {
 	int fds[];
 };
 
-/* Closes a peer's descriptor. Clears SO_LINGER first, because with it close() can block until
- * the socket's unsent data has been delivered, and the peer may have set it. */
+/* Closes a peer's descriptor. Clears SO_LINGER first: the peer may have set this option, and
+ * close() could then block until the socket's unsent data has been delivered. */
 static void close_of_peer(int fd)
 {
 	const struct linger none = { 0 };
@@ -466,8 +466,8 @@ void dispose_count_more(uid_t uid, uint32_t fd_count)
 	pthread_mutex_unlock(&workers.lock);
 }
 
-/* A count can be lower than what is subtracted, because owners without a record share one and a
- * fork resets them all. It must not fall below zero. */
+/* Sometimes more is subtracted than was counted: users without a record of their own share one
+ * record, and a fork resets all counts. A count never falls below zero. */
 void dispose_count_less(uid_t uid, uint32_t fd_count)
 {
 	struct owner *owner;

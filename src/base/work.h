@@ -7,8 +7,8 @@
  *
  * A process has at most WORKERS_MAX worker threads; further work waits. Work that might never end
  * (in_doubt) can occupy only WORKERS_IN_DOUBT_MAX threads, of which each owner (the peer's user)
- * gets WORKERS_OF_OWNER_MAX. It can therefore delay only work in doubt, and a single owner can
- * delay only its own.
+ * gets WORKERS_OF_OWNER_MAX. Such work can therefore delay only other work in doubt, and a single
+ * owner can delay only the owner's own work.
  *
  * Threading: work_start() and dispose() from any thread. run() is called on a worker thread and
  * touches only the work itself; work_finish() calls done() on its caller's thread. Ownership: the
@@ -33,7 +33,7 @@ struct work_results {
 	pthread_mutex_t lock;
 	struct list_node list;
 	int wake_fd;	/* write end of a pipe, non-blocking */
-	bool in_caller; /* without threads: work_start() runs the work in its caller */
+	bool in_caller; /* true: work_start() runs the work itself, without a worker */
 };
 
 struct work {
@@ -57,12 +57,13 @@ void work_finish(struct work_results *results);
 enum {
 	DISPOSE_FDS_MAX = 256,
 	/* Limits for descriptors that are not yet closed: those that peers have passed, and sockets
-	 * of ours that may contain such descriptors. A user can have DISPOSE_OF_OWNER_MAX
-	 * descriptors, but never more than are still free of DISPOSE_ALL_MAX. So a new user always
-	 * finds as many free as any other user has. The second limit does not apply to root and our
-	 * own user. A user can exceed the limits by one message (up to 253), because room is
-	 * checked before it is received, and by its connections that end later. What it has beyond
-	 * DISPOSE_OF_OWNER_MAX does not count for others. */
+	 * of ours that may contain such descriptors. A user can have at most DISPOSE_OF_OWNER_MAX
+	 * descriptors, and at most as many as are still unused of DISPOSE_ALL_MAX. So a new user
+	 * can always have as many descriptors as any other user. The second limit does not apply to
+	 * root and our own user. A user can exceed the limits by one message (up to 253
+	 * descriptors), because the limits are checked before the message is received, and by the
+	 * sockets of connections that end later. The descriptors of a user beyond
+	 * DISPOSE_OF_OWNER_MAX do not reduce what others can have. */
 	DISPOSE_OF_OWNER_MAX = 512,
 	DISPOSE_ALL_MAX = 2048,
 };
@@ -76,7 +77,7 @@ struct disposal {
 	/* with is_end: the socket was shut down; its queue is emptied and the descriptors in it are
 	 * closed before the socket */
 	bool is_shut;
-	bool in_caller; /* without threads: the caller releases the resources itself */
+	bool in_caller; /* true: the caller releases the resources, without a worker */
 	uid_t owner;	/* with of_peer: the peer's user; -1: unknown */
 };
 void dispose(const struct disposal *disposal);
@@ -87,14 +88,14 @@ void dispose_end(int fd, uid_t owner);
 /* Shuts down our end of a Unix socket, connected or listening. Closes it immediately if no
  * descriptors are left in its queue, otherwise in a worker thread. */
 void dispose_socket(int fd, uid_t owner, bool in_caller);
-/* Counts descriptors that a peer has passed, and that other work than dispose() will close. */
+/* Counts descriptors that a peer has passed, and that dispose() will not close. */
 void dispose_count_more(uid_t owner, uint32_t fd_count);
-/* Ends this, when they are closed. */
+/* Called when such descriptors are closed: they no longer count. */
 void dispose_count_less(uid_t owner, uint32_t fd_count);
 /* Returns whether the limits allow receiving a message with descriptors from this user now, or
  * keeping a new connection of this user that permits them. */
 bool dispose_has_room(uid_t owner);
 /* Returns whether a connection may be accepted now at this listener. If the listener cannot refuse
- * descriptors (before Linux 6.16), even closing a connection that is rejected can take a worker.
- * The result is then false while all users together have DISPOSE_ALL_MAX descriptors. */
+ * descriptors (before Linux 6.16), even closing a rejected connection can occupy a worker. For such
+ * a listener, the result is false while all users together have DISPOSE_ALL_MAX descriptors. */
 bool dispose_may_accept(int listener);

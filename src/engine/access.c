@@ -22,7 +22,7 @@ _Static_assert(FOUND_MAX <= 300, "the state of a lookup fits on the stack");
 _Static_assert((uint64_t)ACCESS_RULES_MAX *ACCESS_KIND_COUNT * 4 <= UINT32_MAX,
 	"table slots are counted in 32 bits");
 
-/* A value of a condition. It is stored once, however many rules contain it. */
+/* A value of a condition. Each value is stored once, however many rules contain it. */
 struct value {
 	uint32_t kind;
 	uint32_t bytes;

@@ -71,7 +71,7 @@ void access_get(struct access *access);
 /* Drops a reference. NULL is a no-op. */
 void access_put(struct access *access);
 
-/* Difference between two rule lists, leaving out equal rules at the beginning and at the end. The
+/* Difference between two rule lists. Equal rules at the beginning and at the end are left out. The
  * texts are those of the first differing rules and belong to the sets. NULL: there is no such rule,
  * or it has no text. */
 struct access_difference {
@@ -81,7 +81,7 @@ struct access_difference {
 	uint32_t removed_count;
 };
 
-/* Returns whether the lists differ. NULL: no list; it differs from an empty one. */
+/* Returns whether the lists differ. NULL: no list, which differs from an empty list. */
 bool access_differ(const struct access *before, const struct access *after,
 	struct access_difference *difference_out);
 
@@ -101,11 +101,12 @@ struct access_verdict {
 struct access_verdict access_look(
 	const struct access *access, const struct access_subject *subject);
 
-/* A reference to a set. It can be replaced at any time, while other threads use the old set. */
+/* Refers to a set of rules. The set can be replaced at any time, while other threads still use the
+ * old one. */
 struct access_slot;
 
-/* Creates a slot that owns the set, which is also released on failure; NULL: no rules. Returns NULL
- * if there is no memory. */
+/* Creates a slot that owns the set; NULL: no rules. If there is no memory, releases the set and
+ * returns NULL. */
 struct access_slot *access_slot_create(struct access *access);
 /* NULL is a no-op. */
 void access_slot_destroy(struct access_slot *slot);

@@ -7,8 +7,9 @@
 
 #include "base/bytes.h"
 
-/* Maximum length of a zero or kernel copy, so that other sessions are served in between. Shorter if
- * a rate applies, because a long piece would use the rate far in advance. */
+/* Maximum length of a clone, zero or range piece, so that other sessions are served in between.
+ * With a rate limit, zero and range pieces are shorter, because a long piece would book the rate
+ * far into the future. */
 #define STEP_BYTES_MAX	    (UINT64_C(64) << 20)
 #define STEP_BYTES_MAX_RATE (UINT64_C(2) << 20)
 /* Maximum range of the source in one block map request. */
@@ -48,7 +49,7 @@ struct piece {
 	enum piece_state state;
 	struct step step;
 	enum copy_method method;
-	uint64_t written; /* number of bytes of the step that are written */
+	uint64_t written; /* number of bytes of the step that have been written */
 	struct path_request read;
 	struct path_request change;
 	struct path_fragment fragment; /* valid in state PIECE_WRITING */
@@ -65,7 +66,7 @@ _Static_assert(sizeof(struct copy_room) <= 16 << 10, "the struct must fit into i
 
 struct session_copy {
 	struct session *session;
-	struct engine_export *source; /* its entry stays in use until the copy ends */
+	struct engine_export *source; /* the source; its entry stays in use until the copy ends */
 	struct session_copy_options options;
 	uint64_t at;   /* where the next piece starts */
 	uint64_t held; /* offset of the first range not copied; options.length: none */
@@ -95,7 +96,7 @@ struct session_copy {
 
 	struct list_node idle;
 	struct list_node busy;
-	struct piece *serial; /* a clone or range, during which no other piece starts; or NULL */
+	struct piece *serial; /* running clone or range, during which no piece starts; or NULL */
 	struct arena_buf room;
 	/* Used if room could not be allocated. */
 	struct piece first;
@@ -151,7 +152,7 @@ static void piece_end(struct piece *piece, int error)
 	}
 	if (error == -EOPNOTSUPP && piece->step.op == STORE_COPY) {
 		copy->ways &= ~(uint32_t)piece->step.way;
-		copy->at = piece->step.begin; /* the range is copied again with another method */
+		copy->at = piece->step.begin; /* copy the range again, with another method */
 	} else if (error != 0) {
 		engine_copy_fail(copy, error, piece->step.begin);
 	} else {
@@ -163,8 +164,8 @@ static void piece_end(struct piece *piece, int error)
 
 static void piece_look(struct piece *piece);
 
-/* Returns the rights that the memory of a piece needs. If MEM_CPU_READ is not among them, only the
- * disks access it: the target's disk can then write directly from device memory. */
+/* Returns the rights that the memory of a piece needs. MEM_CPU_READ is left out if only the disks
+ * access the memory, so that the target's disk can write directly from device memory. */
 static uint32_t memory_rights(const struct session_copy *copy, const struct step *step)
 {
 	const struct path_export *target = copy->session->path_export;
@@ -219,7 +220,7 @@ static void write_progress(struct path_request *request)
 	}
 	error = request->error;
 	if (error == -EOPNOTSUPP && request->op == STORE_COPY) {
-		/* another method will be used, so this is not a failure */
+		/* not a failure: the piece is copied again with another method */
 		(void)path_abandon(request);
 	}
 	path_finish(request);
@@ -241,8 +242,9 @@ static void write_fragment(struct piece *piece)
 	struct path_request *change = &piece->change;
 	struct path_export *target = copy->session->path_export;
 	/* Leaves out the CPU's rights to this memory, unless the store needs them. The target then
-	 * writes blocks that are not aligned in memory through the page cache. With those rights it
-	 * would stage them, and wait for memory while this piece holds some. */
+	 * writes blocks that are not aligned in memory through the page cache. With the CPU's
+	 * rights, the target would copy these blocks to other memory, and could wait for that
+	 * memory while this piece holds some. */
 	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
 
 	piece->method = mem_may(piece->fragment.memory, MEM_CPU_READ) ? COPY_RAM : COPY_DEVICE;
@@ -260,7 +262,8 @@ static void write_fragment(struct piece *piece)
 	change->progress = write_progress;
 	engine_copy_set_state(piece, PIECE_WRITING);
 	path_start(copy->session->engine->path, change);
-	/* does not fail, because memory_rights() has asked for suitable memory */
+	/* path_start() has not discarded the placement: the read has asked for memory with
+	 * memory_rights(), so the store can use that memory. */
 	GMB_ASSERT(change->placement != NULL);
 }
 
@@ -338,8 +341,8 @@ static void engine_copy_map_ask(struct session_copy *copy)
 	path_start(copy->session->engine->path, map);
 }
 
-/* Stores the kind and length of the data at copy->at. Returns false if the map must be read first;
- * that read has then been started. */
+/* Stores the kind and length of the data at copy->at. If the block map must be read first, starts
+ * that read and returns false. */
 static bool map_look(struct session_copy *copy, bool *zeroes, uint64_t *bytes)
 {
 	uint64_t end = copy->map_begin;
@@ -463,9 +466,9 @@ static void begin(struct session_copy *copy, const struct step *step)
 	if (step->op == STORE_READ) {
 		engine_copy_request_begin(copy, &piece->read, &copy->source->path, STORE_READ);
 		piece->read.memory_rights = memory_rights(copy, step);
-		/* A window of 1 byte: holds only one part of the read in memory at a time. The read
-		 * is also never served from the page cache, because it is longer than its
-		 * window. */
+		/* A window of 1 byte has two effects: only one part of the read is in memory at a
+		 * time, and the read is never served from the page cache, because it is longer than
+		 * its window. */
 		piece->read.window_bytes = 1;
 		piece->read.offset = copy->options.source_offset + step->begin;
 		piece->read.length = step->bytes;
@@ -729,7 +732,7 @@ bool session_copy_abandon(struct session_copy *copy)
 		if (piece->state == PIECE_READING) {
 			piece_look(piece);
 		} else if (path_abandon(&piece->change)) {
-			/* the change has not started in the store */
+			/* the store has not started the change */
 			path_finish(&piece->change);
 			if (piece->state == PIECE_WRITING) {
 				written(piece);

@@ -15,8 +15,9 @@
  * thread at a time, and only between stores without filters.
  *
  * The rates of the identity and of both exports count a range or moved piece as a read of the
- * source and a write of the target, a zero that is written as a write, and no clone. For memory and
- * queues, a piece is like a request of the session. The whole copy uses one of its slots.
+ * source and a write of the target. They count a zero piece as a write if the target has to write
+ * the zeroes, and do not count a clone. For memory and queues, a piece is like a request of the
+ * session. The whole copy uses one request slot of the session.
  *
  * Without STORE_FUA, the copy is durable only after a flush of the target. If a range of the source
  * changes during the copy, the copied contents of that range are undefined. The reasons are in
@@ -44,8 +45,9 @@ struct session_copy_options {
 	uint64_t offset; /* in the session's export; checked by session_admit() */
 	uint64_t length; /* > 0 */
 	uint32_t flags;	 /* STORE_FUA or 0 */
-	/* Called once, when the copy has ended or is idle after session_copy_abandon(); not called
-	 * if that returned true. Never called inside session_copy_start() or that function. */
+	/* Called once, when the copy has ended, or when it becomes idle after
+	 * session_copy_abandon() has returned false. Never called inside session_copy_start() or
+	 * session_copy_abandon(). */
 	void (*done)(void *context);
 	void *context;
 };
@@ -60,16 +62,16 @@ struct session_copy_options {
 GMB_MUST_CHECK int session_copy_start(struct session *session,
 	const struct session_copy_options *options, struct session_copy **copy_out,
 	const char **text);
-/* After done: returns 0 or a negative errno. *done_bytes: how many bytes from the beginning were
- * copied. */
+/* Called after done(): returns 0 or a negative errno. *done_bytes: how many bytes from the
+ * beginning were copied. */
 int session_copy_result(const struct session_copy *copy, uint64_t *done_bytes);
-/* After done: returns the numbers of bytes copied, by enum copy_method. */
+/* Called after done(): returns the numbers of bytes copied, by enum copy_method. */
 const uint64_t *session_copy_bytes(const struct session_copy *copy);
 /* Called after session->stopping was set. If further pieces would have to start, the copy ends with
  * -ESHUTDOWN. done() can be called before this function returns. */
 void session_copy_drain(struct session_copy *copy);
 /* Called when the session ends: starts no further pieces. Returns true if the copy is idle;
- * otherwise done is called when it is. */
+ * otherwise done() is called when the copy is idle. */
 bool session_copy_abandon(struct session_copy *copy);
 bool session_copy_is_idle(const struct session_copy *copy);
 /* Frees an idle copy. */

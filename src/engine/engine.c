@@ -140,8 +140,8 @@ static void resume_blocked(struct engine *engine)
 	while (!engine_turn_is_full(engine) && (turn = turns_next(&engine->blocked)) != NULL) {
 		struct session *session = container_of(turn, struct session, blocked_turn);
 
-		/* Each session owns one request slot. Starting a request in that slot does not use
-		 * up the session's turn in the queue. */
+		/* Each session owns one request slot. A request that starts in this slot does not
+		 * use up the session's turn in the queue. */
 		uint32_t before = MAX(session->inflight_count, 1U);
 		bool waits = true;
 
@@ -238,8 +238,8 @@ static bool engine_join(struct session *session)
 		return false;
 	}
 	GMB_ASSERT(session->inflight_count == 0);
-	/* Wakes the connections that replace this one. A message to this session might still be in
-	 * flight; the session is then freed later. */
+	/* Wakes the connections that replace this one. If a message to this session is still in
+	 * flight, the session is freed later. */
 	takeover_leave(&session->member);
 	if (!takeover_may_go(&session->member)) {
 		return false;
@@ -534,8 +534,9 @@ static struct session *newcomer_to_end(const struct engine_peer *peer)
 	return list_entry(oldest, struct session, handshake_node);
 }
 
-/* Returns the handshake to end in favour of a new one: one of the peer with the most handshakes,
- * including the new one. Among several, that with the least progress, then the oldest. */
+/* Returns the handshake to end in favour of a new one. It belongs to the peer with the most
+ * handshakes, with the new one included. Among several, it is the one with the least progress, and
+ * among those the oldest. */
 static struct session *handshake_to_end(const struct engine *engine)
 {
 	struct session *found = NULL;

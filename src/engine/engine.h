@@ -15,13 +15,13 @@
  *                                                    │ kind->join(): nothing in flight
  *                                                    ▼ kind->close(): closed and freed
  *
- * A session kind implements one protocol. It is a table of functions, registered in engine_options.
- * The engine decides which sessions wait, in which order and for how long, and when they end. The
- * kind handles the wire format.
+ * A session kind implements one protocol. A kind is a table of functions, registered in
+ * engine_options. The engine decides which sessions wait, in which order and for how long, and when
+ * they end. The kind handles the wire format.
  *
  * Threading: the ring's thread. Ownership: the engine owns its memory, its queues and the services
- * of the kinds. A session belongs to its kind, which embeds struct session as its first member; it
- * exists until kind->close(). Errors: a negative errno and an error message.
+ * of the kinds. A session belongs to its kind, which embeds struct session as its first member. A
+ * session exists until kind->close(). Errors: a negative errno and an error message.
  */
 #pragma once
 
@@ -59,7 +59,7 @@ struct peer {
 	_Atomic uint32_t *connections;
 	bool has_address;		       /* the client is connected over a network */
 	uint8_t address[ACCESS_ADDRESS_BYTES]; /* IPv6; an IPv4 address is mapped */
-	bool has_credentials; /* a Unix socket, for which the kernel provides the credentials */
+	bool has_credentials; /* true for a Unix socket: the kernel provides the credentials */
 	struct stream_credentials credentials;
 	/* Identity from the TLS handshake, set by session_identify(). NULL: no TLS. */
 	struct identity *proved;
@@ -83,7 +83,7 @@ struct endpoint {
  * map their peers' memory serve only root and the server's own user on Unix sockets.
  */
 uint32_t engine_rights(const struct session *session, const struct export *export);
-/* Like engine_rights(), if the export had these rules; NULL: no rules. */
+/* Returns what engine_rights() would return if the export had these rules; NULL: no rules. */
 uint32_t engine_rights_with(
 	const struct session *session, const struct export *export, struct access *access);
 
@@ -105,7 +105,7 @@ struct engine_export {
 	uint32_t inflight_count; /* request slots that its sessions occupy */
 	bool prepared; /* engine_export_show() was not called yet: no session can find it */
 	bool removed;
-	struct list_node barred; /* sessions that wait until the store's barrier opens */
+	struct list_node barred; /* sessions that wait until store_barrier() is open */
 	bool asking;
 	struct ring_op barrier_op; /* the next check of the barrier, or the pause before that */
 	enum store_barrier barrier_found;
@@ -118,11 +118,11 @@ enum export_change {
 	EXPORT_RIGHTS,	/* session->rights have changed */
 };
 
-/* Creates a queue on the export's store, which can open files on this thread, and adds a reference
- * to the export. Returns -EEXIST if the name is in use. */
+/* Adds a reference to the export, and creates a queue on its store, which can open files on the
+ * calling thread. Returns -EEXIST if the name is in use. */
 GMB_MUST_CHECK int engine_export_add(
 	struct engine *engine, struct export *export, struct error *error);
-/* engine_export_add() in two steps, of which only the first can fail. Before engine_export_show(),
+/* engine_export_add() as two steps, of which only the first can fail. Before engine_export_show(),
  * no session can find the export, and another export can have its name. */
 GMB_MUST_CHECK int engine_export_prepare(
 	struct engine *engine, struct export *export, struct error *error);
@@ -158,16 +158,17 @@ struct engine_export *engine_export_from(struct engine *engine, uint64_t serial)
 /* Returns the engine's measurements of an export; NULL if the export was not added. */
 const struct path_export *engine_export_measured(
 	const struct engine *engine, const struct export *export);
-/* Returns the entry of an export, or NULL. *hint_inout makes this fast for a caller that looks up
- * all exports in the order of addition: it sets *hint_inout to 0 before the first call. */
+/* Returns the entry of an export, or NULL. *hint_inout makes the search fast for a caller that
+ * looks up all exports in the order in which they were added. The caller sets *hint_inout to 0
+ * before the first call. */
 const struct engine_export *engine_export_entry(
 	const struct engine *engine, const struct export *export, uint32_t *hint_inout);
 
 /*
  * Interface through which a kind passes on connections that it has accepted itself. take() counts
- * the connection, checks the limits, and passes the connection to the engine; it returns false if
- * it rejects the connection. address: the peer's numeric address, "HOST:PORT", with brackets around
- * IPv6. Called on the engine's thread.
+ * the connection, checks the limits, and passes the connection to the engine. take() returns false
+ * if it rejects the connection. address: the peer's numeric address, "HOST:PORT", with brackets
+ * around IPv6. Called on the engine's thread.
  */
 struct engine_door {
 	bool (*take)(void *context, const struct session_kind *kind, const char *address);
@@ -203,12 +204,12 @@ struct session_kind {
 	/* Starts a session and calls session_init() for it. Returns a negative errno if the session
 	 * was not created. */
 	int (*accept)(void *service, const struct endpoint *endpoint);
-	/* Called when the session might be able to continue. It was paused, or waited for a slot
-	 * (engine_request_may()), a rate (engine_request_may_move()), the end of the connection
-	 * that it replaces, or the barrier of its export. */
+	/* Called when the session might be able to continue. The session was paused, or waited for
+	 * a slot (engine_request_may()), a rate (engine_request_may_move()), the end of the
+	 * connection that it replaces, or the barrier of its export. */
 	void (*resume)(struct session *session);
-	/* Called at the end of a batch after session_mark_dirty(): sends replies, and adds the
-	 * number of bytes that the kernel has to copy to engine->turn_bytes. alone: no other
+	/* Called at the end of a batch after session_mark_dirty(): sends replies, and increases
+	 * engine->turn_bytes by the number of bytes that the kernel has to copy. alone: no other
 	 * session is dirty. */
 	void (*flush)(struct session *session, bool alone);
 	/* Called after session->stopping was set: finishes requests in flight, rejects later ones,
@@ -218,9 +219,9 @@ struct session_kind {
 	void (*export_changed)(struct session *session, enum export_change change);
 	/*
 	 * Called when others wait for memory and this session has made no progress for the stall
-	 * timeout. Returns true if the session holds memory and waits for its peer; it is then
-	 * ended. Returns false if it holds none, or has just released all memory that it did not
-	 * need. Optional, for kinds that never hold memory.
+	 * timeout. Returns true if the session holds memory and waits for its peer; the engine then
+	 * ends the session. Returns false if the session holds no memory, or has just released all
+	 * memory that it did not need. Optional, for kinds that never hold memory.
 	 */
 	bool (*stalled)(struct session *session);
 
@@ -237,10 +238,10 @@ struct session_kind {
 	void (*pause)(struct session *session);
 	/* Returns whether a paused session is at rest, and if not, why. */
 	enum session_rest (*rest)(struct session *session);
-	/* Called at rest. Writes the state that the other process needs into bytes
-	 * (ENGINE_HANDOVER_BYTES_MAX bytes). In the record, sets byte_count, the connected socket,
-	 * and in `later` the payload received so far, which is borrowed until the session is
-	 * released. */
+	/* Called when the session is at rest (SESSION_RESTS). Writes the state that the other
+	 * process needs into `bytes`, which has room for ENGINE_HANDOVER_BYTES_MAX bytes. Also sets
+	 * three members of the record: byte_count, fd (the connected socket) and later (the payload
+	 * received so far, borrowed until the session is released). */
 	void (*hand_over)(struct session *session, uint8_t *bytes, struct session_record *record);
 	/* Like accept(), on a paused engine, for a session with the state in record. -EPROTO: the
 	 * state is invalid. */
@@ -322,7 +323,7 @@ struct session {
 	struct tls_policy *tls;	  /* see struct endpoint */
 	enum session_state state; /* changed by session_set_state() */
 	bool stopping;		  /* must end: drain() was called */
-	bool handing_over;	  /* is to be handed over to another process; see handover.h */
+	bool handing_over;	  /* must be handed over to another process; see handover.h */
 	bool paused;		  /* starts no requests and receives no data */
 	bool was_told;		  /* its state was sent to the other process */
 	bool handed_over;	  /* the other process owns the connection */
@@ -407,13 +408,13 @@ const char *session_choose_text(int result);
 const char *session_stop_text(const struct session *session);
 /*
  * Checks the op, flags, offset and length of a request. Returns 0 if it is permitted, otherwise:
- * - -EPERM: it is a change, and the session has no right to write.
+ * - -EPERM: the request is a change, and the session has no right to write.
  * - -EOVERFLOW: a read or write is longer than payload_bytes_max of struct engine_limits.
  * - -ENOSPC: a write, zero or copy extends beyond the current end of the disk.
  * - -EINVAL: another request extends beyond the end, or a block status request has length 0.
  *
- * *text is then the reason, a sentence without its full stop. Other requests of length 0, except
- * flushes, are complete after this check.
+ * If a request is not permitted, *text is the reason, a sentence without its full stop. A permitted
+ * request of length 0, except a flush, is complete after this check.
  */
 GMB_MUST_CHECK int session_admit(
 	struct session *session, const struct path_request *request, const char **text);
@@ -442,7 +443,7 @@ void session_linger(struct session *session);
 void session_takeover_join(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
 /* Ends the connection with this token, see takeover.h. Returns true if there is such a connection;
- * kind->resume() is called when it has ended. */
+ * kind->resume() is called when that connection has ended. */
 GMB_MUST_CHECK bool session_takeover_replace(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes);
 
@@ -466,17 +467,18 @@ struct engine_counters {
 	/* sessions ended with a reason for the log: broken protocol, socket error, time limit */
 	uint64_t sessions_failed;
 	uint64_t sessions_idle; /* ended by the idle timeout */
-	/* the part of sessions_accepted that another process has handed over */
+	/* how many of sessions_accepted another process has handed over */
 	uint64_t sessions_adopted;
 	uint64_t requests;
-	uint64_t place_waits; /* requests that had to wait for a free slot */
-	/* waits for memory by identities that no longer have sessions; see engine_counters_add() */
+	uint64_t place_waits; /* requests that had to wait for a free request slot */
+	/* How often identities that no longer have sessions have waited for memory.
+	 * engine_counters_add() adds the waits of the identities that have sessions. */
 	uint64_t identity_memory_waits;
-	uint64_t errors;	/* requests answered with an error; counted by the kind */
+	uint64_t errors;	/* requests answered with an error; counted by the session kind */
 	uint64_t bytes_read;	/* counted by the kind */
 	uint64_t bytes_written; /* counted by the kind */
 	uint64_t bytes_copied[COPY_METHOD_COUNT];
-	/* tickets created; this and all other push counters are counted by the kind */
+	/* tickets created; the session kinds count this and all other push counters */
 	uint64_t push_tickets;
 	uint64_t push_refusals; /* tickets presented to this server that were not valid */
 	uint64_t pushes_done;
@@ -484,7 +486,7 @@ struct engine_counters {
 	uint64_t sessions;   /* current number */
 	uint64_t handshakes; /* current number */
 	uint64_t inflight;   /* current number of requests in flight */
-	/* All further counters are counted by the kind. */
+	/* The session kinds count all further counters. */
 	uint64_t tls_handshakes; /* successful handshakes */
 	uint64_t tls_failed;
 	uint64_t tls_failures[ENGINE_TLS_FAILURE_COUNT]; /* tls_failed by reason */
@@ -566,7 +568,7 @@ struct engine {
 	struct rate_room rates;
 	/* struct engine_identity: identities with sessions in this engine */
 	struct list_node rate_identities;
-	struct list_node clients; /* struct engine_client, those without sessions at the end */
+	struct list_node clients; /* struct engine_client; those without sessions are at the end */
 	uint32_t client_count;
 	/* statistics of the clients for which the table has no room */
 	struct engine_client other_clients;
@@ -677,9 +679,10 @@ static inline void session_mark_dirty(struct session *session)
 	}
 }
 
-/* Returns whether there is a slot for a request of the session. Each session owns one slot. A
- * session can use at most as many shared slots as remain free, and its export ENGINE_EXPORT_FACTOR
- * times as many, so that some always remain for the next session. */
+/* Returns whether there is a slot for a request of the session. Each session owns one slot. All
+ * other slots are shared. A session can occupy at most as many shared slots as are still free, and
+ * all sessions of an export together at most ENGINE_EXPORT_FACTOR times as many. So some shared
+ * slots always remain for the next session. */
 static inline bool engine_has_place(const struct session *session)
 {
 	const struct engine *engine = session->engine;
@@ -710,7 +713,8 @@ GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 		     (session->inflight_count > 0 && engine_turn_is_full(session->engine)))) {
 		session->engine->counters.place_waits +=
 			!has_place && !turn_is_waiting(&session->blocked_turn);
-		/* only the turn is full: try again in the next turn */
+		/* A slot is free, but this turn has started its share of requests: the next turn
+		 * tries the session again. */
 		session->engine->limits_released |= has_place;
 		turns_remove(&session->blocked_turn);
 		turns_add(&session->engine->blocked, &session->blocked_turn);

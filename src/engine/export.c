@@ -10,7 +10,7 @@
 
 /* --- the export ---------------------------------------------------------------------------- */
 
-/* Entry in an export's list replaced_by: an export that replaces it. */
+/* Entry of the list export_use.replaced_by: an export that replaces the owner of the list. */
 struct export_wait {
 	struct export_wait *next;
 	struct export_use *use;
@@ -37,9 +37,9 @@ void export_use_put(struct export_use *use)
 	}
 }
 
-/* Ends one use of an export: by an engine, or by an older export that this one replaces. After its
- * last use, the exports that replace it no longer wait for it, and its own uses of those exports
- * end. */
+/* Ends one use of an export. Each engine that serves the export uses it, and so does each older
+ * export that it replaces. When the last use ends, the exports that replace this one stop waiting
+ * for it, and its uses of them end as well. */
 static void use_end(struct export_use *use)
 {
 	struct export_wait *next;
@@ -168,9 +168,9 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 	if (wait == NULL) {
 		return error_oom_for(error, "an export");
 	}
-	/* Counts the new export as a user of the old one, so that the old one's use cannot end
-	 * while the new export is added to its list. If that use has already ended, the new export
-	 * need not wait. */
+	/* Count the new export as a user of the old one, so that the old one stays in use while the
+	 * new one is added to its list. If the old one is not in use any more, the new one need not
+	 * wait. */
 	do {
 		if (engines == 0) {
 			free(wait);
@@ -334,7 +334,7 @@ static void join_path(struct engine *engine, struct export *export, struct path_
 	/* Relaxed order: the number does not publish other data. */
 	if (!atomic_compare_exchange_strong_explicit(&export->atomic_bytes, &unknown, bytes,
 		    memory_order_relaxed, memory_order_relaxed)) {
-		bytes = unknown; /* another engine has already set a value, which holds for all */
+		bytes = unknown; /* another engine has already set a value, which all engines use */
 	}
 	path_export_join(engine->path, path_export, bytes);
 }

@@ -2,8 +2,9 @@
 /*
  * An export: a disk that clients of all protocols can use.
  *
- * It has a name, a store, limits and access rules. All engines of the process share the object.
- * Each engine that serves it has its own queue on the store (struct engine_export in engine.h).
+ * An export has a name, a store, limits and access rules. All engines of the process share the
+ * object. Each engine that serves the export has its own queue on the store (struct engine_export
+ * in engine.h).
  *
  * Threading: after export_create(), everything is constant except the description, read_only, the
  * rules, the limits, the counters, the takeover group, the late writes and the references.
@@ -25,12 +26,12 @@ struct engine;
 struct export_wait;
 
 /* Counts how many engines still use an export. Can exist longer than the export. An export that
- * replaces others counts as in use while those are in use. So an export that replaces it later
- * waits for all of them. */
+ * replaces others counts as in use while one of the others is in use. So a later export that
+ * replaces it waits for all of them. */
 struct export_use {
 	_Atomic uint32_t references;
 	_Atomic uint32_t engines;   /* engines that use the export, plus waits_for */
-	_Atomic uint32_t waits_for; /* number of exports that it replaces and that are in use */
+	_Atomic uint32_t waits_for; /* number of exports in use that this export replaces */
 	/* Exports that replace this one; the list has a reference to each. */
 	struct export_wait *replaced_by;
 };
@@ -46,7 +47,7 @@ struct export
 	struct export *parent;
 	uint32_t overlap;	/* part size of reads and writes, see struct path_export */
 	int device_error;	/* see struct path_export; set before it is added to an engine */
-	_Atomic bool read_only; /* as configured, or because the store cannot be written */
+	_Atomic bool read_only; /* true if configured so, or if the store cannot be written */
 	struct access_slot *access;	  /* its access rules, or NULL; see engine_rights() */
 	_Atomic uint32_t connections_max; /* 0 = no limit of its own */
 	_Atomic uint32_t connections; /* sessions that have chosen this export, in all engines */
@@ -54,7 +55,7 @@ struct export
 	 * for a disk at each boot, for memory at each start of the server, and when the store
 	 * reports it. 0 = unknown. */
 	uint64_t epoch;
-	bool is_volatile; /* with a new epoch, even flushed data may be lost */
+	bool is_volatile; /* true: if the epoch changes, even flushed data may be lost */
 	struct takeover takeover;
 	struct late_writes late;
 	/* After a change of rate or memory_max, engine_export_limits_changed() must be called on
@@ -109,9 +110,9 @@ struct export_options {
 /* Creates an export with one reference, which the caller owns. Fails with -ENOMEM. */
 GMB_MUST_CHECK int export_create(
 	const struct export_options *options, struct export **export_out, struct error *error);
-/* Makes the export read-only or writable. It stays read-only if the store cannot be written.
- * Sessions that have chosen the export keep their rights until engine_export_rights() was called on
- * each engine. Any thread. */
+/* Makes the export read-only or writable. If the store cannot be written, the export stays
+ * read-only. Sessions that have chosen the export keep their rights until engine_export_rights()
+ * was called on each engine. Any thread. */
 void export_set_read_only(struct export *export, bool read_only);
 /* Replaces the rules, which the export owns from then on; NULL: no rules. Sessions keep their
  * rights as in export_set_read_only(). Any thread. */
@@ -126,30 +127,31 @@ static inline const char *export_description(const struct export *export)
 	return atomic_load_explicit(&export->description, memory_order_acquire);
 }
 /*
- * Makes sessions of the new export wait until no engine uses the old one or any export that the old
- * one replaces, because later operations must not be overtaken by operations still in flight there.
- * Called before any engine serves the new export. An export can replace several. One thread at a
- * time. Fails with -ENOMEM.
+ * Makes sessions of the new export wait until no engine uses the old export or any export that the
+ * old one replaces. Otherwise operations of the new export could overtake operations that the old
+ * exports still have in flight. Called before any engine serves the new export. An export can
+ * replace several. One thread at a time. Fails with -ENOMEM.
  */
 GMB_MUST_CHECK int export_replaces(
 	struct export *export, struct export_use *old, struct error *error);
-/* Returns the use counter of an export, with a reference. It can exist longer than the export. */
+/* Returns the use counter of an export, with a reference. The counter can exist longer than the
+ * export. */
 struct export_use *export_use_get(struct export *export);
 /* Drops a reference. NULL is a no-op. */
 void export_use_put(struct export_use *use);
-/* Returns true if no engine uses the export or any export that it replaces any longer. The export
+/* Returns true if no engine uses the export any more, nor any export that it replaces. The export
  * must have been served. */
 bool export_use_is_over(const struct export_use *use);
 void export_get(struct export *export);
-/* Drops a reference. The last one closes the store, which can block; no engine may use the export
- * then. NULL is a no-op. */
+/* Drops a reference. Dropping the last one closes the store, which can block; no engine may use the
+ * export then. NULL is a no-op. */
 void export_put(struct export *export);
 
 /*
  * Allocates the memory that the store needs, and starts the store on this engine's ring. Called
  * once, on the ring's thread, and only if store_needs_start(). The caller sets only
- * export->start.done, which is called on the ring when the start has ended. If a negative errno is
- * returned, it is not called, and export->start.error is set.
+ * export->start.done, which is called on the ring when the start has ended. If this function
+ * returns a negative errno, done is not called, and export->start.error is set.
  */
 GMB_MUST_CHECK int export_start(struct export *export, struct engine *engine);
 

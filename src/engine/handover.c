@@ -5,8 +5,8 @@
 #include <string.h>
 
 #define STALL_NS (ENGINE_HANDOVER_STALL_MS * UINT64_C(1000000))
-/* Time that a drained session gets to end. This can be long, because the session holds no resources
- * for which others wait. */
+/* Time that a drained session gets to end. A long time does no harm, because the session holds no
+ * resources for which others wait. */
 #define DRAIN_NS UINT64_C(5000000000)
 
 static bool can_be_handed_over(const struct session *session)
@@ -15,8 +15,8 @@ static bool can_be_handed_over(const struct session *session)
 	       session->kind->can_hand_over != NULL && session->kind->can_hand_over(session);
 }
 
-/* Returns whether a session is to be handed over. False if the session started to end after it was
- * paused: it then ends in this process. */
+/* Returns whether a session is handed over. Returns false if the session started to end after it
+ * was paused; such a session ends in this process. */
 static bool engine_is_handing_over(const struct session *session)
 {
 	return session->handing_over && session->state == SESSION_READY;
@@ -96,8 +96,8 @@ static bool has_stalled(struct session *session, uint64_t now_ns)
 	return now_ns - session->progress_ns >= STALL_NS;
 }
 
-/* Returns the state of a session that is ending. It is not at rest while it has requests in the
- * store, or replies that its peer has not received. */
+/* Returns the state of a session that is ending. The session is not at rest while it has requests
+ * in the store, or replies that its peer has not received. */
 static enum session_rest rest_of_ending(const struct session *session)
 {
 	return session->inflight_count == 0	       ? SESSION_RESTS

@@ -26,7 +26,8 @@
 #include "engine/engine.h"
 
 enum {
-	/* maximum size of the kind's state of a session; secret */
+	/* Maximum size of the state that a session kind hands over for one session. The state is
+	 * secret, because it can contain TLS keys. */
 	ENGINE_HANDOVER_BYTES_MAX = 24 << 10,
 	/* Maximum size of a request's payload that a session has already received, and maximum
 	 * number of pieces in which it is stored. */
@@ -52,7 +53,7 @@ struct session_record {
 	uint32_t token_bytes;
 	const uint8_t *bytes; /* the kind's state */
 	uint32_t byte_count;
-	/* Received payload, which follows bytes; can be empty. */
+	/* The payload of a request that was received so far; can be empty. */
 	struct session_piece later[ENGINE_HANDOVER_LATER_PIECES];
 	int fd;
 };
@@ -71,7 +72,7 @@ struct engine_rest {
 /* Predicted effect of engine_pause() on the sessions, summed over engines with the same kinds. */
 struct engine_fate {
 	uint32_t handed_over;
-	uint32_t handshakes; /* would be drained, unless they choose an export first */
+	uint32_t handshakes; /* handshakes; drained unless they choose an export first */
 	struct {
 		const struct session_kind *kind; /* NULL: end of the list */
 		uint32_t count;
@@ -108,16 +109,16 @@ struct engine_quiesce {
 	struct engine_export *entry;
 	struct store_part part;
 };
-/* Starts the flush. last: no request is in flight on any engine. Without last, clients can
- * continue; such a flush makes the last one shorter. Returns -ENOENT if the engine does not serve
- * the export. */
+/* Starts the flush. last: true if no request is in flight on any engine any more. With false,
+ * clients continue their requests; such an early flush leaves less work for the last one. Returns
+ * -ENOENT if the engine does not serve the export. */
 GMB_MUST_CHECK int engine_quiesce(struct engine *engine, struct engine_quiesce *quiesce, bool last);
 /* Closes the sessions that were handed over, without sending anything to their peers. */
 void engine_let_go(struct engine *engine);
 
 /* On a paused engine: starts a session with the state that another process has sent, and owns the
- * connection even if this fails. The state is untrusted. later has at most one piece. If the export
- * rejects the session, it ends immediately. */
+ * connection even if this fails. The state is untrusted. record->later has at most one piece. If
+ * the export rejects the session, the session ends immediately. */
 void engine_adopt(struct engine *engine, const struct endpoint *endpoint,
 	const struct session_record *record);
 /* Called by kind->adopt() after session_init(): chooses the export in the record and sets the

@@ -32,8 +32,8 @@ enum {
 	/* Maximum number of checks for idle sessions per idle timeout. So a session is ended at
 	 * most 1/ENGINE_IDLE_LOOKS of the timeout too late. */
 	ENGINE_IDLE_LOOKS = 8,
-	/* Number of clients with their own statistics: the maximum of all engines together, then
-	 * the bounds for the share of each engine. */
+	/* Number of clients with their own statistics: first the maximum of all engines together,
+	 * then the bounds for the share of each engine. */
 	ENGINE_CLIENTS_MAX = 256,
 	ENGINE_CLIENTS_EACH_MIN = 8,
 	ENGINE_CLIENTS_EACH_MAX = 64,
@@ -51,10 +51,11 @@ enum {
 #define ENGINE_HANDSHAKE_STOPPING_NS ENGINE_SECOND_NS
 /* Time a session gets to finish after it loses its rights. */
 #define ENGINE_RIGHTS_STOP_NS (5 * ENGINE_SECOND_NS)
-/* A session stops waiting for a store's barrier when 1/10 of its handshake timeout is left, so that
- * it can report the timeout to its peer. */
+/* A session waits for a store's barrier (store_barrier()) until 1/10 of its handshake timeout is
+ * left, so that it can report the timeout to its peer. */
 #define ENGINE_BARRIER_SHARE 10
-/* Pause between two checks of a barrier. It increases, up to 1/64 of the handshake timeout. */
+/* Pause between two checks of a store's barrier. The pause increases, up to 1/64 of the handshake
+ * timeout. */
 #define ENGINE_BARRIER_PAUSE_NS	   (ENGINE_SECOND_NS / 1000)
 #define ENGINE_BARRIER_PAUSE_SHARE 64
 /* Interval of checks for stalled sessions while a client waits for memory. */
@@ -101,8 +102,7 @@ struct engine_limits {
 	bool may_spin; /* poll for requests before sleeping if this makes requests faster */
 };
 
-/* Returns the maximum number of sessions with this much memory, of which each has a reserved
- * block. */
+/* Returns how many sessions are possible with this much memory, if each has a reserved block. */
 static inline uint32_t engine_sessions_max(uint64_t memory_bytes)
 {
 	return (uint32_t)MIN(memory_bytes / ENGINE_SESSION_BYTES, (uint64_t)UINT32_MAX);

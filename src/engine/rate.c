@@ -31,8 +31,8 @@ const struct counter_table rate_counter_table = { "rate", "export", "export_rate
 
 void rate_set(struct rate *rate, const struct rate_limits *limits, uint64_t now_ns)
 {
-	/* Release order pairs with the acquire in book() and renew(): a queue that sees that the
-	 * bookings were removed also sees the new limits. */
+	/* Release order, for the acquire order in book() and renew(): a queue that finds the
+	 * bookings removed also finds the new limits. */
 	for (int unit = 0; unit < RATE_UNIT_COUNT; unit++) {
 		atomic_store_explicit(
 			&rate->per_second[unit], limits->per_second[unit], memory_order_relaxed);
@@ -53,8 +53,8 @@ void rate_get(const struct rate *rate, struct rate_limits *limits)
 	limits->burst_ns = atomic_load_explicit(&rate->burst_ns, memory_order_relaxed);
 }
 
-/* Returns how long the amount takes at the rate. Uses floating point because the product exceeds 64
- * bits; the error is less than a nanosecond in days. */
+/* Returns how long the amount takes at the rate. Uses floating point, because the product exceeds
+ * 64 bits. For durations of days, the error is less than a nanosecond. */
 static uint64_t cost_ns(const struct rate_limits *limits, enum rate_unit unit, uint64_t amount)
 {
 	double ns = (double)amount * (double)SECOND_NS / (double)limits->per_second[unit];
@@ -67,8 +67,8 @@ static uint64_t amount_in(const struct rate_limits *limits, enum rate_unit unit,
 	return (uint64_t)((double)ns * (double)limits->per_second[unit] / (double)SECOND_NS);
 }
 
-/* Returns how far the end of all bookings can lag behind the clock. The rest of the burst is the
- * part that engines can hold unused. */
+/* Returns how far the end of all bookings can lag behind the clock: the burst without the part that
+ * engines can hold unused (1/RATE_HOLD_PART). */
 static uint64_t lag_max_ns(const struct rate_limits *limits)
 {
 	return limits->burst_ns - limits->burst_ns / RATE_HOLD_PART;
@@ -114,7 +114,7 @@ static uint64_t chunk_ns(const struct rate_queue *queue)
 	return queue->limits.burst_ns / RATE_HOLD_PART / MAX(count, 1U);
 }
 
-/* Books at least the amount that is needed. If it is available now, books as much as is available,
+/* Books at least the needed amount. If that amount is available now, books all that is available,
  * up to a chunk. Otherwise books at least what the rate permits in RATE_PAUSE_NS, so that engines
  * that wait for the same rate get equal amounts. Returns false if rate_set() was called. */
 static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed, uint64_t now_ns)
@@ -147,7 +147,8 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 		memory_order_acquire, memory_order_acquire));
 	queue->left[unit] += amount;
 	start_ns += MIN(length_ns, lag_ns);
-	/* Not before now, because this time also limits how long an unused booking is kept. */
+	/* ready_ns is not in the past, because an unused booking is kept for a fixed time after
+	 * ready_ns. */
 	start_ns = MAX(start_ns, now_ns);
 	queue->ready_ns = MAX(queue->ready_ns, start_ns);
 	return true;
@@ -213,8 +214,8 @@ static bool engine_rate_take(struct rate_queue *queue, uint64_t bytes, uint64_t 
 
 static void engine_rate_timer_done(struct ring_op *op, int result);
 
-/* Sets one timer for all queues. It expires after a pause at the earliest, so that it serves many
- * requests each time. */
+/* Sets the timer that serves all queues. It expires after RATE_PAUSE_NS at the earliest, so that
+ * each expiry serves many requests. */
 static void engine_rate_arm(struct rate_room *room)
 {
 	uint64_t now_ns = ring_batch_ns(room->ring);
@@ -249,7 +250,7 @@ static bool engine_rate_advance(struct rate_member *member, uint64_t now_ns)
 			continue;
 		}
 		if (turns_are_empty(&queue->waiting)) {
-			/* Returns an old booking that was not used. */
+			/* Give back to the rate a booking that was not used for a long time. */
 			if (now_ns - MIN(now_ns, queue->ready_ns) >
 				queue->limits.burst_ns / RATE_HOLD_PART) {
 				engine_rate_give_back(queue);
@@ -282,8 +283,8 @@ static void engine_rate_pass(struct rate_member *member, struct rate_queue *queu
 	}
 }
 
-/* Lets members continue whose time has come. A member that starts and waits again goes behind the
- * others. */
+/* Lets the waiting members continue, up to the first one whose booking is not ready. A member that
+ * starts and then waits again goes behind the others. */
 static void engine_rate_serve(struct rate_queue *queue, uint64_t now_ns)
 {
 	struct turn *turn;

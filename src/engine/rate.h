@@ -11,24 +11,25 @@
  * behind all earlier bookings, and starts when the time of its booking has come. A booking is one
  * atomic operation, so several engines can book without a lock. After a pause, the end of the
  * bookings lags behind the clock, but by no more than three quarters of the burst: this amount can
- * start immediately. A request longer than that starts when the whole amount is available, and the
- * requests after it wait for the rest. This is the virtual scheduling algorithm of ITU-T I.371
- * (GCRA).
+ * start immediately. A request that needs more starts when three quarters of the burst are
+ * available, and later requests wait until the rest of its booking has passed. This is the virtual
+ * scheduling algorithm of ITU-T I.371 (GCRA).
  *
  *     booked by others      available          now
  *   ───▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓▓│░░░░░░░░░░░░░░░░░░░░░░░│────▶ time     available: at most 3/4 of the burst
  *
- * A queue is one engine's part of a rate. If more is available than the next request needs, it
- * books more, up to a chunk, so that few requests access the shared line. It returns what it has
- * not used after burst_ns / RATE_HOLD_PART. So in any interval of length t, at most rate * t +
- * burst starts, plus one request per engine and, where sessions wait for two rates, one per
- * session. Waiting sessions are served round-robin, first by peer, then by session (base/turns.h).
- * One timer serves all queues of an engine, with pauses of at least RATE_PAUSE_NS. The reasons are
- * in docs/design/0014-rates.md.
+ * A queue is one engine's part of a rate. If more is available than the next request needs, the
+ * queue books more, up to a chunk, so that few requests access the time line that all engines
+ * share. After burst_ns / RATE_HOLD_PART, the queue gives back what it has not used. So in any
+ * interval of length t, at most rate * t + burst starts, plus one request per engine and, where
+ * sessions wait for two rates, one per session. Waiting sessions are served round-robin, first by
+ * peer, then by session (base/turns.h). One timer serves all queues of an engine, with pauses of at
+ * least RATE_PAUSE_NS. The reasons are in docs/design/0014-rates.md.
  *
- * Threading: rate_set() and booking on any thread; a queue, its room and its members on their
- * ring's thread. Ownership: a queue borrows its rate; a member must leave its queues. Errors: a
- * negative errno, such as -EINVAL or -ERANGE, with an error message for text that is not a rate.
+ * Threading: rate_set() and booking run on any thread. A queue, its struct rate_room and its
+ * members belong to their ring's thread. Ownership: a queue borrows its rate; a member must leave
+ * its queues. Errors: a negative errno, such as -EINVAL or -ERANGE, with an error message for text
+ * that is not a rate.
  */
 #pragma once
 
@@ -93,10 +94,10 @@ struct rate {
 	_Atomic uint64_t booked_ns[RATE_UNIT_COUNT]; /* when the bookings of each unit end */
 };
 
-/* Sets the limits from now_ns on, and removes all bookings; no burst is available at now_ns. Queues
- * use the new limits from their next booking on. rate_queue_changed() must be called on each queue,
- * because a queue without a limit does not book, and for members that wait. One thread at a
- * time. */
+/* Sets the limits from now_ns on, and removes all bookings. No burst is available at now_ns. Queues
+ * use the new limits from their next booking on. The caller must then call rate_queue_changed() on
+ * each queue, because a queue without a limit does not book, and because members may be waiting.
+ * One thread at a time. */
 void rate_set(struct rate *rate, const struct rate_limits *limits, uint64_t now_ns);
 void rate_get(const struct rate *rate, struct rate_limits *limits);
 /* Returns whether the whole burst is available, as in a new rate. */
@@ -132,8 +133,8 @@ struct rate_queue {
 	struct rate_counters counters;
 };
 
-/* The queues of a member, first to last. The identity's queue is first: while a member waits there,
- * it does not hold up others in the export's queue. */
+/* The queues in which a member waits, first to last. The identity's queue is first, because a
+ * member that waits there does not hold up other members in the export's queue. */
 enum rate_stage { RATE_IDENTITY, RATE_EXPORT, RATE_QUEUES };
 
 struct rate_group;
@@ -144,7 +145,7 @@ struct rate_member {
 	struct rate_queue *queues[RATE_QUEUES]; /* NULL: none */
 	struct rate_group *groups[RATE_QUEUES];
 	struct turn turn;
-	uint32_t stage;	   /* the queue in which it waits; RATE_QUEUES: the request can start */
+	uint32_t stage;	   /* queue in which the member waits; RATE_QUEUES: it can start */
 	uint64_t bytes;	   /* size of the request */
 	uint64_t since_ns; /* when it started to wait */
 	bool asks;	   /* rate_ask() was called for a request that has not started yet */
@@ -168,7 +169,8 @@ GMB_MUST_CHECK int rate_join(struct rate_member *member, enum rate_stage stage,
 	struct rate_queue *queue, const void *peer);
 /* Removes the member from all queues, and returns its unused bookings. */
 void rate_leave(struct rate_member *member);
-/* Ends the waiting of a member, which remains in its queues. */
+/* Withdraws the request of the last rate_ask(): the member no longer waits, and its queues get back
+ * what they have granted. The member stays in its queues. */
 void rate_give_up(struct rate_member *member);
 
 static inline bool rate_waits(const struct rate_member *member)

@@ -228,8 +228,8 @@ void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule 
 	pthread_mutex_unlock(&rules->lock);
 }
 
-/* Applies a changed rule to all its identities. Called under the lock. limits: NULL if only
- * memory_max has changed; the bookings then stay. */
+/* Applies a changed rule to all its identities. Called under the lock. limits: the new rates; NULL
+ * if only memory_max has changed, so that the identities keep their bookings. */
 static void rate_identity_tell_identities(
 	struct rate_rules *rules, uint32_t index, const struct rate_limits *limits, uint64_t now_ns)
 {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Rates, connection limits and memory limits of identities. A rule has conditions, like an access
- * rule, and limits. They apply separately to each identity that meets the conditions: to its
+ * rule, and limits. The limits apply separately to each identity that meets the conditions: to its
  * sessions on all exports and engines together. The first matching rule decides. An identity
  * without a rule has no limits.
  *
@@ -31,8 +31,8 @@ struct rate_rule {
 	char *origin;		  /* where the rule is defined, for messages */
 };
 
-/* An identity that has sessions, or had some recently. It is kept until its whole burst is
- * available, so that a client cannot get rid of its bookings by reconnecting. */
+/* An identity that has sessions, or had some recently. An identity without sessions is kept until
+ * its whole burst is available, so that a client cannot get rid of its bookings by reconnecting. */
 struct rate_identity {
 	struct rate rate;
 
@@ -57,8 +57,8 @@ void rate_rules_destroy(struct rate_rules *rules);
  * limit, or -ENOMEM. */
 GMB_MUST_CHECK int rate_identity_get(struct rate_rules *rules, const struct access_subject *subject,
 	const struct takeover_principal *principal, struct rate_identity **identity_out);
-/* Called when the session has ended. If it was the identity's last one on its engine, the engine
- * must have destroyed its queue before. NULL is a no-op. */
+/* Called when a session of the identity has ended. If no session of the identity is left on that
+ * engine, the engine must already have destroyed the identity's queue. NULL is a no-op. */
 void rate_identity_put(struct rate_rules *rules, struct rate_identity *identity, uint64_t now_ns);
 
 /* Returns the number of rules; 0 if rules is NULL. */
@@ -75,7 +75,7 @@ void rate_rules_set(struct rate_rules *rules, uint32_t index, const struct rate_
  * engine. */
 void rate_rules_set_memory(struct rate_rules *rules, uint32_t index, uint64_t memory_max);
 
-/* Returns the current memory limit of its rule. */
+/* Returns the current memory limit of the identity's rule. */
 static inline uint64_t rate_identity_memory(const struct rate_identity *identity)
 {
 	return atomic_load_explicit(&identity->memory_max, memory_order_relaxed);

@@ -300,9 +300,10 @@ uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max)
 		       : MAX(memory_max / engine->limits.engine_count, (uint64_t)PATH_WINDOW_BYTES);
 }
 
-/* Returns this engine's entry for an identity, which owns the reference to it from then on; NULL:
- * there is no memory, and the reference was dropped. A linear search is sufficient, because the
- * list is not longer than the list of sessions, and is searched once per connection. */
+/* Returns this engine's entry for an identity. The entry takes over the caller's reference to the
+ * identity. If there is no memory, drops the reference and returns NULL. A linear search is
+ * sufficient, because the list is not longer than the list of sessions, and is searched once per
+ * connection. */
 static struct engine_identity *identity_entry(struct engine *engine, struct rate_identity *identity)
 {
 	struct engine_identity *entry;

@@ -6,12 +6,13 @@
  *   engine_snapshot_make() ─▶ made(): snapshot->path is set
  *     ─▶ engine_snapshot_delete() ─▶ engine_snapshot_join()
  *
- * Requests on snapshot->path belong to a session that has chosen the export itself, and use its
- * rights, rates and slots. Until the store has answered a request to create or delete a snapshot,
- * engine_look() reports the engine as busy, so that no other process takes the store over.
+ * Requests on snapshot->path belong to a session that uses the export of the disk, and use that
+ * session's rights, rates and slots. Until the store has answered a request to create or delete a
+ * snapshot, engine_look() reports the engine as busy, so that no other process takes the store
+ * over.
  *
  * Threading: the ring's thread. Ownership: the job must keep the struct from engine_snapshot_make()
- * until engine_snapshot_join() returns true; its session uses the export for as long. Errors: a
+ * until engine_snapshot_join() returns true; until then, its session uses the export. Errors: a
  * negative errno and an error message. A snapshot that cannot be deleted is logged; it is removed
  * when the store is next opened.
  */
@@ -47,7 +48,7 @@ struct engine_snapshot {
 bool engine_snapshot_is_useful(const struct engine_export *of);
 /* Creates a snapshot with that name (see struct store_snapshot). *snapshot must be all zeroes.
  * made() is called later, once, with 0 or with a negative errno and the predicate of a sentence
- * about the export. It is not called if engine_snapshot_delete() is called before. */
+ * about the export. made() is not called if engine_snapshot_delete() is called before. */
 void engine_snapshot_make(struct engine_snapshot *snapshot, struct engine_export *of,
 	const char *name,
 	void (*made)(struct engine_snapshot *snapshot, int result, const char *text));

@@ -5,8 +5,8 @@
  *
  * A connection to an export that has sent a token is a member of the export's takeover group. A new
  * connection that names this token ends the old one, also on another ring, and is woken when the
- * last request of the old one has ended. A token is valid only for the principal that has sent it:
- * it cannot end connections of other principals.
+ * last request of the old one has ended. A token is valid only for the principal (the owner of the
+ * connection) that has sent it, so it cannot end connections of other principals.
  *
  *   new: takeover_replace(token) ──▶ end() on the ring of the old connection ... requests end ...
  *              wake() on the ring of the new connection ◀── takeover_leave() ◀──┘
@@ -78,9 +78,9 @@ void takeover_join(struct takeover *takeover, struct takeover_member *member, co
 
 enum takeover_found {
 	TAKEOVER_NOBODY,
-	/* only other principals have connections with this token; no action */
+	/* connections with this token exist, but only of other principals; no action */
 	TAKEOVER_OTHERS,
-	/* the connection is being ended; wake() is called, and the caller then tries again */
+	/* the connection is being ended; the caller tries again after wake() */
 	TAKEOVER_OWN,
 };
 
@@ -91,7 +91,7 @@ GMB_MUST_CHECK enum takeover_found takeover_replace(struct takeover *takeover,
 /* Returns whether any principal has a connection with that token. */
 bool takeover_has(struct takeover *takeover, const char *token, uint32_t bytes);
 
-/* Called when the session ends: it no longer waits for another connection. */
+/* Called when the member's session ends: the member no longer waits for another connection. */
 void takeover_give_up(struct takeover_member *member);
 /* Called when the member's last request has ended, or when its token becomes invalid. */
 void takeover_leave(struct takeover_member *member);

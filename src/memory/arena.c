@@ -16,8 +16,8 @@
  *
  * Free blocks of one order form a list through links[]. A returned block first goes to a small
  * stack for its order, without being merged with its neighbours. The next request of that size
- * takes it from there in a few instructions, and it is most likely still in the CPU cache. The
- * stacks are merged into the buddy lists when an allocation would fail otherwise.
+ * takes the block from the stack in a few instructions, and the block is most likely still in the
+ * CPU cache. The stacks are merged into the buddy lists when an allocation would fail otherwise.
  */
 enum {
 	ORDER_MIN = 12,
@@ -164,8 +164,8 @@ static void slabs_register(struct buddy_arena *arena)
 	}
 }
 
-/* Adds the memory of a new slab to the buddy lists, as the largest possible blocks: the last slab
- * of a device can be smaller than the others. */
+/* Adds the memory of a new slab to the buddy lists, in blocks that are as large as possible. The
+ * last slab of a device can be smaller than the others and end with small blocks. */
 static void slab_free_all(struct buddy_arena *arena, uint32_t slab_idx, uint64_t bytes)
 {
 	uint32_t units = (uint32_t)(bytes >> ORDER_MIN);

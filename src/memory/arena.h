@@ -23,8 +23,8 @@ enum {
 	ARENA_BLOCK_BYTES_MIN = 4096,
 	ARENA_BLOCK_BYTES_MAX = 1 << 20,
 	ARENA_SLAB_BYTES = 4 << 20,
-	/* Minimum size of an arena of device memory. With less, a client's share (see
-	 * PATH_CLIENT_DIVISOR) is too small for a part. */
+	/* Minimum size of an arena of device memory. With less, the memory that one client can hold
+	 * (see PATH_CLIENT_DIVISOR) would be smaller than the smallest part of a request. */
 	ARENA_DEVICE_BYTES_MIN = 256 << 10,
 };
 
@@ -44,7 +44,7 @@ struct arena_info {
 	uint64_t used_bytes;   /* size of the buffers in use */
 	uint64_t used_bytes_peak;
 	uint64_t reserve_bytes;	     /* see arena_reserve() */
-	uint64_t reserve_used_bytes; /* size of the buffers in use that are from the reserve */
+	uint64_t reserve_used_bytes; /* size of the buffers from the reserve that are in use */
 	uint64_t registered_bytes;   /* the part of mapped_bytes that is registered with the ring */
 	uint64_t register_failures;  /* failed attempts to register a slab */
 	int register_error;	     /* error of the last failed attempt; 0: none failed */

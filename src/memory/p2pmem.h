@@ -29,8 +29,9 @@ struct p2pmem {
 /* Converts "01:00.0" or "0000:01:00.0" to the longer form, in lower case. Returns 0 or -EINVAL. */
 GMB_MUST_CHECK int p2pmem_parse_bdf(
 	const char *text, char bdf[P2PMEM_BDF_BYTES], struct error *error);
-/* Opens the memory of the device with that address (longer form). Returns 0, -ENODEV if there is no
- * such device, -EOPNOTSUPP if it does not publish any memory, or -EACCES. */
+/* Opens the memory of the device with that address, in the longer form of p2pmem_parse_bdf().
+ * Returns 0, -ENODEV if there is no such device, -EOPNOTSUPP if it does not publish any memory, or
+ * -EACCES. */
 GMB_MUST_CHECK int p2pmem_open(const char *bdf, struct p2pmem *memory, struct error *error);
 void p2pmem_close(struct p2pmem *memory);
 

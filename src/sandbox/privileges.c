@@ -135,7 +135,8 @@ static void keep_memory_limit(void)
 	}
 }
 
-/* Changes user and groups. Root's capabilities are dropped together with its last user ID. */
+/* Changes user and groups. The kernel drops root's capabilities when no user ID is root any
+ * more. */
 static int privileges_become(const struct sandbox_user *who)
 {
 	if ((who->name[0] != '\0' ? initgroups(who->name, who->gid) : setgroups(0, NULL)) < 0 ||
@@ -143,8 +144,8 @@ static int privileges_become(const struct sandbox_user *who)
 		setresuid(who->uid, who->uid, who->uid) < 0) {
 		return -errno;
 	}
-	/* Checks that root cannot be regained. That should never happen, but no later code would
-	 * detect it. */
+	/* Check that the process cannot become root again. If it could, no later code would detect
+	 * that. */
 	return setuid(0) == 0 ? -EPERM : 0;
 }
 

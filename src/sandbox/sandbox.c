@@ -65,7 +65,7 @@ static int sandbox_resolve(const char *path, char **real_out, struct error *erro
 {
 	*real_out = realpath(path, NULL);
 	if (*real_out == NULL && errno == ENOENT && access(path, F_OK) == 0) {
-		*real_out = strdup(path); /* such as /dev/fd/3, if the file was removed */
+		*real_out = strdup(path); /* for example, /dev/fd/3 of a removed file */
 	}
 	return *real_out == NULL && errno == ENOMEM
 		       ? error_oom_for(error, "the rules of the sandbox")
@@ -231,8 +231,8 @@ void sandbox_probe(struct sandbox_support *support)
 	};
 }
 
-/* Reports the result of a layer: rc 0: it is active; rc < 0: it is missing or has failed, which is
- * an error if the mode requires it, and otherwise logged. */
+/* Reports the result of a layer. rc 0: the layer is active. rc < 0: the layer is missing or has
+ * failed; this is an error if the mode requires the layer, otherwise it is only logged. */
 static int sandbox_judge(enum sandbox_mode mode, const char *what, int rc, struct error *error)
 {
 	if (rc == 0) {
@@ -258,8 +258,8 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 		log_info("sandbox: off");
 		return 0;
 	}
-	/* Landlock and seccomp require no_new_privs. It costs nothing, because no program is
-	 * started later that could gain privileges. */
+	/* Landlock and seccomp require no_new_privs. Setting it costs nothing, because the process
+	 * does not start any program later that could gain privileges. */
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
 		return sandbox_judge(mode, "no_new_privs", -errno, error);
 	}
@@ -344,8 +344,8 @@ bool sandbox_explain(const char *path, bool writes, const char *remedy, struct e
 		rc = try_open(path, O_RDWR);
 	}
 	copy_without_remedy(text, error->text);
-	/* access() shows whether the sandbox is the reason, because Landlock does not affect it: it
-	 * only checks the file's mode. */
+	/* access() shows whether the sandbox is the reason: access() checks the mode of the file,
+	 * and Landlock does not affect it. */
 	if (rc == -ENOENT && writes && is_in_writable_folder(path)) {
 		error_set(error, error->code,
 			"%s (the sandbox does not allow creating files after the start: create the "

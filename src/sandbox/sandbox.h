@@ -38,9 +38,9 @@ enum sandbox_access {
 struct sandbox_rule {
 	char *path; /* resolved by realpath() */
 	uint32_t access;
-	/* The option that names the file, if only the file itself is allowed because its folder is
-	 * broad (sandbox_is_broad()); otherwise NULL. Used in a warning that a file that replaces
-	 * it later cannot be read. Borrowed. */
+	/* If only the file itself is allowed, because its folder is broad (sandbox_is_broad()), the
+	 * option that names the file; otherwise NULL. Used in a warning, because a file that later
+	 * replaces this file cannot be read. Borrowed. */
 	const char *alone_of;
 };
 
@@ -67,7 +67,7 @@ struct sandbox {
 void sandbox_allow_port(struct sandbox *sandbox, uint16_t port);
 
 struct sandbox_support {
-	uint32_t landlock; /* version of its interface; 0: not in this kernel, or off */
+	uint32_t landlock; /* version of Landlock's interface; 0: not in this kernel, or off */
 	bool seccomp;
 };
 
@@ -88,11 +88,12 @@ struct sandbox_user {
  * or its group is not known. */
 GMB_MUST_CHECK int sandbox_find_user(
 	const char *text, struct sandbox_user *user_out, struct error *error);
-/* Returns whether the text names the user and group of the last sandbox_become(). The names and
- * numbers of that time are compared, because a process in a sandbox cannot look up users. */
+/* Returns whether the text names the user and group of the last sandbox_become(). The text is
+ * compared with the names and numbers that sandbox_become() has stored, because a process in a
+ * sandbox cannot look up users. */
 bool sandbox_is_user(const char *text);
-/* Becomes that user, with the user's supplementary groups and without capabilities. -EPERM: only
- * root can, unless nothing changes. */
+/* Becomes that user, with the user's supplementary groups and without capabilities. Only root can
+ * change the user; for others, returns -EPERM unless they are that user already. */
 GMB_MUST_CHECK int sandbox_become(const struct sandbox_user *user, struct error *error);
 
 /* Allows access below a folder, or to one file. A path that does not exist is ignored. access:
@@ -104,10 +105,10 @@ GMB_MUST_CHECK int sandbox_allow(
  * such as /tmp. Also true if the folder does not exist. */
 bool sandbox_is_broad(const char *folder);
 /*
- * Like sandbox_allow(), for the folder of a file, so that the file can be replaced, or other files
- * be created there. If the file is a device, or its folder is broad, allows only the file. For a
- * broad folder, sandbox_enter() then logs a warning that names option, which is borrowed; NULL: no
- * warning.
+ * Like sandbox_allow(), for the folder of a file, so that the file can be replaced and further
+ * files can be created in the folder. If the file is a device, or its folder is broad, only the
+ * file is allowed. For a broad folder, sandbox_enter() then logs a warning that names `option`,
+ * which is borrowed; NULL: no warning.
  */
 GMB_MUST_CHECK int sandbox_allow_beside(struct sandbox *sandbox, const char *path, uint32_t access,
 	const char *option, struct error *error);

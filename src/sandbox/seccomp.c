@@ -45,7 +45,7 @@
 #endif
 
 /* Result of calls without a rule: the same error as on a kernel that does not have the call,
- * because libraries can handle it. */
+ * because libraries can handle this error. */
 #define UNKNOWN SCMP_ACT_ERRNO(ENOSYS)
 
 /* Calls that the server, the C library, GnuTLS and libfabric use while serving, allowed with any
@@ -216,8 +216,8 @@ struct choice {
 };
 
 #define ALL UINT64_MAX
-/* Commands of fcntl(), its second argument. Those for signal owners, leases and notifications are
- * not allowed. */
+/* Commands of fcntl(), its second argument. Commands for signal owners, leases and notifications
+ * are not allowed. */
 #define FCNTL(command)                                                                             \
 	{                                                                                          \
 		SCMP_SYS(fcntl), 1, ALL, command                                                   \
@@ -332,8 +332,8 @@ static void allow_sockets(struct filter *filter, bool loads_code)
 
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_STREAM, 0);
 	allow_socket(filter, SCMP_SYS(socket), AF_UNIX, SOCK_SEQPACKET, 0);
-	/* For upgrades. One end of such a socket pair cannot be connected to another socket, unlike
-	 * a datagram socket. */
+	/* Upgrades use such a socket pair. Unlike a datagram socket, one end of the pair cannot be
+	 * connected to another socket. */
 	allow_socket(filter, SCMP_SYS(socketpair), AF_UNIX, SOCK_SEQPACKET, 0);
 	for (size_t i = 0; i < ARRAY_COUNT(families); i++) {
 		allow_socket(filter, SCMP_SYS(socket), families[i], SOCK_STREAM, 0);

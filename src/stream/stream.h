@@ -10,10 +10,10 @@
  *        │                                     │ start() failed                         │
  *        └──────────────────────────▶ STREAM_CLOSED ◀───────────────────────────────────┘
  *
- * A layer that another process has handed over is put on a plain stream directly: stream_adopt(). A
- * stream is upgraded at most once, before its first request. During the upgrade (a handshake,
- * partly on a worker thread) it is paused: no data is sent or received. It never returns to
- * STREAM_PLAIN.
+ * A layer that another process has handed over is put on a plain stream directly, with
+ * stream_adopt(). A stream is upgraded at most once, before its first request. During the upgrade
+ * (a handshake, partly on a worker thread) the stream is paused: no data is sent or received. A
+ * stream never returns to STREAM_PLAIN.
  *
  * Threading: the ring's thread. Ownership: stream_open() takes the descriptor, stream_close()
  * closes it. The caller's operation, message, vector and buffers are used until done is called, as
@@ -40,20 +40,19 @@ struct stream_ops {
 	void (*send)(struct stream *stream, struct ring_op *op, const struct msghdr *message);
 	ssize_t (*receive_now)(struct stream *stream, struct msghdr *message);
 	ssize_t (*send_now)(struct stream *stream, const struct msghdr *message);
-	/* True if data accepted by send_now is still on its way to the socket: op then completes
-	 * with 0 or a negative errno, and done is called, when the data is in the socket. False: no
-	 * data is pending. */
+	/* Returns false if the socket has all data that send_now() has accepted. Otherwise returns
+	 * true; done is then called with 0 or a negative errno when the socket has the data. */
 	bool (*flush)(struct stream *stream, struct ring_op *op, ring_done_fn *done);
 	/* Requests that a receive end soon, with -ECANCELED or with whatever result comes first. */
 	void (*cancel)(struct stream *stream, struct ring_op *op);
-	/* Called when the socket is being shut down. Other waits of the layer must end soon as
-	 * well. */
+	/* Called when the socket is being shut down. Waits of the layer for anything else must end
+	 * soon as well. */
 	void (*shutdown)(struct stream *stream);
 	/* Called when no more data will be sent: the layer tells its peer before the socket is
 	 * closed for sending. */
 	void (*shutdown_send)(struct stream *stream);
-	/* True if all of the layer's own operations have completed. The socket was shut down. When
-	 * this becomes true without the caller's knowledge, the layer calls
+	/* Called after the socket was shut down. Returns true if all of the layer's own operations
+	 * have completed. If the last of them completes later, the layer calls
 	 * stream_became_idle(). */
 	bool (*is_idle)(const struct stream *stream);
 	/* Frees the layer, which is idle. The socket is closed afterwards. */
@@ -70,20 +69,21 @@ struct stream {
 	void *layer;		      /* private to ops */
 	struct ring_file file;
 	enum stream_state state;
-	/* enum mem_right: rights that payload memory must have, needed when the memory is chosen: a
-	 * socket accepts memory that the CPU may not use, a layer that encrypts does not. Changes
-	 * only with an upgrade. Read only. */
+	/* enum mem_right: rights that payload memory of this stream must have. The owner reads them
+	 * before it chooses memory. For example, a socket accepts memory that the CPU cannot
+	 * access; a layer that encrypts does not. The rights change only with an upgrade. Read-only
+	 * for the owner. */
 	uint32_t memory_rights;
 	/* Bytes that a layer has received from the socket: even a partial record shows that the
-	 * peer is alive. Read only. */
+	 * peer is alive. Read-only for the owner. */
 	uint64_t raw_bytes;
 	struct msghdr message; /* message of a contiguous receive by a layer */
 	struct iovec iov;
 	struct ring_op upgrade_op;
 	void (*upgraded)(struct stream *stream, int result);
-	/* The owner's callback, set after stream_open(), or NULL: the layer's own operations have
-	 * ended, so an owner that waits to close the stream should check again. The callback may
-	 * close the stream. */
+	/* Set by the owner after stream_open(); can be NULL. Called when the layer's own operations
+	 * have completed, so that an owner that waits to close the stream checks again. The
+	 * callback may close the stream. */
 	void (*idle)(struct stream *stream);
 };
 
@@ -102,21 +102,22 @@ void stream_open(struct stream *stream, struct ring *ring, int fd,
 	const struct stream_keep_alive *keep_alive);
 
 /*
- * Puts a layer on a plain stream that has no operation in flight, and runs its start(). upgraded is
- * called later, from the ring, with 0 or a negative errno. After an error the stream can only be
- * shut down and closed. Until then, stream_is_idle() is false: it cannot be closed.
+ * Puts a layer on a plain stream that has no operation in flight, and runs the layer's start().
+ * upgraded is called later, from the ring, with 0 or a negative errno. Until then stream_is_idle()
+ * is false, so the stream cannot be closed. After an error the stream can only be shut down and
+ * closed.
  */
 void stream_upgrade(struct stream *stream, const struct stream_ops *ops, void *layer,
 	void (*upgraded)(struct stream *stream, int result));
 
-/* Puts a layer that is ready on a plain stream that has no operation in flight. memory_rights
- * replaces the stream's rights. */
+/* Puts a layer whose handshake is complete on a plain stream that has no operation in flight.
+ * memory_rights replaces stream->memory_rights. */
 void stream_adopt(
 	struct stream *stream, const struct stream_ops *ops, void *layer, uint32_t memory_rights);
 
 /* Called before the shutdown of a stream whose last bytes were sent with stream_send_now(). Returns
- * true if done will be called when a layer has passed all accepted data to the socket (0, or a
- * negative errno); false if no data is pending. No send may be in flight. */
+ * false if no data is pending. Otherwise returns true, and done is called with 0 or a negative
+ * errno when the layer has passed all accepted data to the socket. No send may be in flight. */
 GMB_MUST_CHECK static inline bool stream_flush(
 	struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
@@ -133,8 +134,8 @@ void stream_shutdown_send(struct stream *stream);
  * stream_shutdown() or stream_abort() it becomes true without further calls. */
 bool stream_is_idle(const struct stream *stream);
 /* Called by a layer when one of its own operations has completed, because the owner might be
- * waiting to close the stream. It must be the layer's last step: the stream and the layer may be
- * freed when it returns. */
+ * waiting to close the stream. The call must be the layer's last step, because it may free the
+ * stream and the layer. */
 static inline void stream_became_idle(struct stream *stream)
 {
 	if (stream->idle != NULL && stream_is_idle(stream)) {
@@ -158,7 +159,7 @@ static inline bool stream_unacked(struct stream *stream, uint64_t *bytes_out)
 }
 
 /* Identifies the process at the other end of a Unix socket. stream_peer_credentials() returns false
- * if it is unknown, or for other sockets. */
+ * if the process is unknown, or if the socket is not a Unix socket. */
 struct stream_credentials {
 	int pid;
 	uint32_t uid;
@@ -196,9 +197,9 @@ static inline void stream_receive_message(struct stream *stream, struct ring_op 
 	stream->ops->receive(stream, op, message, whole);
 }
 
-/* The only place that decides whether sends lend their memory to the network instead of copying it
- * (IORING_OP_SEND_ZC). They copy, because loopback and veth copy such sends as well and no measured
- * case gains from it. */
+/* Returns whether sends lend their memory to the network (IORING_OP_SEND_ZC) instead of copying it.
+ * Only this function decides that. Sends copy, because loopback and veth copy such sends as well,
+ * and no measured case gains from lending. */
 static inline bool stream_sends_zero_copy(void)
 {
 	return false;
