@@ -102,9 +102,9 @@ uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_p
  *   read:  begin ─▶ opened ─▶ submitted ─▶ progress ... done ─▶ handed ─▶ back ... ─▶ end
  *   write: begin ─▶ opened ─▶ (payload arrives) ─▶ submitted ─▶ done ─▶ end
  *
- * It records the first requests that match, and then stops. All its memory except the names of
- * exports is allocated when it is created. Nothing is overwritten: parts beyond a limit are only
- * counted, and further marks and pieces of a part are merged with its last one.
+ * The recorder records the first requests that match, and then stops. All its memory except the
+ * names of exports is allocated when it is created. Nothing is overwritten: parts beyond a limit
+ * are only counted, and further marks and pieces of a part are merged with its last one.
  *
  * Threading: created and destroyed on any thread. All calls between begin and end are made on the
  * path's thread. Another thread can call path_trace_ended() at the same time, because a record does
@@ -159,7 +159,7 @@ struct path_trace_piece {
 };
 
 struct path_trace_part {
-	struct path_trace_part *next; /* list of parts, in the order in which they were opened */
+	struct path_trace_part *next; /* list of parts; the part that was opened first is first */
 	uint64_t offset;
 	uint64_t length;
 	uint64_t opened_ns; /* time at which the part got its memory */
@@ -168,8 +168,8 @@ struct path_trace_part {
 	uint64_t submitted_ns;
 	uint64_t done_ns;
 	int result; /* 0, or a negative errno of the disk */
-	/* If there were more than fit, the last mark is that of the latest report, and the last
-	 * piece includes all later pieces. */
+	/* If there are more marks or pieces than fit, the last mark describes the latest report,
+	 * and the last piece includes all later pieces. */
 	uint32_t mark_count;
 	uint32_t piece_count;
 
@@ -233,8 +233,8 @@ void path_trace_drop(struct path_trace_request *record);
  * on. */
 void path_trace_detach(struct path_trace *trace);
 
-/* Return the number of recorded requests that have ended, and the index-th of them in the order in
- * which they ended. */
+/* Return the number of recorded requests that have ended, and the request with this index. A
+ * request that ended earlier has a lower index. */
 uint32_t path_trace_ended_count(const struct path_trace *trace);
 const struct path_trace_request *path_trace_ended(const struct path_trace *trace, uint32_t index);
 
