@@ -84,7 +84,7 @@ struct file_auto {
 	enum file_way way;	       /* method of the reads in this window */
 	uint64_t rate[FILE_WAY_COUNT]; /* by method: measured bytes per second; 0 = unknown */
 	uint64_t window_offset;
-	uint64_t window_bytes; /* bytes read in this window; 0: the next read begins one */
+	uint64_t window_bytes; /* bytes read in this window; 0: the next read begins a window */
 	uint64_t window_ns;    /* duration of this window without the clients' pauses */
 	uint64_t last_ns;
 	uint64_t window_count;

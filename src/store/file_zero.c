@@ -41,7 +41,8 @@ struct span {
 	uint64_t end;
 };
 
-/* Returns the whole units inside the part; the span is empty if start >= end. */
+/* Returns the range of whole units (a page or filesystem block) inside the part. It is empty if
+ * start >= end. */
 static struct span middle_of(const struct store_part *part)
 {
 	uint64_t unit = file_store_of(part)->unit;

@@ -13,8 +13,9 @@
  *
  * All reactors share the memory. The submitting thread copies the bytes; overlapping requests in
  * flight yield a mixture of their data, as on a disk. Invariant: if a bit is clear, its chunk is
- * zero. So a writer sets the bit both before and after it copies, and a trim clears it before it
- * releases the pages. This holds in whatever order a concurrent write and trim proceed.
+ * zero. So a writer sets the bit both before and after it copies, and a trim clears the bit before
+ * it releases the pages. This keeps the invariant, whatever the order in which a concurrent write
+ * and trim proceed.
  *
  * A request of a few bytes can ask to zero, trim or examine gigabytes. Such parts are in their
  * queue's run list, and each in turn does one step. The steps in one turn of the event loop are
@@ -263,7 +264,8 @@ static void take_turn(struct ring_op *op, int result)
 	if (!list_is_empty(&queue->line)) {
 		ring_defer(queue->base.ring, &queue->turn, 0, take_turn);
 	}
-	/* The queue is no longer used, because the submitter of the last part may destroy it. */
+	/* From here on, the queue must not be used: the submitter of the last part may destroy
+	 * it. */
 	while ((node = list_pop_front(&finished)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The registry of kinds and filters, and their options. Options that apply to all kinds are defined
- * here, those of one kind in its own file.
+ * here, the options of one kind in its own file.
  */
 #include <errno.h>
 #include <stdio.h>

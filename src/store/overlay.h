@@ -136,9 +136,9 @@ struct overlay_store {
 
 	/* Number of pages in a state other than OVERLAY_PAGE_SAVED. Written under the lock. */
 	_Atomic uint64_t unsaved_count;
-	/* A commit has succeeded since the file was opened. Before that, bits in the file may not
-	 * be durable: a killed server might write them only to the disk's cache. Written under the
-	 * lock. */
+	/* A commit has succeeded since the file was opened. Before that, bits in the file might not
+	 * be durable: a killed server might have written them only to the disk's cache. Written
+	 * under the lock. */
 	_Atomic bool has_committed;
 
 	pthread_mutex_t lock; /* protects the following members, busy and saved */

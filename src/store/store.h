@@ -131,7 +131,7 @@ struct store_info {
 	bool read_direct; /* reads bypass the page cache */
 	bool write_direct;
 	/* Reads or writes go to a disk with heads in the order of their submission, so that their
-	 * time depends on where they are. */
+	 * duration depends on the distance between their offsets. */
 	bool read_seeks;
 	bool write_seeks;
 	/* mode=device was requested: payload is in the memory of a PCI device where possible. */
@@ -214,9 +214,10 @@ struct store_part {
 
 	struct store_copy copy; /* STORE_COPY, set by the submitter */
 
-	/* For memory that the CPU may not read (device memory), set by the store: 0 if the disk
-	 * could access it. Otherwise the disk's error; the kernel has then copied the data with the
-	 * CPU. -ENODEV: the CPU could not access it either, and the part has failed. */
+	/* Set by the store for memory that the CPU may not read (device memory). 0: the disk could
+	 * access the memory. -ENODEV: neither the disk nor the CPU could access it, and the part
+	 * has failed. Other values: the disk's error; the kernel has then copied the data with the
+	 * CPU. */
 	int memory_error;
 
 	/* Private to the stores until done. */
@@ -522,8 +523,8 @@ void store_watch_remove(struct store *store, struct store_watch *watch);
 
 /*
  * Snapshots. A snapshot is a read-only store with a name. It has the contents that the store had at
- * one moment between the request and its completion. It survives the process and a crash. The store
- * may have to delete a snapshot for lack of space. Reads of a deleted snapshot fail with -ESTALE.
+ * one moment between the request and its completion. It survives the process and a crash. If space
+ * is short, the store can delete snapshots. Reads of a deleted snapshot fail with -ESTALE.
  */
 enum { STORE_SNAPSHOTS_MAX = 2, STORE_SNAPSHOT_NAME_BYTES = 64 };
 
@@ -577,7 +578,7 @@ GMB_MUST_CHECK int store_snapshot_open(
 enum store_barrier {
 	STORE_BARRIER_OPEN,
 	STORE_BARRIER_CLOSED, /* operations of a process that has ended are still in flight */
-	/* unknown, because they cannot be detected here (network file system, FUSE) */
+	/* unknown: such operations cannot be detected here (network file system, FUSE) */
 	STORE_BARRIER_UNKNOWN,
 };
 /*
@@ -617,7 +618,7 @@ bool store_places_meet(
  *   there  store_open()          └▶ store_take() or store_start() ─▶ parts
  *
  * The other process does not write before its first part. If other parts are in flight, the flush
- * can fail with -EBUSY.
+ * with STORE_QUIESCE can fail with -EBUSY.
  */
 enum store_hold {
 	STORE_HOLD_NONE,  /* there is no fd: the store does not write, or has no contents */
@@ -645,9 +646,9 @@ void store_let_go(struct store *store);
  * do this in store_start(), which must not be called earlier either. Blocks. */
 GMB_MUST_CHECK int store_take(struct store *store, struct error *error);
 /* Called in the other process for STORE_HOLD_CLAIM, before other threads exist. The store layer
- * owns claim->fd from then on. A store of the same disk that is opened before store_adopt_end()
- * uses it as its claim; the first process must not have operations in flight then. Returns -EINVAL
- * if the descriptor does not refer to the disk, or -ENOMEM. */
+ * owns claim->fd from then on. If a store of the same disk is opened before store_adopt_end(),
+ * claim->fd becomes its claim; the first process must not have operations in flight at that time.
+ * Returns -EINVAL if the descriptor does not refer to the disk, or -ENOMEM. */
 GMB_MUST_CHECK int store_adopt(const struct store_claim *claim);
 /* Closes all claims of store_adopt() that no store uses. */
 void store_adopt_end(void);
@@ -690,11 +691,11 @@ GMB_MUST_CHECK bool store_page_cache_ref(struct store_queue *queue, struct store
 
 /*
  * Returns the methods, a set of enum store_copy_way, that may work for STORE_COPY from source to
- * target; 0: none, and STORE_COPY must not be submitted. Filters offer none, because the copied
- * data would not pass through them, except sched. STORE_COPY_CLONE requires offsets and lengths
- * that are multiples of *clone_align. A part can still fail with -EOPNOTSUPP: the contents of its
- * range are then undefined, and the caller must use another method. Both stores must stay open
- * until the part is done. Any thread.
+ * target; 0: none, and STORE_COPY must not be submitted. There are none if one of the stores has a
+ * filter other than sched, because the copied data would not pass through the filter.
+ * STORE_COPY_CLONE requires offsets and lengths that are multiples of *clone_align. A part can
+ * still fail with -EOPNOTSUPP: the contents of its range are then undefined, and the caller must
+ * use another method. Both stores must stay open until the part is done. Any thread.
  */
 uint32_t store_copy_ways(struct store *target, struct store *source, uint64_t *clone_align);
 
