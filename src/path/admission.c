@@ -439,8 +439,8 @@ static struct path_request *request_of(struct list_node *stalled_node)
 	return list_entry(stalled_node, struct path_request, stalled_node);
 }
 
-/* Sets what the client waits for. is_short: for memory that others hold; of: because of this quota
- * (NULL: none); of_device: for device memory. */
+/* Records what the client waits for. is_short: memory that others hold. of: the quota without room,
+ * or NULL. of_device: the memory is device memory. */
 static void set_short(
 	struct path_client *client, bool is_short, struct path_quota *of, bool of_device)
 {
@@ -492,7 +492,7 @@ void admission_wait(struct path_request *request, bool is_short)
 		list_insert_before(request->op == STORE_WRITE ? next : &client->stalled,
 			&request->stalled_node);
 	}
-	/* The client waits for what its first request waits for. */
+	/* The client waits for the same memory or quota as its first request. */
 	if (list_first(&client->stalled) == &request->stalled_node) {
 		set_short(client, is_short, lacking, lacks_device);
 		if (is_short) {

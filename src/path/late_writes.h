@@ -64,8 +64,9 @@ void late_writes_port_init(
 
 static inline bool late_writes_any(const struct late_writes *late)
 {
-	/* Relaxed order is enough: a range is published before its connection is closed. A client
-	 * learns of this through the kernel, so its later requests see the range. */
+	/* Relaxed order is enough: a range is published before its connection is closed. The client
+	 * detects the closing through the kernel, so the requests that it sends afterwards see the
+	 * range. */
 	return atomic_load_explicit(&late->count, memory_order_relaxed) > 0;
 }
 

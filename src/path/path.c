@@ -105,7 +105,7 @@ static void path_set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
-	/* The first two states begin with the current batch of events, the others now. */
+	/* The first two states begin at the time of the batch, the others at the current time. */
 	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }

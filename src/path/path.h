@@ -173,7 +173,7 @@ struct path_fragment {
 	uint64_t offset;       /* in the export */
 	uint32_t length;
 	bool last;	 /* the last fragment of this request */
-	bool page_cache; /* sending it can fail with -EFAULT, see store_page_cache_ref() */
+	bool page_cache; /* sending the bytes can fail with -EFAULT, see store_page_cache_ref() */
 };
 
 /* State of a costly request; see admission.h. */

@@ -214,8 +214,8 @@ void path_trace_begin(struct path_trace *trace, enum store_op op, struct path_tr
  * record. */
 struct path_trace_part *path_trace_opened(
 	struct path_trace_request *record, uint64_t offset, uint64_t length, uint64_t now_ns);
-/* Record the events of a part. now_ns can be the time of the batch: an event that would be earlier
- * than the previous one is recorded with the previous one's time. */
+/* Record the events of a part. now_ns can be the time of the batch of events, which can be before
+ * the part's previous event. The event is then recorded with the time of the previous event. */
 void path_trace_submitted(struct path_trace_part *part, uint64_t now_ns);
 void path_trace_progress(struct path_trace_request *record, struct path_trace_part *part,
 	uint64_t bytes, uint64_t now_ns);
