@@ -673,7 +673,7 @@ static int store_file_open_all(struct file_store *store, const struct store_opti
 	bool is_raw, struct error *error)
 {
 	/* By default, reads of a frozen base use the page cache, because many exports share it.
-	 * With O_DIRECT, each export would read the same data from the device. */
+	 * Each export would read the same data from the device with O_DIRECT. */
 	bool is_auto = options->read_mode == STORE_MODE_AUTO && !options->frozen;
 	int result = open_buffered(store, options, is_raw, error);
 

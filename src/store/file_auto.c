@@ -158,7 +158,7 @@ static void window_end(struct file_auto *ways)
 	ways->way = next;
 }
 
-/* Adds a read to the current window, or begins one. */
+/* Adds a read to the current window, or begins a window. */
 static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
 {
 	if (ways->window_bytes == 0) {

@@ -59,7 +59,8 @@ struct store_ops {
 	 * in a queue without private state (queue_bytes is 0). The memory of parts from other rings
 	 * does not have MEM_FIXED. */
 	bool has_owner;
-	/* Filters: copies between stores are made by the layer below. */
+	/* Filters: copies between stores (STORE_COPY) do not pass through the filter, but are made
+	 * by the layer below. */
 	bool passes_copies;
 	/* Kinds, optional: see store_copy_ways(). Both stores are of this kind. Any thread. */
 	uint32_t (*copy_ways)(struct store *target, struct store *source, uint64_t *clone_align);
@@ -101,8 +102,8 @@ struct store_kind {
 	/* The text after the prefix is a size, see parse_path_size(). Such a kind has no file, and
 	 * no page cache. */
 	bool names_size;
-	/* Optional: those options of all kinds that have no effect on this kind (a list ending with
-	 * NULL), and the reason. */
+	/* Optional: keys of options for all kinds that have no effect on this kind (a list ending
+	 * with NULL), and the reason. */
 	const char *const *useless;
 	const char *useless_reason;
 	bool is_on_file; /* the text after the prefix is the path of a file or block device */

@@ -264,7 +264,7 @@ static void take_turn(struct ring_op *op, int result)
 	if (!list_is_empty(&queue->line)) {
 		ring_defer(queue->base.ring, &queue->turn, 0, take_turn);
 	}
-	/* From here on, the queue must not be used: the submitter of the last part may destroy
+	/* The queue must not be used from here on: the submitter of the last part may destroy
 	 * it. */
 	while ((node = list_pop_front(&finished)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);

@@ -319,8 +319,7 @@ static bool is_useless(const struct store_kind *kind, const char *key)
 	return false;
 }
 
-/* Returns why a given option of all kinds has no effect on this kind, or NULL if it has an
- * effect. */
+/* Returns why an option for all kinds has no effect on this kind, or NULL if it has an effect. */
 static const char *useless_reason(const struct store_options *options,
 	const struct store_kind *kind, const struct field *option)
 {

@@ -164,7 +164,7 @@ static void overlay_port_deliver(struct ring *ring, struct ring_message *message
 	}
 	port->posted = false;
 	pthread_mutex_unlock(&store->lock);
-	/* From here on, the queue must not be used: the submitter of the last part may destroy
+	/* The queue must not be used from here on: the submitter of the last part may destroy
 	 * it. */
 	while ((node = list_pop_front(&parts)) != NULL) {
 		resume(list_entry(node, struct store_part, node));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Writes, trims and zeroes. Changes of blocks that are present only go to the upper store:
+ * Writes, trims and zeroes. If all blocks of a change are present, the change is only forwarded to
+ * the upper store. Otherwise, the part first becomes the owner of the absent blocks:
  *
  *   all present ────────────────────────────────────────────────────▶ forward ─▶ done
  *   else: own absent blocks ─▶ copy rest of edge blocks ─▶ forward ─▶ present ─▶ done

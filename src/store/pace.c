@@ -458,7 +458,7 @@ static void pace_timer_done(struct ring_op *op, int result)
 			list_entry(list_pop_front(&queue->waiting), struct store_part, node));
 	}
 	pace_arm(queue);
-	/* From here on, the queue must not be used: the submitter of the last part may destroy
+	/* The queue must not be used from here on: the submitter of the last part may destroy
 	 * it. */
 	while ((node = list_pop_front(&due)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);

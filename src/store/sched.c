@@ -109,7 +109,7 @@ struct sched_store {
 	uint64_t head;		  /* offset at which the part granted last ends */
 	uint64_t done_ns;	  /* when the last part was done */
 	uint64_t seek_ns;	  /* average seek time */
-	struct store_part *watch; /* the part whose operation is the timer; NULL: none */
+	struct store_part *watch; /* waiting part whose ring operation is the timer; NULL: none */
 };
 
 enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED, PART_WATCH_ENDING };
@@ -397,7 +397,7 @@ static void grant_all(struct sched_store *store, struct sched_work *work)
 	grant_others(store, work);
 }
 
-/* Passes on the parts that may go now. */
+/* Passes on the parts that need not wait any longer. */
 static void sched_decide(struct sched_store *store, struct sched_work *work)
 {
 	enum sched_owner owner;

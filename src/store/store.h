@@ -150,7 +150,8 @@ struct store_info {
 	 * atomic. */
 	uint32_t atomic_bytes;
 	bool is_volatile; /* contents are lost when the process ends */
-	/* The store's own epoch, see struct export. Valid after the start; 0: no epoch. */
+	/* Epoch: a number that changes when unflushed writes might have been lost, see struct
+	 * export. Valid after the start; 0: the store has none of its own. */
 	uint64_t epoch;
 	uint64_t budget_bytes; /* size of the memory that the start needs, see struct store_start */
 	bool has_progress;     /* reads can report progress, see store_has_progress() */
