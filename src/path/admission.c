@@ -482,7 +482,7 @@ void admission_wait(struct path_request *request, bool is_short)
 	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
 		/* A write goes behind other writes and in front of all reads: a read can wait for a
-		 * peer that sends the write first. */
+		 * peer that receives no data until it has sent the write. */
 		struct list_node *next = client->stalled.next;
 
 		while (request->op == STORE_WRITE && next != &client->stalled &&

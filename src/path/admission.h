@@ -8,8 +8,8 @@
  *
  * Limits on the memory of a client, in the order of the checks:
  *
- * - Reads: data that was not yet given to the session for sending is limited by a window. It is
- *   PATH_WINDOW_BYTES, and grows while the network accepts everything immediately
+ * - Reads: a window limits the data that was not yet given to the session for sending. The window
+ *   is PATH_WINDOW_BYTES, and grows while the network accepts everything immediately
  *   (path_client_sent()). So a peer that stops receiving soon gets no further memory.
  * - Thresholds: a client can hold a quarter of the free memory, and all clients of an export three
  *   times the free memory. These thresholds decrease as memory becomes scarce, so that some is left
@@ -17,15 +17,15 @@
  *   packet switches", 1998].
  * - Quotas (struct path_quota): a client can hold at most as much of a quota as remains for others.
  *   So one client can hold half of a quota, two clients a third each.
- * - Reserve: one block of PATH_RESERVE_BYTES that no other client can use. A read gets it if the
- *   client holds no other memory; a write always gets it. So every client makes progress, however
- *   much memory the others hold. Quotas do not include it.
+ * - Reserve: one block of PATH_RESERVE_BYTES that no other client can use. A read gets the reserve
+ *   if the client holds no other memory; a write always gets it. So every client makes progress,
+ *   however much memory the others hold. Quotas do not include the reserve.
  *
  * Waiting clients are served round-robin, first by peer, then by client of the peer. Requests of
- * one client wait in order, but writes go in front of reads, because a read might wait for its
- * peer, and the peer for the write to be received. A reply that must not be interrupted keeps its
- * memory until its end. Otherwise other requests of its client could take the memory and then wait
- * for that reply.
+ * one client wait in order, but writes go in front of reads: a read might wait until its peer
+ * receives data, and the peer might receive none until it has sent its write. A reply that must not
+ * be interrupted keeps its memory until its end. Otherwise, other requests of its client could take
+ * the memory and then wait for that reply.
  *
  * Device memory has the same thresholds, separate from RAM. A request that gets no device memory
  * uses RAM or waits (path_options.device_waits). The reserve is always in RAM, so a device with
@@ -205,10 +205,10 @@ static inline bool path_client_holds(const struct path_client *client)
 
 /* --- private to src/path --------------------------------------------------------------------- */
 
-/* Gets a buffer of at most *bytes_inout for a part at offset. It can be smaller if memory is short,
- * but not with request->atomic. replaced_bytes: size of the buffer that the request has just
- * returned, which it can take again before other clients. Returns false if memory is short; the
- * caller then calls admission_wait(). */
+/* Gets a buffer of at most *bytes_inout for a part at offset. The buffer can be smaller if memory
+ * is short, but not with request->atomic. replaced_bytes: size of the buffer that the request has
+ * just returned, which it can take again before other clients. Returns false if memory is short;
+ * the caller then calls admission_wait(). */
 bool admission_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf);
 void admission_put(struct path_request *request, struct arena *arena, struct arena_buf *buf);

@@ -529,9 +529,9 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 }
 
-/* Submits a part to the store. If it overlaps a published change of an ended connection
- * (late_writes.h), makes it wait instead. page_cache: the data is to be sent from the page cache.
- * Returns false only if the store cannot do this; the stream is then unchanged. */
+/* Submits a part to the store. A part that overlaps a published change of an ended connection waits
+ * instead (late_writes.h). page_cache: the data is to be sent from the page cache. Returns false
+ * only if the store cannot do this; the stream is then unchanged. */
 static bool path_part_submit(struct path_stream *stream, uint64_t length, bool page_cache)
 {
 	struct path_request *request = stream->request;

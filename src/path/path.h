@@ -326,8 +326,8 @@ void device_see_error(struct path_request *request, int error);
  * spin. */
 bool path_is_slow(const struct path *path);
 
-/* Starts the request. It cannot fail; later events are reported by request->progress. A write
- * without a placement does nothing before path_write_open(). */
+/* Starts the request, which cannot fail; later events are reported by request->progress. A write
+ * without a placement waits for path_write_open(). */
 void path_start(struct path *path, struct path_request *request);
 
 enum path_status path_status(const struct path_request *request);
@@ -353,7 +353,7 @@ void path_memory_failed(const struct path_stream *stream);
  * or all bytes have memory.
  */
 struct path_stream *path_write_open(struct path_request *request);
-/* Submits the stream to the store. Its memory must be filled. */
+/* Submits the stream, whose memory must be filled, to the store. */
 void path_write_submit(struct path_stream *stream);
 /* Releases the stream without submitting it, because the request has failed or the peer has
  * disconnected. */
@@ -368,16 +368,16 @@ bool path_write_rests(const struct path_request *request);
  * extents become invalid. */
 void path_finish(struct path_request *request);
 
-/* Called if the peer has stopped sending and may be disconnected. The request continues.
- * Overlapping changes of other requests wait until it has ended, see late_writes.h. */
+/* Called if the peer has stopped sending and may be disconnected. The request continues. Until it
+ * has ended, overlapping changes of other requests wait, see late_writes.h. */
 void path_orphan(struct path_request *request);
 /* Called if the peer has disconnected: like path_orphan(), but also stops starting parts and drops
  * unsent fragments. Returns true if the request is idle; otherwise progress is called when it is.
  * The session must still return its fragments first. */
 bool path_abandon(struct path_request *request);
 bool path_is_idle(const struct path_request *request);
-/* Returns whether the request waits for memory that others use. While it waits, it can free memory
- * only by sending its own data. */
+/* Returns whether the request waits for memory that others use. While the request waits, it can
+ * free memory only by sending its own data. */
 bool path_is_stalled(const struct path_request *request);
 
 /* Called by late_writes.c on the request's ring when the part no longer has to wait. */

@@ -17,7 +17,7 @@
 #include "base/counter.h"
 #include "store/store.h"
 
-/* The states of a request. It has a timestamp for the beginning of each. */
+/* The states of a request. A request has a timestamp for the beginning of each state. */
 enum path_state {
 	PATH_STATE_WAIT,    /* decoded; waits for memory or for its turn */
 	PATH_STATE_DISK,    /* the disk is working; no data can be sent yet */
@@ -64,8 +64,8 @@ uint32_t path_size_class(uint64_t length);
 /* Returns the length of the longest request of a class; UINT64_MAX for the last class. */
 uint64_t path_size_class_limit(uint32_t size_class);
 
-/* Counts one request. edge_ns: times at which it entered each state; 0: it skipped the state. DONE
- * is always set. */
+/* Counts a request. edge_ns: time at which the request entered each state; 0: it has skipped the
+ * state. The time of DONE is always set. */
 void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_COUNT],
 	uint64_t bytes, bool failed);
 
@@ -124,8 +124,8 @@ enum {
 	PATH_TRACE_MORE_MAX = 1024,
 };
 
-/* Name of an export. It is copied, because the export can be removed while its requests are traced,
- * and another export can then use the name. Not terminated; text NULL: no name. */
+/* Name of an export. The recorder copies it, because the export can be removed while its requests
+ * are traced, and another export can then use the name. Not terminated; text NULL: no name. */
 struct path_trace_name {
 	const char *text;
 	uint32_t bytes;
