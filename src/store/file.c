@@ -262,10 +262,10 @@ static void write_done(struct ring_op *op, int result)
 }
 
 /*
- * Writes to the page cache on this thread. This takes microseconds, less than an asynchronous
- * write, for which the kernel uses a worker thread. But if it blocks (too many dirty pages, or an
- * unaligned write that must first read), all clients of this reactor wait. So after several slow
- * writes, further ones are asynchronous for a while.
+ * Writes to the page cache on this thread, which takes microseconds. An asynchronous write takes
+ * longer, because the kernel uses a worker thread for it. But if the write on this thread blocks
+ * (too many dirty pages, or an unaligned write that must first read), all clients of this reactor
+ * wait. So after several slow writes, further writes are asynchronous for a while.
  */
 static void write_inline(
 	struct store_part *part, struct mem_ref memory, uint64_t length, uint64_t offset)

@@ -15,7 +15,8 @@
  *
  * Flushing: each queue has its own open file for flushes, because the kernel reports a failed
  * write-back once per open file. So no other operation and no other reactor can receive the report
- * instead of the flush. After a failed flush or FUA write, every later one fails (file_gate).
+ * instead of the flush. After a failed flush or FUA write, all later flushes and FUA writes fail
+ * (file_gate.h).
  *
  * Threading: see store.h. Ownership: the store owns its descriptors and its reference to the gate.
  * Errors: negative errno; -EIO if the disk ends early.

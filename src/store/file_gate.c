@@ -311,7 +311,7 @@ void store_adopt_end(void)
 
 /* --- members ------------------------------------------------------------------------------- */
 
-/* Disables readahead: it can outlive the read that started it, and would then run outside the
+/* Disables readahead, which can outlive the read that started it, and would then run outside the
  * gate. */
 static void stop_readahead(struct file_gate *gate)
 {

@@ -5,11 +5,11 @@
  * barrier that waits for the operations of a server that was killed, and the error of a failed
  * flush.
  *
- * Why a gate: a buffered write of half a page reads the page, changes it and writes all of it back
- * later. This would undo a direct write to the other half that is made in between. In addition, on
- * block devices and FUSE, a page that is read into the cache while an asynchronous direct write is
- * in flight stays there and becomes stale, because the kernel invalidates pages before such a
- * write, but not after it. So two classes exclude each other:
+ * The gate is needed because a buffered write of half a page reads the page, changes it and writes
+ * all of it back later. A direct write to the other half that is made in between would be undone.
+ * In addition, on block devices and FUSE, a page that is read into the cache while an asynchronous
+ * direct write is in flight stays there and becomes stale, because the kernel invalidates pages
+ * before such a write, but not after it. So two classes exclude each other:
  *
  *   DIRECT    direct writes                             one atomic addition, no lock
  *   BUFFERED  unaligned writes of a direct writer;      under a lock
@@ -18,7 +18,7 @@
  *
  * Parts of one class can be inside at the same time. The gate is fair: if parts of one class wait,
  * later parts of the other class wait behind them. Direct reads need no gate, because the kernel
- * writes dirty pages back first. Trim and zero of whole blocks do not need it, because the kernel
+ * writes dirty pages back first. Trim and zero of whole blocks need no gate, because the kernel
  * orders them.
  *
  * All stores of a process that write the disk share one claim (disk_claim()). The first store

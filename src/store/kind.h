@@ -52,8 +52,9 @@ struct store_ops {
 	 * struct. */
 	const struct counter_table *counters;
 	/* Kinds, optional: see store_start(). Runs on start->ring. The kind must call
-	 * store_started() once, later, not from inside start. Until then it reports its progress
-	 * with store_start_progress() and regularly checks start->cancelled. */
+	 * store_started() once, later, not from inside start. Until then, the kind reports the
+	 * progress of the start with store_start_progress() and regularly checks
+	 * start->cancelled. */
 	void (*start)(struct store *store, struct store_start *start);
 	/* For kinds with start, and for kinds of snapshots: all parts arrive on the ring of start,
 	 * in a queue without private state (queue_bytes is 0). The memory of parts from other rings
@@ -156,7 +157,7 @@ enum {
 	STORE_PAGE_CACHE_LOOK_BYTES = 512 << 10,
 };
 
-/* Opens a filter around inner, and owns inner from then on. Closes inner on failure. */
+/* Opens a filter around inner. The filter owns inner from then on; on failure, inner is closed. */
 GMB_MUST_CHECK int store_wrap(const struct store_kind *kind, const struct store_options *options,
 	const void *config, struct store *inner, struct store **store_out, struct error *error);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The memory store: blocks in memory that is mapped when the store is opened. Its pages are
- * allocated when they are first written. A map has one bit per chunk of 64 KiB: whether the chunk
- * may contain bytes other than zero:
+ * allocated when they are first written. A map has one bit per chunk of 64 KiB. The bit is set if
+ * the chunk may contain bytes other than zero:
  *
  *   bytes [data][    ][    ][data]   chunk i at i * 64 KiB
  *   map   [1][0][0][1] ...           0: reads as zeroes, reported as a hole
@@ -17,9 +17,10 @@
  * it releases the pages. This keeps the invariant, whatever the order in which a concurrent write
  * and trim proceed.
  *
- * A request of a few bytes can ask to zero, trim or examine gigabytes. Such parts are in their
- * queue's run list, and each in turn does one step. The steps in one turn of the event loop are
- * limited, so such parts slow down each other but not the other work of the loop.
+ * A request of a few bytes can ask to zero, trim or examine gigabytes. The parts of such requests
+ * are in the run list of their queue, and each part in turn does one step. The steps in one turn of
+ * the event loop are limited, so such parts slow down each other but not the other work of the
+ * loop.
  *
  *   submit ──▶ list [part][part][part] ──▶ a step of the first ──▶ done
  *                └──── to the end of the list, unless done ┘

@@ -460,7 +460,7 @@ static uint64_t map_bytes(const struct overlay_store *store)
 	return store->layout.page_count * OVERLAY_PAGE_BYTES;
 }
 
-/* Returns the size of the mapping. It reserves only address space; memory is used as bits are
+/* Returns the size of the mapping, which reserves only address space: memory is used as bits are
  * set. */
 static uint64_t maps_bytes(const struct overlay_store *store)
 {

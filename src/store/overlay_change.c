@@ -150,7 +150,7 @@ static uint8_t edges_of(struct store_part *part)
 	return edges;
 }
 
-/* Returns the edge block to copy next: the first one, then the last one. */
+/* Returns the edge block to copy next: the first block, then the last block. */
 static struct range edge_range(struct store_part *part)
 {
 	struct range range = range_of(part);

@@ -116,7 +116,7 @@ enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED, PART_WATCH_ENDING };
 
 /* The filter's private data in a part. */
 struct sched_scratch {
-	uint64_t arrived_ns;   /* then: when the part was granted */
+	uint64_t arrived_ns;   /* when the part arrived; later, when it was granted */
 	uint16_t stream_count; /* index of its stream + 1; 0: it belongs to no stream */
 	uint8_t state;	       /* enum part_state */
 	bool seeks;	       /* the part does not begin where the one before it ended */

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A store contains the blocks of a disk. It is opened once and shared by all reactors. Each reactor
- * creates a queue on it, to which it submits requests in parts. Kinds and filters are registered
- * when the program starts (kind.h). The kinds are file (a regular file or block device, through the
- * page cache or around it), memory, null and flash. The filters overlay, fault, delay and pace wrap
- * a store.
+ * creates a queue for the store, and submits its requests to this queue in parts. Kinds and filters
+ * are registered when the program starts (kind.h). The kinds are file (a regular file or block
+ * device, through the page cache or around it), memory, null and flash. The filters fault, delay,
+ * sched, pace and overlay wrap a store.
  *
  *   session ─▶ path ─▶ store_submit(queue, part) ─▶ [fault] ─▶ [delay] ─▶ [pace] ─▶ file | memory
  *                            part->done(part, result) ◀──────────────────────┘      | null
@@ -73,7 +73,7 @@ enum store_flag {
 	 * (docs/design/0008). */
 	STORE_APART = 1 << 4,
 	/* Flush, only if store_needs_quiesce(): the last flush before another process takes over.
-	 * It writes all state that the other process needs to the disk. */
+	 * It writes to the disk all state that the other process needs. */
 	STORE_QUIESCE = 1 << 5,
 	/* Set by the store on a flush that has failed without losing data: the data is still in
 	 * memory, and a later flush may succeed. */
@@ -207,8 +207,9 @@ struct store_part {
 	uint64_t progress_step;
 
 	/* STORE_EXTENTS: array of extent_max entries (> 0), set by the submitter. The store fills
-	 * at least one. Adjacent entries differ in their flags. They begin at offset and cover at
-	 * most length bytes. If they cover less, the submitter continues with another part. */
+	 * at least one entry. Adjacent extents differ in their flags. The extents begin at offset
+	 * and cover at most length bytes. If they cover less, the submitter continues with another
+	 * part. */
 	struct store_extent *extents;
 	uint32_t extent_max;
 	uint32_t extent_count;
@@ -404,8 +405,8 @@ void store_options_fini(struct store_options *options);
  * option that was not set has its default value. */
 bool store_options_same(
 	const struct store_options *a, const struct store_options *b, const struct field *option);
-/* Returns whether the texts of two paths name the same disk: they are equal, or name equal
- * sizes. */
+/* Returns whether two paths name the same disk according to their texts: the texts are equal, or
+ * name equal sizes. */
 bool store_path_same(const char *a, const char *b);
 /* Returns whether path begins with the prefix of a kind, such as "memory:". */
 bool store_path_has_kind(const char *path);
@@ -485,8 +486,8 @@ static inline uint32_t store_rights(const struct store *store, enum store_op op)
 	return store->info.memory_rights &
 	       (op == STORE_WRITE ? ~(uint32_t)MEM_CPU_WRITE : UINT32_MAX);
 }
-/* Returns whether reads can report progress before they are done. Any thread. It can become false
- * later, so call it for each read. */
+/* Returns whether reads can report progress before they are done. Any thread. The result can become
+ * false later, so call the function for each read. */
 static inline bool store_has_progress(const struct store *store)
 {
 	const _Atomic bool *off = store->info.progress_off;
@@ -532,8 +533,8 @@ enum { STORE_SNAPSHOTS_MAX = 2, STORE_SNAPSHOT_NAME_BYTES = 64 };
 struct store_snapshot {
 	char name[STORE_SNAPSHOT_NAME_BYTES]; /* zero-terminated */
 	uint64_t created_s;		      /* seconds since 1970 */
-	/* Created for a job. It is deleted when the store is opened for writing again, and if space
-	 * is short, before other snapshots. */
+	/* The snapshot was created for a job. It is deleted when the store is opened for writing
+	 * again, and if space is short, before other snapshots. */
 	bool is_temporary;
 };
 
@@ -599,8 +600,8 @@ struct store_place {
 	uint64_t disk[2];    /* identity of the disk, see struct disk_info */
 	uint64_t at;
 };
-/* Returns false if no other store can have the bytes, or if they are not in one contiguous
- * range. */
+/* Returns false if the bytes cannot belong to another store as well, or if they are not in one
+ * contiguous range. */
 bool store_place(struct store *store, struct store_place *place_out);
 /* Returns whether two ranges of length bytes that start at these locations overlap. */
 bool store_places_meet(
@@ -633,9 +634,9 @@ struct store_claim {
 	int fd;		      /* -1: none */
 	enum store_hold hold; /* meaning of fd */
 };
-/* Returns NULL if the store can be handed over, and then stores in *claim_out what to pass; its
- * descriptor is borrowed. Otherwise returns the reason: the predicate of a sentence about its
- * export. Main thread. */
+/* If the store can be handed over, returns NULL and stores in *claim_out the claim to pass on,
+ * whose descriptor is borrowed. Otherwise returns the reason: the predicate of a sentence about the
+ * store's export. Main thread. */
 GMB_MUST_CHECK const char *store_handover(struct store *store, struct store_claim *claim_out);
 /* Returns whether the store must be quiesced before a handover. */
 bool store_needs_quiesce(const struct store *store);
@@ -663,8 +664,9 @@ const void *store_queue_counters(
 	const struct store_queue *queue, const struct counter_table **table_out);
 
 /*
- * Submits a part. All parts pass through here: it asserts that the part is valid, measures the
- * disk, decides which parts the kernel receives in one call, and calls the implementation.
+ * Submits a part. Every part passes through this function, which asserts that the part is valid,
+ * measures the disk, decides which parts the kernel receives in one call, and calls the
+ * implementation.
  */
 void store_submit(struct store_queue *queue, struct store_part *part);
 /* Returns the rate measured with this queue's STORE_MEASURED parts. */
