@@ -8,12 +8,11 @@
 #include "path/path.h"
 
 enum {
-	/* Maximum amount of memory that one call of admission_serve() gives to clients, and the
-	 * minimum counted for each client. The maximum bounds the time of the call, in which no
-	 * completions are processed: a store can copy the data of a request before submit
-	 * returns. */
+	/* One call of admission_serve() stops when it has given this much memory to clients. This
+	 * limits the duration of the call, in which no completions are processed: a store can copy
+	 * the data of a request before submit returns. */
 	SERVE_BYTES = 1 << 20,
-	SERVE_BYTES_EACH = 16 << 10,
+	SERVE_BYTES_EACH = 16 << 10, /* each client that was served counts as at least this much */
 };
 
 static const struct counter path_quota_counter_list[] = {
@@ -126,10 +125,10 @@ static void let_go(struct path_client *client, uint64_t bytes)
 	}
 }
 
-/* Returns whether the client can hold this many more bytes. A request can always take back memory
- * that it has just returned (replaced_bytes). If this was the reserve, which quotas do not include,
- * the request gets other memory only if the quotas permit it; otherwise it can take the reserve
- * again. */
+/* Returns whether the client can hold this many more bytes. replaced_bytes: size of the buffer that
+ * the request has just returned. Such a request can always get a buffer again. If the returned
+ * buffer could be the client's reserve, which quotas do not include, the request gets another
+ * buffer only if the quotas permit this; otherwise it takes the reserve again. */
 static bool may_hold(struct path_client *client, uint64_t export_bytes, const struct arena *arena,
 	uint64_t bytes, uint64_t replaced_bytes)
 {
@@ -151,8 +150,8 @@ static bool get_reserve(struct path_request *request, struct arena **arena_inout
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf)
 {
 	struct path_client *client = request->client;
-	/* The part ends on a boundary, so that the next part is aligned. An atomic write has only
-	 * one part. */
+	/* The part ends at a multiple of PATH_RESERVE_BYTES, so that the next part is aligned. An
+	 * atomic write has only one part. */
 	uint64_t room = PATH_RESERVE_BYTES - (request->atomic ? 0 : offset % PATH_RESERVE_BYTES);
 	bool may = request->op == STORE_WRITE || client->buffer_count == 0 || replaced_bytes > 0;
 
@@ -440,8 +439,8 @@ static struct path_request *request_of(struct list_node *stalled_node)
 	return list_entry(stalled_node, struct path_request, stalled_node);
 }
 
-/* Sets what the client waits for. is_short: for memory that others hold; of: because of this quota
- * (NULL: none); of_device: for device memory. */
+/* Records what the client waits for. is_short: memory that others hold. of: the quota without room,
+ * or NULL. of_device: the memory is device memory. */
 static void set_short(
 	struct path_client *client, bool is_short, struct path_quota *of, bool of_device)
 {
@@ -483,7 +482,7 @@ void admission_wait(struct path_request *request, bool is_short)
 	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
 		/* A write goes behind other writes and in front of all reads: a read can wait for a
-		 * peer that sends the write first. */
+		 * peer that receives no data until it has sent the write. */
 		struct list_node *next = client->stalled.next;
 
 		while (request->op == STORE_WRITE && next != &client->stalled &&
@@ -493,7 +492,7 @@ void admission_wait(struct path_request *request, bool is_short)
 		list_insert_before(request->op == STORE_WRITE ? next : &client->stalled,
 			&request->stalled_node);
 	}
-	/* The client waits for what its first request waits for. */
+	/* The client waits for the same memory or quota as its first request. */
 	if (list_first(&client->stalled) == &request->stalled_node) {
 		set_short(client, is_short, lacking, lacks_device);
 		if (is_short) {
@@ -548,7 +547,7 @@ static bool costly_may(const struct path_request *request)
 	       (count == 0 || count + request->client->admission->costly_count < PATH_COSTLY_MAX);
 }
 
-/* Gives the client a turn for its next costly request, if it might be able to start. */
+/* Gives the client a turn for its next costly request, if that request might be able to start. */
 static void look_for_costly(struct path_client *client)
 {
 	if (!client->costly_busy && !list_is_empty(&client->costly_waiting)) {
@@ -630,7 +629,8 @@ static void serve_costly(
 	admission->costly_serving = false;
 }
 
-/* Returns the number of bytes to count for a client's turn. held: the bytes that it held before. */
+/* Returns the number of bytes that a client's turn counts towards SERVE_BYTES. held: number of
+ * bytes that the client held before its turn. */
 static uint64_t served_bytes(const struct path_client *client, uint64_t held)
 {
 	uint64_t holds = client->held_bytes + client->device_held_bytes;
@@ -658,7 +658,8 @@ void admission_serve(struct path_admission *admission, void (*again)(struct path
 		again(request_of(list_first(&client->stalled)));
 		if (client->held_bytes + client->device_held_bytes > held ||
 			client->atomic_count > atomic_count) {
-			/* A client that got only its reserve has not had its turn yet. */
+			/* held_bytes does not include the reserve, so a client that got only its
+			 * reserve keeps its turn. */
 			turns_had(&admission->waiting, turn, &round);
 			given += served_bytes(client, held);
 		} else if (turn_is_waiting(turn)) {

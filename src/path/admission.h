@@ -8,8 +8,8 @@
  *
  * Limits on the memory of a client, in the order of the checks:
  *
- * - Reads: data that was not yet given to the session for sending is limited by a window. It is
- *   PATH_WINDOW_BYTES, and grows while the network accepts everything immediately
+ * - Reads: a window limits the data that was not yet given to the session for sending. The window
+ *   is PATH_WINDOW_BYTES, and grows while the network accepts everything immediately
  *   (path_client_sent()). So a peer that stops receiving soon gets no further memory.
  * - Thresholds: a client can hold a quarter of the free memory, and all clients of an export three
  *   times the free memory. These thresholds decrease as memory becomes scarce, so that some is left
@@ -17,34 +17,36 @@
  *   packet switches", 1998].
  * - Quotas (struct path_quota): a client can hold at most as much of a quota as remains for others.
  *   So one client can hold half of a quota, two clients a third each.
- * - Reserve: one block of PATH_RESERVE_BYTES that no other client can use. A read gets it if the
- *   client holds no other memory; a write always gets it. So every client makes progress, however
- *   much memory the others hold. Quotas do not include it.
+ * - Reserve: one block of PATH_RESERVE_BYTES that no other client can use. A read gets the reserve
+ *   if the client holds no other memory; a write always gets it. So every client makes progress,
+ *   however much memory the others hold. Quotas do not include the reserve.
  *
  * Waiting clients are served round-robin, first by peer, then by client of the peer. Requests of
- * one client wait in order, but writes go in front of reads, because a read might wait for its
- * peer, and the peer for the write to be received. A reply that must not be interrupted keeps its
- * memory until its end. Otherwise other requests of its client could take the memory and then wait
- * for that reply.
+ * one client wait in order, but writes go in front of reads: a read might wait until its peer
+ * receives data, and the peer might receive none until it has sent its write. A reply that must not
+ * be interrupted keeps its memory until its end. Otherwise, other requests of its client could take
+ * the memory and then wait for that reply.
  *
  * Device memory has the same thresholds, separate from RAM. A request that gets no device memory
  * uses RAM or waits (path_options.device_waits). The reserve is always in RAM, so a device with
  * little memory cannot block a client.
  *
- * An atomic write must not be cut (path_export_join()), so it needs one buffer for all of it. An
- * export with such writes, if they can exceed a reserve, has one block of that size that is not for
- * other exports and not in quotas. A write that gets no other memory uses the block or waits. The
- * block is always returned: the write needs no other memory, and a peer that stops sending is
- * disconnected. If a disk hangs, only its own clients miss the block. If an export is added while
+ * An atomic write must not be cut (path_export_join()), so it needs one buffer for all of its data.
+ * If the atomic writes of an export can be longer than a reserve, the export has one block of their
+ * maximum length. Other exports cannot use this block, and quotas do not include it. An atomic
+ * write that gets no other memory uses the block or waits for it. The block is always returned,
+ * because the write needs no further memory, and because a peer that stops sending is disconnected.
+ * If a disk hangs, only the clients of its export miss the block. If an export is added while
  * memory is in use, clients get only their reserve until the block can be allocated.
  *
- * Costly requests are block status, and trim, zero, cache and copy that are long or on a worker
- * thread (admission_is_costly()). A client has at most one costly request in the store. An export
- * can always have one in the store, and another one as long as it has fewer than there are free
- * slots (PATH_COSTLY_MAX minus all that are in the store). Clients with waiting costly requests are
- * served round-robin in the same way. A costly request that waits for an overlapping change of an
- * ended connection (late_writes.h) does not occupy a slot, because that change might need the slot.
- * Reads and writes of the same client overtake costly requests.
+ * Costly requests (admission_is_costly()) are block status, and trim, zero, cache and copy requests
+ * that are long or occupy a worker thread. A client has at most one costly request in the store. An
+ * export can always have one there. It can have a further one while its number of costly requests
+ * in the store is below the number of free slots (PATH_COSTLY_MAX minus the costly requests of all
+ * exports in the store). Clients with waiting costly requests are served round-robin, like clients
+ * that wait for memory. A costly request that waits for an overlapping change of an ended
+ * connection (late_writes.h) does not occupy a slot, because that change might need the slot. Reads
+ * and writes of a client overtake its costly requests.
  *
  * Threading: the path's thread. Ownership: a client and its peer belong to the owner of the
  * requests and exist until path_client_fini(). Errors: none.
@@ -110,14 +112,14 @@ struct path_admission {
 	struct arena *ram;    /* includes the reserves of all clients */
 	struct arena *device; /* NULL: none */
 	bool device_waits;    /* see path_options */
-	/* turns of clients with a waiting request that might be able to continue */
+	/* turns of clients that wait for memory and might be able to continue */
 	struct turns waiting;
 	uint32_t short_count; /* number of clients that wait for memory held by others */
 	/* number of clients that wait because of a quota; part of short_count */
 	uint32_t quota_short_count;
 	/* number of clients that wait for device memory; part of short_count */
 	uint32_t device_short_count;
-	/* turns of clients with a costly request that might be able to start */
+	/* turns of clients whose next costly request might be able to start */
 	struct turns costly;
 	uint32_t costly_count;
 	uint32_t costly_waiting_count;
@@ -144,7 +146,7 @@ struct path_client {
 	/* Private members. */
 	struct path_admission *admission;
 	struct turn turn;
-	/* requests that wait for memory, in the order in which they continue */
+	/* requests that wait for memory; the first one continues first */
 	struct list_node stalled;
 	uint64_t held_bytes; /* size of the client's buffers in RAM, without its reserve */
 	uint64_t device_held_bytes;
@@ -203,10 +205,10 @@ static inline bool path_client_holds(const struct path_client *client)
 
 /* --- private to src/path --------------------------------------------------------------------- */
 
-/* Gets a buffer of at most *bytes_inout for a part at offset. It can be smaller if memory is short,
- * but not with request->atomic. replaced_bytes: size of the buffer that the request has just
- * returned, which it can take again before other clients. Returns false if memory is short; the
- * caller then calls admission_wait(). */
+/* Gets a buffer of at most *bytes_inout for a part at offset. The buffer can be smaller if memory
+ * is short, but not with request->atomic. replaced_bytes: size of the buffer that the request has
+ * just returned, which it can take again before other clients. Returns false if memory is short;
+ * the caller then calls admission_wait(). */
 bool admission_get(struct path_request *request, struct arena **arena_inout, uint64_t offset,
 	uint64_t replaced_bytes, uint64_t *bytes_inout, struct arena_buf *buf);
 void admission_put(struct path_request *request, struct arena *arena, struct arena_buf *buf);
@@ -236,7 +238,7 @@ void admission_costly_begin(struct path_request *request);
 void admission_costly_end(struct path_request *request);
 
 /* Gives turns to waiting clients: calls again() for requests that wait for memory, and start() for
- * costly requests, which then no longer wait. After SERVE_BYTES it stops with released set, and the
- * next call continues with the other clients. */
+ * costly requests, which then no longer wait. After giving SERVE_BYTES, sets `released` and
+ * returns; the next call continues with the other clients. */
 void admission_serve(struct path_admission *admission, void (*again)(struct path_request *request),
 	void (*start)(struct path_request *request));

@@ -3,10 +3,10 @@
  * Writes, zeroes and trims that can still take effect after the connection of their client has
  * ended.
  *
- * They are already in the store and cannot be cancelled. If the client reconnects and writes to the
- * same range, the old change must not overwrite the new one. So the range of the old request is
- * published on the export. While it is published, all overlapping changes wait, on all reactors and
- * from all clients.
+ * Such a change is already in the store and cannot be cancelled. If its client reconnects and
+ * writes to the same range, the old change must not overwrite the new one. So the range of the old
+ * request is published on the export. While the range is published, all overlapping changes wait,
+ * on all reactors and from all clients.
  *
  *   old request  connection ends ─▶ late_writes_publish(), parts done ─▶ late_writes_withdraw()
  *   new request  part ─▶ late_writes_any() ─▶ late_writes_wait() ... waits ... ─▶ path_resume()
@@ -64,8 +64,9 @@ void late_writes_port_init(
 
 static inline bool late_writes_any(const struct late_writes *late)
 {
-	/* Relaxed order is enough: a range is published before its connection is closed. A client
-	 * learns of this through the kernel, so its later requests see the range. */
+	/* Relaxed order is enough: a range is published before its connection is closed. The client
+	 * detects the closing through the kernel, so the requests that it sends afterwards see the
+	 * range. */
 	return atomic_load_explicit(&late->count, memory_order_relaxed) > 0;
 }
 

@@ -44,9 +44,10 @@ static uint32_t best(uint64_t bytes, uint64_t rate)
 	return (uint32_t)part_size << 10;
 }
 
-/* Returns whether cutting into parts of this size saves at least GAIN_MIN times its cost. Cutting
- * hides the transfer time of the faster side (disk or network), except for one part. Other requests
- * in flight already hide some of this time. */
+/* Returns whether cutting into parts of this size saves at least GAIN_MIN times its cost. While the
+ * slower side (disk or network) transfers one part, the faster side transfers another. This hides
+ * the time of the faster side for all parts but one. Other requests in flight already hide some of
+ * this time. */
 static bool pays(const struct overlap *overlap, uint64_t length, uint32_t bytes, uint64_t rate)
 {
 	uint64_t more_ns = (length - 1) / bytes * PART_COST_NS;
@@ -68,8 +69,9 @@ static bool is_harmful(const struct overlap *overlap)
 	       (overlap->cut_rate > 0 && overlap->cut_rate / 4 * 5 < overlap->whole_rate);
 }
 
-/* Returns whether this request is not cut, for comparison: some of the first requests, rarely later
- * ones, but more often while whole requests seem to be faster. */
+/* Returns whether a request for which cutting was chosen is not cut, so that both can be compared.
+ * This applies to two of the first requests and rarely later, but more often while whole requests
+ * seem to be faster. */
 static bool is_control(const struct overlap *overlap)
 {
 	bool suspicious = overlap->cut_rate / 9 * 10 < overlap->whole_rate;

@@ -61,17 +61,18 @@ struct overlap {
 void overlap_init(struct overlap *overlap);
 
 /*
- * Returns the best part size for a request of length bytes that is already counted in
- * request_bytes, for a disk of disk_rate bytes per second (0 = unknown). chunk: bytes on one member
- * before the data continues on the next; 0 = not striped. The result is a power of two or chunk,
- * from OVERLAP_BYTES_MIN to OVERLAP_BYTES_MAX. OVERLAP_BYTES_MAX means that the request is not cut.
+ * Returns the best part size for a request of length bytes: a power of two or chunk, from
+ * OVERLAP_BYTES_MIN to OVERLAP_BYTES_MAX. OVERLAP_BYTES_MAX means that the request is not cut. The
+ * request must already be counted in request_bytes. disk_rate: bytes per second; 0 = unknown.
+ * chunk: on a striped disk, bytes on one member before the data continues on the next one; 0 = not
+ * striped. members: number of members of a striped disk.
  */
 uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t length,
 	uint32_t chunk, uint32_t members);
 
-/* Records a request in parts that is complete. mean_ns: time from its start until a part was
- * complete, averaged over all parts and weighted by size; whole_ns: time until the last part was
- * complete. */
+/* Records a completed request that was cut into parts. mean_ns: time from the start of the request
+ * to the completion of a part, averaged over all parts and weighted by size; whole_ns: time until
+ * the last part was complete. */
 void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t whole_ns);
 
 /* Records a request that ran alone. took_ns: its duration, > 0. */
@@ -107,9 +108,9 @@ struct cut_range {
 	uint64_t progress_first;
 };
 
-/* Decides how a read or write is cut, at its start. A request shorter than
- * OVERLAP_REQUEST_BYTES_MIN on an export without a configured part size is always one part and
- * does not need this call. */
+/* Called when a read or write starts: decides how it is cut. A request shorter than
+ * OVERLAP_REQUEST_BYTES_MIN on an export without a configured part size is always one part and does
+ * not need this call. */
 void cut_begin(struct path_request *request);
 /* Returns the expected time from one part or progress report to the next; 0 = unknown. */
 uint64_t cut_step_ns(const struct path_request *request);
@@ -123,8 +124,8 @@ void cut_end(struct path_request *request, uint64_t now_ns);
 /* Called when the store has completed a part. */
 void cut_part_end(struct path_request *request, uint64_t bytes, uint64_t now_ns);
 
-/* Returns the next part of a striped request, or of one with more bytes left than the part
- * size. */
+/* Returns the next part. Called only if more bytes are left than the part size, or if the request
+ * is striped. */
 struct cut_range cut_next(struct path_request *request);
 /* Called if only the first bytes of the range were started. The next cut_next() returns the
  * rest. */

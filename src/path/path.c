@@ -105,7 +105,7 @@ static void path_set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
-	/* The first two states begin with the current batch of events, the others now. */
+	/* The first two states begin at the time of the batch, the others at the current time. */
 	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }
@@ -200,7 +200,7 @@ static void stream_drop(struct path_stream *stream)
 	}
 	if (stream->done == stream->sent) {
 		stream_put(stream);
-	} else { /* path_fragment_sent() releases the rest, which the session uses */
+	} else { /* path_fragment_sent() frees the stream when the session has returned its data */
 		stream->length = stream->sent;
 		stream->valid = stream->sent;
 	}
@@ -348,8 +348,8 @@ static bool window_is_full(const struct path_request *request)
 	       request->live_bytes + next_bytes(request) > request->window_bytes;
 }
 
-/* Returns whether a read must wait for other reads of its client. It does not wait if it has just
- * returned the memory that it requests now. */
+/* Returns whether a read must wait for other reads of its client. A read that has just returned a
+ * buffer (replaced_bytes) does not wait, because it can take that memory again. */
 static bool client_is_full(const struct path_request *request)
 {
 	return request->op == STORE_READ && request->placement == NULL &&
@@ -512,9 +512,9 @@ static void part_progressed(struct store_part *part, uint64_t bytes)
 	request->progress(request);
 }
 
-/* Records in the trace that a part is submitted. Except for writes, it is opened at the same time,
- * which is also recorded here. begins: the request's first part. Uses the exact time instead of the
- * batch time, so that the duration of the previous state is correct. */
+/* Records in the trace that a part is submitted and, except for writes, that it gets its memory at
+ * the same time. begins: the part is the request's first. Uses the exact time instead of the batch
+ * time, so that the duration of the previous state is correct. */
 static void trace_submitted(struct path_stream *stream, uint64_t length, bool begins)
 {
 	struct path_request *request = stream->request;
@@ -529,9 +529,9 @@ static void trace_submitted(struct path_stream *stream, uint64_t length, bool be
 	}
 }
 
-/* Submits a part to the store. If it overlaps a published change of an ended connection
- * (late_writes.h), makes it wait instead. page_cache: the data is to be sent from the page cache.
- * Returns false only if the store cannot do this; the stream is then unchanged. */
+/* Submits a part to the store. A part that overlaps a published change of an ended connection waits
+ * instead (late_writes.h). page_cache: the data is to be sent from the page cache. Returns false
+ * only if the store cannot do this; the stream is then unchanged. */
 static bool path_part_submit(struct path_stream *stream, uint64_t length, bool page_cache)
 {
 	struct path_request *request = stream->request;
@@ -556,7 +556,7 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 	}
 	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_writes_any(late)) &&
 		late_writes_wait(late, stream)) {
-		/* Frees the request's slot, which the late change might need. */
+		/* Frees the slot, because the change that the part waits for might need it. */
 		if (request->costly == PATH_COSTLY_BUSY) {
 			admission_costly_end(request);
 		}
@@ -603,9 +603,9 @@ void path_resume(struct path_stream *stream)
 	request->progress(request);
 }
 
-/* Starts a read that is sent from the page cache without being cut, if all its data is there. The
- * window includes this data as if it were in a buffer. Otherwise, the data for a slow peer could be
- * evicted from the page cache before it is sent. */
+/* Starts a read that is sent from the page cache, if the cache contains all its data. Such a read
+ * is not cut. The client's window limits it like a read into buffers, because data that waits for a
+ * slow peer could be evicted from the page cache before it is sent. */
 static bool start_page_cache(struct path_request *request)
 {
 	struct path_stream *stream;
@@ -901,7 +901,7 @@ void path_fragment_sent(const struct path_fragment *fragment)
 	stream_put(stream);
 	if (request->error == 0 && !request->abandoned &&
 		request->started_bytes < request->length) {
-		/* The reply must not be interrupted, so the next part gets the last buffer. */
+		/* The reply must not be interrupted: the next part gets the buffer of this part. */
 		if (request->ascending && request->streams_live == 0) {
 			request->path->replaced_bytes = bytes;
 		}

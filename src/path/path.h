@@ -12,32 +12,30 @@
  *   path_status() == COMMITTED  NETWORK   every part is done: only now has the request succeeded
  *   path_finish(request) ─────▶ DONE
  *
- * A read is a transfer of several streams {offset, length, valid, sent}, each with its own buffer.
- * valid only increases, when the store reports progress or completes a part. The session requests
- * the next fragment and gets one from any stream that has bytes, or none; the call never blocks. In
- * a write, the session requests memory (path_write_open), fills it from the network, and submits it
- * while later bytes are still arriving. Every other request is one part without payload. A read
- * whose data is in the page cache is one stream, too: it is sent from there and needs no memory.
- * overlap.h explains how a transfer is cut. On a striped disk, no part crosses the end of a chunk,
- * and all members have work from the beginning.
+ * A read is transferred by several streams. A stream is a range of the request with its own buffer:
+ * {offset, length, valid, sent}. Its first `valid` bytes have arrived; this number increases when
+ * the store reports progress or completes the part. The session requests the next fragment and gets
+ * one from any stream with unsent valid bytes, or none; the call never blocks. For a write, the
+ * session requests memory (path_write_open()), fills the memory from the network and submits it to
+ * the store, while later bytes are still arriving. Every other request is one part without payload.
+ * If all data of a read is in the page cache, the read is one stream that is sent from there and
+ * needs no memory. overlap.h explains how a transfer is cut. On a striped disk, no part crosses the
+ * end of a chunk, and all members have work from the beginning.
  *
  * Placement of payload: most requests are staged, which means that their parts have buffers of an
  * arena. The arena is RAM, or memory of a PCI device if the export requests it
- * (store_info.read_device). Such an export still uses RAM, and counts how often, if one of these
- * holds:
- * - The store or the session needs an access that the device memory does not permit.
- * - The device memory is full, unless requests wait for it (path_options.device_waits).
- * - An operation has shown that the disk cannot reach it.
+ * (store_info.read_device). Such an export still uses RAM in these cases, and counts them:
  *
- * A request can also bring a placement, a scatter list of its own memory. Its parts are then read
- * and written there directly. Blocks that direct I/O cannot transfer, because a segment is not
- * aligned in memory or ends inside the block, are staged and copied.
+ * A request can also bring a placement, a scatter list of memory of the requester. Its parts are
+ * then read and written there directly. Blocks that direct I/O cannot transfer, because a segment
+ * is not aligned in memory or ends inside the block, are staged and copied.
  *
  * A request ends exactly once, as COMMITTED or ABORTED. The requester must not use data before
- * COMMITTED. A change waits for overlapping changes that an ended connection has left in the store:
- * late_writes.h. When memory is short, a request waits for its turn (admission.h); no request fails
- * for lack of memory. A write that the store keeps atomic is not cut to save memory:
- * path_export_join(). Extents are kept in RAM that is shared in the same way.
+ * COMMITTED. If an ended connection has left changes in the store, a change that overlaps them
+ * waits until they are done (late_writes.h). When memory is short, a request waits for its turn
+ * (admission.h); no request fails for lack of memory. If the store keeps a write atomic, the write
+ * is not cut to save memory (path_export_join()). The extents of a block status request are stored
+ * in RAM to which the same limits apply.
  *
  * Threading: the ring's thread. Ownership: the session owns the request (embedded in its own). The
  * path uses it from path_start() until path_finish(), or until it is idle after path_abandon().
@@ -61,8 +59,10 @@ struct path_request;
 enum path_status { PATH_PENDING, PATH_COMMITTED, PATH_ABORTED };
 
 enum {
-	PATH_OVERLAP_AUTO = 0,	   /* the part size is chosen from measurements */
-	PATH_OVERLAP_OFF = 1,	   /* largest parts; sessions wait for all of a read up to 4 MiB */
+	PATH_OVERLAP_AUTO = 0, /* the part size is chosen from measurements */
+	/* requests are not cut: the largest parts, and a read of up to 4 MiB is sent only when it
+	 * is complete */
+	PATH_OVERLAP_OFF = 1,
 	PATH_PART_SIZE_MIN = 4096, /* part sizes are multiples of this */
 	PATH_PART_SIZE_MAX = ARENA_BLOCK_BYTES_MAX,
 };
@@ -97,13 +97,11 @@ struct path_export {
 	uint64_t ram_bytes;
 	uint64_t placed_bytes; /* payload in the requester's memory (placement) */
 	uint64_t device_bytes;
-	/* Uses of RAM despite mode=device. Counted in requests: the store needs access by the CPU
-	 * (for example, for partial blocks); no device memory can be used. Counted in parts: the
-	 * session needs access by the CPU; the device memory is full. */
-	uint64_t ram_for_store;
-	uint64_t ram_for_trouble;
-	uint64_t ram_for_session;
-	uint64_t ram_for_room;
+	/* Uses of RAM despite mode=device, by reason. */
+	uint64_t ram_for_store;	  /* requests: the store needs the CPU, as for partial blocks */
+	uint64_t ram_for_trouble; /* requests: there is no device memory that the disk can reach */
+	uint64_t ram_for_session; /* parts: the session needs access by the CPU */
+	uint64_t ram_for_room;	  /* parts: the device memory is full */
 	/* Error because of which the disk cannot use the device memory; 0: no error so far. */
 	int device_error;
 	/* number of parts that were copied although the request has a placement */
@@ -175,7 +173,7 @@ struct path_fragment {
 	uint64_t offset;       /* in the export */
 	uint32_t length;
 	bool last;	 /* the last fragment of this request */
-	bool page_cache; /* sending it can fail with -EFAULT, see store_page_cache_ref() */
+	bool page_cache; /* sending the bytes can fail with -EFAULT, see store_page_cache_ref() */
 };
 
 /* State of a costly request; see admission.h. */
@@ -280,7 +278,8 @@ enum {
 	/* If memory is short, a part gets a smaller buffer: this much, or the client's reserve. */
 	PATH_PART_BYTES_MIN = 64 << 10,
 	PATH_PLACED_BYTES_MAX = 1 << 30, /* largest part of a write from a placement */
-	/* Limit on parts in flight in requesters' memory, without the first of each request. */
+	/* Limit on parts in flight in requesters' memory. The first part of each request is not
+	 * counted. */
 	PATH_PLACED_PARTS_MAX = 1024,
 	PATH_EXTENTS_MAX = 1024, /* maximum number of extents; fewer if memory is short */
 	PATH_SLOW_NS = 50000,	 /* see path_is_slow() */
@@ -327,15 +326,15 @@ void device_see_error(struct path_request *request, int error);
  * spin. */
 bool path_is_slow(const struct path *path);
 
-/* Starts the request. It cannot fail; later events are reported by request->progress. A write
- * without a placement does nothing before path_write_open(). */
+/* Starts the request, which cannot fail; later events are reported by request->progress. A write
+ * without a placement waits for path_write_open(). */
 void path_start(struct path *path, struct path_request *request);
 
 enum path_status path_status(const struct path_request *request);
 
-/* Reads: stores the next fragment of at most max_bytes in *fragment, from any stream, or with
- * request->ascending in the order of offsets. Returns false if no fragment is ready. Its memory is
- * valid until path_fragment_sent(). */
+/* Reads: stores the next fragment of at most max_bytes in *fragment. It comes from any stream; with
+ * request->ascending, fragments are in the order of their offsets. Returns false if no fragment is
+ * ready. The fragment's memory is valid until path_fragment_sent(). */
 bool path_next_fragment(
 	struct path_request *request, uint32_t max_bytes, struct path_fragment *fragment);
 /* Gives back the memory of a fragment that was sent or discarded. */
@@ -348,12 +347,13 @@ void path_memory_failed(const struct path_stream *stream);
 /*
  * Writes: returns a stream with memory for the next bytes: stream->memory, stream->length. NULL: no
  * memory is available, and progress will be called. The memory permits request->memory_rights,
- * which the session can change between calls. If copied_bytes > 0, the CPU can also write to it. If
- * device memory would be used otherwise, the stream then ends behind the last block of the copied
- * bytes. Must not be called if request->error is set or all bytes have memory.
+ * which the session can change between calls. If copied_bytes > 0, the CPU can also write to the
+ * memory. If only the copied bytes cannot be in device memory, the stream ends behind their last
+ * block, so that the next stream can use device memory. Must not be called if request->error is set
+ * or all bytes have memory.
  */
 struct path_stream *path_write_open(struct path_request *request);
-/* Submits the stream to the store. Its memory must be filled. */
+/* Submits the stream, whose memory must be filled, to the store. */
 void path_write_submit(struct path_stream *stream);
 /* Releases the stream without submitting it, because the request has failed or the peer has
  * disconnected. */
@@ -361,23 +361,23 @@ void path_write_drop(struct path_stream *stream);
 /* Declares that the session does not need memory until its next path_write_open(): the request
  * leaves the queue for memory. */
 void path_write_pause(struct path_request *request);
-/* Returns whether the store has finished all parts that were submitted. */
+/* Returns whether the store has finished all parts that were submitted to it. */
 bool path_write_rests(const struct path_request *request);
 
 /* Ends the use of a request: after its reply was sent, or when it is idle after path_abandon(). Its
  * extents become invalid. */
 void path_finish(struct path_request *request);
 
-/* Called if the peer has stopped sending and may be disconnected. The request continues.
- * Overlapping changes of other requests wait until it has ended, see late_writes.h. */
+/* Called if the peer has stopped sending and may be disconnected. The request continues. Until it
+ * has ended, overlapping changes of other requests wait, see late_writes.h. */
 void path_orphan(struct path_request *request);
 /* Called if the peer has disconnected: like path_orphan(), but also stops starting parts and drops
  * unsent fragments. Returns true if the request is idle; otherwise progress is called when it is.
  * The session must still return its fragments first. */
 bool path_abandon(struct path_request *request);
 bool path_is_idle(const struct path_request *request);
-/* Returns whether the request waits for memory that others use. While it waits, it can free memory
- * only by sending its own data. */
+/* Returns whether the request waits for memory that others use. While the request waits, it can
+ * free memory only by sending its own data. */
 bool path_is_stalled(const struct path_request *request);
 
 /* Called by late_writes.c on the request's ring when the part no longer has to wait. */

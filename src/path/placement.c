@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The placement of a request: memory of the requester that contains the data of a write or receives
- * the data of a read. Most parts use it directly; such a part ends where a segment ends.
+ * the data of a read. Most parts use this memory directly; such a part ends where a segment ends.
  *
  *   segments   |-------------------|-----------|-----------------------------|
  *   parts      [ in place      ][ copied ][ in place ][ copied ][ in place   ]

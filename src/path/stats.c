@@ -558,8 +558,8 @@ void path_trace_back(struct path_trace_part *part, uint64_t offset, uint64_t now
 {
 	struct path_trace_piece *pieces = part->more != NULL ? part->more->pieces : &part->piece;
 
-	/* A stream returns its bytes in order, so this is the last piece that begins at or before
-	 * offset. */
+	/* A stream returns its bytes in order, so these bytes belong to the last piece that begins
+	 * at or before offset. */
 	for (uint32_t i = part->piece_count; i > 0; i--) {
 		if (pieces[i - 1].offset <= offset) {
 			pieces[i - 1].back_ns = MAX(now_ns, pieces[i - 1].handed_ns);

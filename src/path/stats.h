@@ -17,7 +17,7 @@
 #include "base/counter.h"
 #include "store/store.h"
 
-/* The states of a request. It has a timestamp for the beginning of each. */
+/* The states of a request. A request has a timestamp for the beginning of each state. */
 enum path_state {
 	PATH_STATE_WAIT,    /* decoded; waits for memory or for its turn */
 	PATH_STATE_DISK,    /* the disk is working; no data can be sent yet */
@@ -64,8 +64,8 @@ uint32_t path_size_class(uint64_t length);
 /* Returns the length of the longest request of a class; UINT64_MAX for the last class. */
 uint64_t path_size_class_limit(uint32_t size_class);
 
-/* Counts one request. edge_ns: times at which it entered each state; 0: it skipped the state. DONE
- * is always set. */
+/* Counts a request. edge_ns: time at which the request entered each state; 0: it has skipped the
+ * state. The time of DONE is always set. */
 void path_stats_add(struct path_stats *stats, const uint64_t edge_ns[PATH_STATE_COUNT],
 	uint64_t bytes, bool failed);
 
@@ -102,9 +102,9 @@ uint64_t path_stats_quantile_ns(const struct path_stats *stats, uint32_t parts_p
  *   read:  begin ─▶ opened ─▶ submitted ─▶ progress ... done ─▶ handed ─▶ back ... ─▶ end
  *   write: begin ─▶ opened ─▶ (payload arrives) ─▶ submitted ─▶ done ─▶ end
  *
- * It records the first requests that match, and then stops. All its memory except the names of
- * exports is allocated when it is created. Nothing is overwritten: parts beyond a limit are only
- * counted, and further marks and pieces of a part are merged with its last one.
+ * The recorder records the first requests that match, and then stops. All its memory except the
+ * names of exports is allocated when it is created. Nothing is overwritten: parts beyond a limit
+ * are only counted, and further marks and pieces of a part are merged with its last one.
  *
  * Threading: created and destroyed on any thread. All calls between begin and end are made on the
  * path's thread. Another thread can call path_trace_ended() at the same time, because a record does
@@ -124,8 +124,8 @@ enum {
 	PATH_TRACE_MORE_MAX = 1024,
 };
 
-/* Name of an export. It is copied, because the export can be removed while its requests are traced,
- * and another export can then use the name. Not terminated; text NULL: no name. */
+/* Name of an export. The recorder copies it, because the export can be removed while its requests
+ * are traced, and another export can then use the name. Not terminated; text NULL: no name. */
 struct path_trace_name {
 	const char *text;
 	uint32_t bytes;
@@ -159,7 +159,7 @@ struct path_trace_piece {
 };
 
 struct path_trace_part {
-	struct path_trace_part *next; /* list of parts, in the order in which they were opened */
+	struct path_trace_part *next; /* list of parts; the part that was opened first is first */
 	uint64_t offset;
 	uint64_t length;
 	uint64_t opened_ns; /* time at which the part got its memory */
@@ -168,8 +168,8 @@ struct path_trace_part {
 	uint64_t submitted_ns;
 	uint64_t done_ns;
 	int result; /* 0, or a negative errno of the disk */
-	/* If there were more than fit, the last mark is that of the latest report, and the last
-	 * piece includes all later pieces. */
+	/* If there are more marks or pieces than fit, the last mark describes the latest report,
+	 * and the last piece includes all later pieces. */
 	uint32_t mark_count;
 	uint32_t piece_count;
 
@@ -214,8 +214,8 @@ void path_trace_begin(struct path_trace *trace, enum store_op op, struct path_tr
  * record. */
 struct path_trace_part *path_trace_opened(
 	struct path_trace_request *record, uint64_t offset, uint64_t length, uint64_t now_ns);
-/* Record the events of a part. now_ns can be the time of the batch: an event that would be earlier
- * than the previous one is recorded with the previous one's time. */
+/* Record the events of a part. now_ns can be the time of the batch of events, which can be before
+ * the part's previous event. The event is then recorded with the time of the previous event. */
 void path_trace_submitted(struct path_trace_part *part, uint64_t now_ns);
 void path_trace_progress(struct path_trace_request *record, struct path_trace_part *part,
 	uint64_t bytes, uint64_t now_ns);
@@ -233,8 +233,8 @@ void path_trace_drop(struct path_trace_request *record);
  * on. */
 void path_trace_detach(struct path_trace *trace);
 
-/* Return the number of recorded requests that have ended, and the index-th of them in the order in
- * which they ended. */
+/* Return the number of recorded requests that have ended, and the request with this index. A
+ * request that ended earlier has a lower index. */
 uint32_t path_trace_ended_count(const struct path_trace *trace);
 const struct path_trace_request *path_trace_ended(const struct path_trace *trace, uint32_t index);
 

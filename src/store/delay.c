@@ -92,7 +92,7 @@ static const struct field options[] = {
 
 static void waited_done(struct ring_op *op, int result)
 {
-	GMB_UNUSED(result); /* always 0, because the timer is never cancelled */
+	GMB_UNUSED(result); /* the result is always 0, because the timer is never cancelled */
 	store_forward(container_of(op, struct store_part, io));
 }
 

@@ -81,7 +81,7 @@ static void store_file_retry_done(struct ring_op *op, int result)
 {
 	struct store_part *part = file_part_of(op);
 
-	GMB_UNUSED(result); /* always 0, because the timer is never cancelled */
+	GMB_UNUSED(result); /* the result is always 0, because the timer is never cancelled */
 	if (part->op == STORE_READ) {
 		read_next(part);
 	} else {
@@ -262,10 +262,10 @@ static void write_done(struct ring_op *op, int result)
 }
 
 /*
- * Writes to the page cache on this thread. This takes microseconds, less than an asynchronous
- * write, for which the kernel uses a worker thread. But if it blocks (too many dirty pages, or an
- * unaligned write that must first read), all clients of this reactor wait. So after several slow
- * writes, further ones are asynchronous for a while.
+ * Writes to the page cache on this thread, which takes microseconds. An asynchronous write takes
+ * longer, because the kernel uses a worker thread for it. But if the write on this thread blocks
+ * (too many dirty pages, or an unaligned write that must first read), all clients of this reactor
+ * wait. So after several slow writes, further writes are asynchronous for a while.
  */
 static void write_inline(
 	struct store_part *part, struct mem_ref memory, uint64_t length, uint64_t offset)
@@ -604,8 +604,8 @@ static int open_direct(
 	return 0;
 }
 
-/* mode=auto needs a page-cache map and direct I/O. Without both, all reads go through the page
- * cache. */
+/* mode=auto needs direct I/O, and a map that shows which data is in the page cache. If either is
+ * missing, all reads go through the page cache. */
 static void open_auto(struct file_store *store, const struct store_options *options)
 {
 	struct error error;
@@ -673,7 +673,7 @@ static int store_file_open_all(struct file_store *store, const struct store_opti
 	bool is_raw, struct error *error)
 {
 	/* By default, reads of a frozen base use the page cache, because many exports share it.
-	 * With O_DIRECT each of them would read the same data from the device. */
+	 * Each export would read the same data from the device with O_DIRECT. */
 	bool is_auto = options->read_mode == STORE_MODE_AUTO && !options->frozen;
 	int result = open_buffered(store, options, is_raw, error);
 

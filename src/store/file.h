@@ -15,7 +15,8 @@
  *
  * Flushing: each queue has its own open file for flushes, because the kernel reports a failed
  * write-back once per open file. So no other operation and no other reactor can receive the report
- * instead of the flush. After a failed flush or FUA write, every later one fails (file_gate).
+ * instead of the flush. After a failed flush or FUA write, all later flushes and FUA writes fail
+ * (file_gate.h).
  *
  * Threading: see store.h. Ownership: the store owns its descriptors and its reference to the gate.
  * Errors: negative errno; -EIO if the disk ends early.
@@ -84,7 +85,7 @@ struct file_auto {
 	enum file_way way;	       /* method of the reads in this window */
 	uint64_t rate[FILE_WAY_COUNT]; /* by method: measured bytes per second; 0 = unknown */
 	uint64_t window_offset;
-	uint64_t window_bytes; /* bytes read in this window; 0: the next read begins one */
+	uint64_t window_bytes; /* bytes read in this window; 0: the next read begins a window */
 	uint64_t window_ns;    /* duration of this window without the clients' pauses */
 	uint64_t last_ns;
 	uint64_t window_count;

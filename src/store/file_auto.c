@@ -22,9 +22,10 @@
  * WAY_TRY_EVERY. If clients pause after every read, cached reads are used, because readahead can
  * use the pauses.
  *
- * The kernel continues reading ahead while clients read the data that it has read ahead. This would
- * falsify a direct window after a cached one. So all large reads of the first direct window bypass
- * the cache, even if it contains the data. This ends the readahead.
+ * After a cached window, the kernel continues reading ahead while clients read the data that it has
+ * read ahead. This would falsify the measurement of a direct window that follows. So all large
+ * reads of such a direct window bypass the cache, even if the cache contains their data. This ends
+ * the readahead.
  *
  * None of this affects the contents that a read returns: both methods see all earlier writes (see
  * file_gate.h).
@@ -58,7 +59,8 @@ _Static_assert(
 
 /* --- blocks read before ---------------------------------------------------------------------- */
 
-/* Returns the number of blocks that this machine's memory holds, rounded to a power of two. */
+/* Returns how many blocks fit into this machine's memory, rounded up to a power of two from
+ * BLOCKS_MIN to BLOCKS_MAX. */
 static uint64_t blocks_of_memory(void)
 {
 	uint64_t bytes = (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
@@ -98,8 +100,8 @@ static void generation_end(struct file_auto *ways)
 	memset(ways->seen[ways->young], 0, generation_bytes(ways));
 }
 
-/* Marks the blocks that begin inside the range (consecutive reads then never mark the same block).
- * Returns whether any of them was marked before. */
+/* Marks the blocks that begin inside the range. So two reads of adjacent ranges never mark the same
+ * block. Returns whether any of the blocks was marked before. */
 static bool range_mark(struct file_auto *ways, uint64_t offset, uint64_t length)
 {
 	uint64_t first = (offset + BLOCK_BYTES - 1) / BLOCK_BYTES;
@@ -156,7 +158,7 @@ static void window_end(struct file_auto *ways)
 	ways->way = next;
 }
 
-/* Adds a read to the current window, or begins one. */
+/* Adds a read to the current window, or begins a window. */
 static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
 {
 	if (ways->window_bytes == 0) {
@@ -172,8 +174,8 @@ static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length,
 	}
 }
 
-/* Adds a read from the page cache to the current window if the kernel has read the data ahead for
- * it, but not if the data was in the cache before. */
+/* Adds a read from the page cache to the current window if the kernel has read its data ahead in
+ * this window, but not if the data was in the cache before. */
 static void window_add_resident(
 	struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
 {

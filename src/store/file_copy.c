@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Copies from file to file in the kernel, on a worker thread. A system call cannot be interrupted,
- * so a part is copied in pieces. Between two pieces it leaves the gate to other parts.
+ * so a part is copied in pieces. Between two pieces, the part leaves the gate, so that other parts
+ * can enter it.
  */
 #include <errno.h>
 

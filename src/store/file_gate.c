@@ -257,7 +257,7 @@ void file_gate_unclaim(struct file_gate *gate)
 	pthread_mutex_unlock(&gate->claim_lock);
 }
 
-/* Adopts a claim: the gate gets a reference of its own until store_adopt_end(). */
+/* Adopts a claim: takes a reference to the gate, which it keeps until store_adopt_end(). */
 
 int store_adopt(const struct store_claim *claim)
 {
@@ -311,7 +311,7 @@ void store_adopt_end(void)
 
 /* --- members ------------------------------------------------------------------------------- */
 
-/* Disables readahead: it can outlive the read that started it, and would then run outside the
+/* Disables readahead, which can outlive the read that started it, and would then run outside the
  * gate. */
 static void stop_readahead(struct file_gate *gate)
 {
@@ -422,7 +422,7 @@ static void admit_direct(struct file_gate *gate)
 		atomic_fetch_add_explicit(&gate->direct, 1, memory_order_acq_rel);
 		file_gate_grant(list_entry(node, struct store_part, node), FILE_GATE_DIRECT);
 	}
-	/* Opens the gate, or gives the waiting buffered parts the next turn. */
+	/* If buffered parts wait, they get the next turn. Otherwise the gate opens. */
 	if (list_is_empty(&gate->waiting_buffered)) {
 		atomic_fetch_and_explicit(&gate->direct, ~GATE_CLOSED, memory_order_acq_rel);
 	} else {
@@ -434,10 +434,10 @@ static void admit_direct(struct file_gate *gate)
 static void file_gate_serve(struct file_gate *gate)
 {
 	/*
-	 * Parts can be admitted only if the gate is closed and the count of direct parts is 0. If
-	 * the gate is open, no part waits. If the count is not 0, this function is called again: by
-	 * the last direct part when it leaves, or by a part in enter_direct() that has counted
-	 * itself and then finds the gate closed.
+	 * Parts wait only while the gate is closed. They can be admitted only if no part is inside.
+	 * If direct parts are still counted, this function is called again: by the last direct part
+	 * when it leaves, or by a part in enter_direct() that has counted itself and then finds the
+	 * gate closed.
 	 */
 	if (atomic_load_explicit(&gate->direct, memory_order_acquire) != GATE_CLOSED ||
 		gate->buffered_count > 0) {

@@ -5,11 +5,11 @@
  * barrier that waits for the operations of a server that was killed, and the error of a failed
  * flush.
  *
- * Why a gate: a buffered write of half a page reads the page, changes it and writes all of it back
- * later. This would undo a direct write to the other half that is made in between. In addition, on
- * block devices and FUSE, a page that is read into the cache while an asynchronous direct write is
- * in flight stays there and becomes stale, because the kernel invalidates pages before such a
- * write, but not after it. So two classes exclude each other:
+ * The gate is needed because a buffered write of half a page reads the page, changes it and writes
+ * all of it back later. A direct write to the other half that is made in between would be undone.
+ * In addition, on block devices and FUSE, a page that is read into the cache while an asynchronous
+ * direct write is in flight stays there and becomes stale, because the kernel invalidates pages
+ * before such a write, but not after it. So two classes exclude each other:
  *
  *   DIRECT    direct writes                             one atomic addition, no lock
  *   BUFFERED  unaligned writes of a direct writer;      under a lock
@@ -18,12 +18,13 @@
  *
  * Parts of one class can be inside at the same time. The gate is fair: if parts of one class wait,
  * later parts of the other class wait behind them. Direct reads need no gate, because the kernel
- * writes dirty pages back first. Trim and zero of whole blocks do not need it, because the kernel
+ * writes dirty pages back first. Trim and zero of whole blocks need no gate, because the kernel
  * orders them.
  *
- * The claim (disk_claim()) is also shared: a process claims a disk once for all stores that write
- * it, and releases it when the last of them is closed. It does not protect against programs without
- * claims, or against writing a whole disk while one of its partitions is read.
+ * All stores of a process that write the disk share one claim (disk_claim()). The first store
+ * claims the disk, and closing the last store releases the claim. The claim does not protect
+ * against programs without claims, or against writing a whole disk while one of its partitions is
+ * read.
  *
  * When a server is killed, its claim ends immediately, but its direct writes continue. So each
  * store that writes marks its descriptors (disk_mark_writer()), and a mark remains until the last
@@ -32,10 +33,10 @@
  * stores set their own marks.
  *
  * Threading: any thread. get, put, join and leave are called when stores are opened and closed. All
- * stores of one file should be open before the first part is submitted, because parts in flight
- * while the first direct writer joins are not covered. Ownership: reference counted; the last put
- * frees. Errors: -ENOMEM from get, those of disk_claim() from claim; the other functions cannot
- * fail.
+ * stores of one file should be open before the first part is submitted: buffered parts in flight
+ * when the first direct writer joins are not in the gate. Ownership: reference counted; the last
+ * put frees. Errors: -ENOMEM from get, the errors of disk_claim() from claim; the other functions
+ * cannot fail.
  */
 #pragma once
 
@@ -73,9 +74,9 @@ GMB_MUST_CHECK int file_gate_get(const uint64_t identity[2], struct file_gate **
 void file_gate_put(struct file_gate *gate);
 
 /* Called by each store that writes, with its own path and fd. If another process uses the disk,
- * retries like disk_claim(). Each successful call needs one file_gate_unclaim(). sole: returns
- * -EBUSY if another store of this process has a claim, and makes later claims fail until the
- * unclaim. */
+ * retries like disk_claim(). Each successful call needs one file_gate_unclaim(). With sole, the
+ * store must be the only one of this process with a claim: returns -EBUSY if another store has a
+ * claim, and until file_gate_unclaim(), claims of other stores fail with -EBUSY. */
 GMB_MUST_CHECK int file_gate_claim(
 	struct file_gate *gate, const char *path, int fd, bool sole, struct error *error);
 void file_gate_unclaim(struct file_gate *gate);

@@ -71,8 +71,8 @@ static bool may_be_zeroes(struct disk_map *map, uint64_t offset, uint64_t length
 	return false;
 }
 
-/* Reads the last byte. This makes the kernel continue its readahead behind it, as after a normal
- * read of the range. */
+/* Reads the last byte of the range. The kernel then continues its readahead behind the range, as
+ * after a normal read of the range. */
 static bool touch_end(struct disk_map *map, uint64_t end)
 {
 	uint8_t last;
@@ -80,7 +80,7 @@ static bool touch_end(struct disk_map *map, uint64_t end)
 	return disk_map_peek(map, end - 1, &last, sizeof(last));
 }
 
-/* Returns false while another store of this process writes the disk directly, because its writes
+/* Returns false while another store of this process writes the disk directly, because direct writes
  * evict data from the cache. Checks the size on each call, because an error can no longer be
  * reported after the reply has begun. */
 bool file_page_cache_ref(struct store_queue *base, struct store_part *part)

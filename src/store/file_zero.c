@@ -5,10 +5,10 @@
  *   offset            head_end                  tail                end
  *     |-- edge, written --|---- middle, by the kernel ----|-- edge, written --|
  *
- * Trim leaves the edges unchanged; zero writes zeroes to them. Zero handles the middle first: only
- * there can a fast zero turn out to be impossible, and no byte has been changed then. If the file
- * does not support a method, this is recorded and the next method is used; the last one is writing
- * zeroes.
+ * Trim leaves the edges unchanged; zero writes zeroes to them. Zero handles the middle first: a
+ * fast zero can turn out to be impossible only there, and at that time no byte has been changed. If
+ * the file does not support a method, the store records this and uses the next method. The last
+ * method is writing zeroes.
  */
 #include <errno.h>
 #include <linux/falloc.h>
@@ -41,7 +41,8 @@ struct span {
 	uint64_t end;
 };
 
-/* Returns the whole units inside the part; the span is empty if start >= end. */
+/* Returns the range of whole units (a page or filesystem block) inside the part. It is empty if
+ * start >= end. */
 static struct span middle_of(const struct store_part *part)
 {
 	uint64_t unit = file_store_of(part)->unit;

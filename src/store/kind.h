@@ -6,8 +6,8 @@
  *   store_submit ─▶ filter.submit ─▶ store_forward ─▶ inner.submit
  *   done ◀─ store_finish ◀─ filter.inner_done ◀─ store_finish ◀─┘
  *
- * A filter is a store whose inner is set. store.c handles its size, closing and inner queue; its
- * info is that of the inner store unless its open() changes it. The smallest filter is delay.c.
+ * A filter is a store whose inner is set. store.c handles its size, closing and inner queue. Its
+ * info is the inner store's info unless its open() changes it. The smallest filter is delay.c.
  *
  * Each part contains STORE_SCRATCH_BYTES for private data of the layers. Each layer gets a slice of
  * scratch_bytes, not zeroed. A filter finds its slice with store_scratch(); the slice of the kind
@@ -52,23 +52,25 @@ struct store_ops {
 	 * struct. */
 	const struct counter_table *counters;
 	/* Kinds, optional: see store_start(). Runs on start->ring. The kind must call
-	 * store_started() once, later, not from inside start. Until then it reports its progress
-	 * with store_start_progress() and regularly checks start->cancelled. */
+	 * store_started() once, later, not from inside start. Until then, the kind reports the
+	 * progress of the start with store_start_progress() and regularly checks
+	 * start->cancelled. */
 	void (*start)(struct store *store, struct store_start *start);
 	/* For kinds with start, and for kinds of snapshots: all parts arrive on the ring of start,
 	 * in a queue without private state (queue_bytes is 0). The memory of parts from other rings
 	 * does not have MEM_FIXED. */
 	bool has_owner;
-	/* Filters: copies between stores are made by the layer below. */
+	/* Filters: copies between stores (STORE_COPY) do not pass through the filter, but are made
+	 * by the layer below. */
 	bool passes_copies;
 	/* Kinds, optional: see store_copy_ways(). Both stores are of this kind. Any thread. */
 	uint32_t (*copy_ways)(struct store *target, struct store *source, uint64_t *clone_align);
 	/* Optional: see store_barrier(). Called for the outermost layer that has this function. Any
 	 * thread. */
 	enum store_barrier (*barrier)(struct store *store, bool look);
-	/* Optional: see store_handover(); a filter considers only itself. Without this function,
-	 * the store cannot be handed over, because it has state that another process would not find
-	 * on the disk. */
+	/* Optional: see store_handover(), which calls this function of each layer. A layer without
+	 * this function cannot be handed over, because it has state that another process would not
+	 * find on the disk. */
 	const char *(*handover)(struct store *store, struct store_claim *claim_out);
 	/* Optional: see store_place(). Without this function, a filter's bytes have the location
 	 * that the layer below reports. */
@@ -80,10 +82,10 @@ struct store_ops {
 	uint64_t (*end)(struct store *store);
 	/* Optional, for kinds that set needs_quiesce and have no start: see store_take(). */
 	int (*take)(struct store *store, struct error *error);
-	/* Only for kinds with has_owner, all three or none: see store_snapshot_open(),
-	 * store_snapshot_ask() and store_snapshots(). snapshot_kind's open receives the store as
-	 * its config, and its parts arrive on the ring of the store. snapshot_ask is called on that
-	 * ring, snapshots on any thread. */
+	/* Only for kinds with has_owner, which set all three members or leave all three NULL: see
+	 * store_snapshot_open(), store_snapshot_ask() and store_snapshots(). The open function of
+	 * snapshot_kind receives the store as its config. Parts of a snapshot arrive on the ring of
+	 * the store. snapshot_ask is called on that ring, snapshots on any thread. */
 	const struct store_kind *snapshot_kind;
 	void (*snapshot_ask)(struct store *store, struct store_snapshot_request *request);
 	uint32_t (*snapshots)(struct store *store, struct store_snapshot list[STORE_SNAPSHOTS_MAX]);
@@ -101,8 +103,8 @@ struct store_kind {
 	/* The text after the prefix is a size, see parse_path_size(). Such a kind has no file, and
 	 * no page cache. */
 	bool names_size;
-	/* Optional: those options of all kinds that have no effect on this kind (a list ending with
-	 * NULL), and the reason. */
+	/* Optional: keys of options for all kinds that have no effect on this kind (a list ending
+	 * with NULL), and the reason. */
 	const char *const *useless;
 	const char *useless_reason;
 	bool is_on_file; /* the text after the prefix is the path of a file or block device */
@@ -111,8 +113,8 @@ struct store_kind {
 	/* filters: the store below is never written while the filter wraps it */
 	bool freezes_inner;
 	/* Filters, optional: returns whether the filter wraps a store with this info. config is
-	 * NULL if none of its options was given. Without this function, a filter wraps the store if
-	 * one of its options was given. */
+	 * NULL if no option of the filter was given. Without this function, a filter wraps the
+	 * store if one of its options was given. */
 	bool (*wraps)(const struct store_info *info, const void *config);
 	/* Filters, optional: returns the path of an additional file that config opens, or NULL. */
 	const char *(*file)(const void *config);
@@ -155,7 +157,7 @@ enum {
 	STORE_PAGE_CACHE_LOOK_BYTES = 512 << 10,
 };
 
-/* Opens a filter around inner, and owns inner from then on. Closes inner on failure. */
+/* Opens a filter around inner. The filter owns inner from then on; on failure, inner is closed. */
 GMB_MUST_CHECK int store_wrap(const struct store_kind *kind, const struct store_options *options,
 	const void *config, struct store *inner, struct store **store_out, struct error *error);
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The memory store: blocks in memory that is mapped when the store is opened. Its pages are
- * allocated when they are first written. A map has one bit per chunk of 64 KiB: whether the chunk
- * may contain bytes other than zero:
+ * allocated when they are first written. A map has one bit per chunk of 64 KiB. The bit is set if
+ * the chunk may contain bytes other than zero:
  *
  *   bytes [data][    ][    ][data]   chunk i at i * 64 KiB
  *   map   [1][0][0][1] ...           0: reads as zeroes, reported as a hole
@@ -13,12 +13,14 @@
  *
  * All reactors share the memory. The submitting thread copies the bytes; overlapping requests in
  * flight yield a mixture of their data, as on a disk. Invariant: if a bit is clear, its chunk is
- * zero. So a writer sets the bit both before and after it copies, and a trim clears it before it
- * releases the pages. This holds in whatever order a concurrent write and trim proceed.
+ * zero. So a writer sets the bit both before and after it copies, and a trim clears the bit before
+ * it releases the pages. This keeps the invariant, whatever the order in which a concurrent write
+ * and trim proceed.
  *
- * A request of a few bytes can ask to zero, trim or examine gigabytes. Such parts are in their
- * queue's run list, and each in turn does one step. The steps in one turn of the event loop are
- * limited, so such parts slow down each other but not the other work of the loop.
+ * A request of a few bytes can ask to zero, trim or examine gigabytes. The parts of such requests
+ * are in the run list of their queue, and each part in turn does one step. The steps in one turn of
+ * the event loop are limited, so such parts slow down each other but not the other work of the
+ * loop.
  *
  *   submit ──▶ list [part][part][part] ──▶ a step of the first ──▶ done
  *                └──── to the end of the list, unless done ┘
@@ -263,7 +265,8 @@ static void take_turn(struct ring_op *op, int result)
 	if (!list_is_empty(&queue->line)) {
 		ring_defer(queue->base.ring, &queue->turn, 0, take_turn);
 	}
-	/* The queue is no longer used, because the submitter of the last part may destroy it. */
+	/* The queue must not be used from here on: the submitter of the last part may destroy
+	 * it. */
 	while ((node = list_pop_front(&finished)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The registry of kinds and filters, and their options. Options that apply to all kinds are defined
- * here, those of one kind in its own file.
+ * here, the options of one kind in its own file.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -319,8 +319,7 @@ static bool is_useless(const struct store_kind *kind, const char *key)
 	return false;
 }
 
-/* Returns why a given option of all kinds has no effect on this kind, or NULL if it has an
- * effect. */
+/* Returns why an option for all kinds has no effect on this kind, or NULL if it has an effect. */
 static const char *useless_reason(const struct store_options *options,
 	const struct store_kind *kind, const struct field *option)
 {

@@ -164,7 +164,8 @@ static void overlay_port_deliver(struct ring *ring, struct ring_message *message
 	}
 	port->posted = false;
 	pthread_mutex_unlock(&store->lock);
-	/* The queue is no longer used, because the submitter of the last part may destroy it. */
+	/* The queue must not be used from here on: the submitter of the last part may destroy
+	 * it. */
 	while ((node = list_pop_front(&parts)) != NULL) {
 		resume(list_entry(node, struct store_part, node));
 	}
@@ -459,7 +460,7 @@ static uint64_t map_bytes(const struct overlay_store *store)
 	return store->layout.page_count * OVERLAY_PAGE_BYTES;
 }
 
-/* Returns the size of the mapping. It reserves only address space; memory is used as bits are
+/* Returns the size of the mapping, which reserves only address space: memory is used as bits are
  * set. */
 static uint64_t maps_bytes(const struct overlay_store *store)
 {
@@ -637,9 +638,10 @@ static int overlay_open_file(struct overlay_store *store, const struct store_opt
 }
 
 /* Returns whether the changes in memory (overlay=discard) belong to the base with this identity.
- * The memory has the layout of an overlay file, but begins with the base's identity instead of a
- * header. A process that takes over checks it. For a base in memory, whose identity is valid only
- * in one process, the identity is zero: all such bases contain only zeroes. */
+ * Called when a process takes the memory over. The memory has the layout of an overlay file, but
+ * begins with the base's identity instead of a header. If the base itself is in memory, zeroes are
+ * used instead of its identity, which is valid only in one process. All such bases contain only
+ * zeroes, so they cannot differ. */
 static bool is_on(const struct overlay_store *store, const uint64_t identity[2])
 {
 	return memcmp(memory_store_bytes(store->upper), identity, 2 * sizeof(*identity)) == 0;
@@ -706,8 +708,8 @@ static void overlay_fill_info(struct overlay_store *store)
 	info->is_volatile = upper->is_volatile;
 	info->has_progress = false;
 	info->progress_off = NULL;
-	/* A random epoch for each start, because a killed server has not recorded where its last
-	 * changes are. */
+	/* The epoch is random, so that it changes with each start: a killed server has not recorded
+	 * where its last changes are, so they might be lost. */
 	if (getrandom(&info->epoch, sizeof(info->epoch), 0) != sizeof(info->epoch)) {
 		info->epoch = 0;
 	}
@@ -787,8 +789,8 @@ static bool overlay_place(struct store *base, struct store_place *place_out)
 	return false;
 }
 
-/* Reads the bitmap again: since the file was opened, the other process can make further blocks
- * present. Blocks never become absent. */
+/* Reads the bitmap again, because the other process can have made further blocks present since this
+ * process opened the file. Blocks never become absent. */
 static int overlay_take(struct store *base, struct error *error)
 {
 	struct overlay_store *store = container_of(base, struct overlay_store, base);

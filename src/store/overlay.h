@@ -136,9 +136,9 @@ struct overlay_store {
 
 	/* Number of pages in a state other than OVERLAY_PAGE_SAVED. Written under the lock. */
 	_Atomic uint64_t unsaved_count;
-	/* A commit has succeeded since the file was opened. Before that, bits in the file may not
-	 * be durable: a killed server might write them only to the disk's cache. Written under the
-	 * lock. */
+	/* A commit has succeeded since the file was opened. Before that, bits in the file might not
+	 * be durable: a killed server might have written them only to the disk's cache. Written
+	 * under the lock. */
 	_Atomic bool has_committed;
 
 	pthread_mutex_t lock; /* protects the following members, busy and saved */
@@ -232,7 +232,7 @@ static inline uint64_t overlay_first(uint64_t offset)
 	return offset >> OVERLAY_BLOCK_SHIFT;
 }
 
-/* Returns the block after the one with the last byte before offset. */
+/* Returns the first block behind a range that ends at offset. */
 static inline uint64_t overlay_end(uint64_t offset)
 {
 	return (offset + OVERLAY_BLOCK_BYTES - 1) >> OVERLAY_BLOCK_SHIFT;
@@ -275,8 +275,8 @@ void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t
 bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_t end);
 /* Makes all changes durable that were complete before this call, then finishes the part. */
 void overlay_commit(struct store_part *part);
-/* Runs the next commit. Called for the first part that waits for it, when the previous one has
- * ended. */
+/* Runs the next commit. Called for the first part that waits for this commit, when the previous
+ * commit has ended. */
 void overlay_commit_lead(struct store_part *part);
 /* Commits and blocks until it is done. Only while no queue exists. */
 GMB_MUST_CHECK int overlay_commit_all(struct overlay_store *store);

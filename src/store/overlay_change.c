@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Writes, trims and zeroes. Changes of blocks that are present only go to the upper store:
+ * Writes, trims and zeroes. If all blocks of a change are present, the change is only forwarded to
+ * the upper store. Otherwise, the part first becomes the owner of the absent blocks:
  *
  *   all present ────────────────────────────────────────────────────▶ forward ─▶ done
  *   else: own absent blocks ─▶ copy rest of edge blocks ─▶ forward ─▶ present ─▶ done
@@ -41,8 +42,7 @@ static struct range range_of(struct store_part *part)
 	return range;
 }
 
-/* Returns the bits of one word for the blocks from first to end - 1. The word is the one with
- * first. */
+/* Returns the bits of the blocks from first to end - 1 in the word that contains first. */
 static uint64_t word_mask(uint64_t first, uint64_t end)
 {
 	uint64_t from = first % OVERLAY_WORD_BLOCKS;
@@ -93,9 +93,9 @@ static bool blocks_take(struct overlay_store *store, struct store_part *part)
 	return true;
 }
 
-/* Releases the part's blocks, and makes them present if it has succeeded. It owns all busy blocks
- * in its range, because a part cannot own a range in which another part owns a block. Then the
- * blocked parts try again. */
+/* Releases the blocks that the part owns in its range, and makes them present if the part has
+ * succeeded. All busy blocks of the range are the part's own, because a part cannot own a range in
+ * which another part owns a block. Then the blocked parts try again. */
 static void blocks_give(struct overlay_store *store, struct range range, bool done)
 {
 	uint64_t first = overlay_first(range.start);
@@ -150,7 +150,7 @@ static uint8_t edges_of(struct store_part *part)
 	return edges;
 }
 
-/* Returns the edge block to copy next: the first one, then the last one. */
+/* Returns the edge block to copy next: the first block, then the last block. */
 static struct range edge_range(struct store_part *part)
 {
 	struct range range = range_of(part);
@@ -250,12 +250,12 @@ void overlay_change_resume(struct store_part *part, enum overlay_step step)
 	}
 }
 
-/* Ends a change. The part has its original flags and operation again. */
+/* Ends a change. The part must have its original flags and operation again. */
 static void change_end(struct store_part *part, int result)
 {
 	struct overlay_store *store = overlay_of(part->queue);
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
-	/* allowed for a trim, which may have no effect */
+	/* permitted, because a trim need not have an effect */
 	bool undone = scratch->zeroes && result == -EOPNOTSUPP;
 
 	if (scratch->owns_blocks) {

@@ -143,8 +143,8 @@ static uint64_t pages_run(const struct overlay_store *store, uint64_t page, uint
 
 /* --- a commit -------------------------------------------------------------------------------- */
 
-/* Finishes the parts of this ring, and sends the parts of other rings to them. Then lets the first
- * part that waits begin the next commit. */
+/* Finishes the parts of this ring, and sends the other parts to their own rings. Then lets the
+ * first part that waits begin the next commit. */
 static void commit_end(struct overlay_queue *queue, int result)
 {
 	struct overlay_store *store = overlay_of(&queue->base);
@@ -173,7 +173,8 @@ static void commit_end(struct overlay_queue *queue, int result)
 		overlay_send(list_entry(node, struct store_part, node), OVERLAY_STEP_LEAD);
 	}
 	pthread_mutex_unlock(&store->lock);
-	/* These are finished last, because the submitter of the last part may destroy the queue. */
+	/* The parts of this ring are finished last, because the submitter of the last part may
+	 * destroy the queue. */
 	while ((node = list_pop_front(&own)) != NULL) {
 		store_finish(list_entry(node, struct store_part, node), result);
 	}

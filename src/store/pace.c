@@ -16,8 +16,8 @@
  * late timer does not delay later parts.
  *
  * A queue has a fixed number of slots for parts; further parts wait, as for a disk whose queue is
- * full. Each queue has one timer, set for the earliest event of any slot. It is in flight only
- * while parts are.
+ * full. Each queue has one timer, set for the earliest event of any slot. The timer is in flight
+ * only while parts are.
  */
 #include <errno.h>
 #include <stdatomic.h>
@@ -49,7 +49,7 @@ struct pace_store {
 	uint64_t step_bytes;
 	/* by member: time at which it becomes free */
 	_Atomic uint64_t free_ns[STORE_PACE_MEMBERS_MAX];
-	/* by member: its byte after the last part */
+	/* by member: position of its head, which is behind the last byte of its last part */
 	_Atomic uint64_t head[STORE_PACE_MEMBERS_MAX];
 };
 
@@ -292,8 +292,8 @@ static uint64_t reserve(
 
 /* --- slots --------------------------------------------------------------------------------- */
 
-/* Inserts a slot that is in progress. Slots are sorted by time; the search begins at the front,
- * because slots whose members are still busy with other parts are due later. */
+/* Inserts a slot whose part is in progress. Slots are sorted by time. The search begins at the
+ * front, because slots that still wait for their members are due later. */
 static void slot_insert(struct pace_queue *queue, struct slot *slot)
 {
 	struct list_node *position = queue->busy.next;
@@ -305,8 +305,8 @@ static void slot_insert(struct pace_queue *queue, struct slot *slot)
 	list_insert_before(position, &slot->node);
 }
 
-/* Inserts a new slot. Slots are sorted by time; the search begins at the back, because a new slot
- * is usually due last. */
+/* Inserts a new slot. Slots are sorted by time. The search begins at the back, because a new slot
+ * is usually the last one that is due. */
 static void slot_append(struct pace_queue *queue, struct slot *slot)
 {
 	struct list_node *position = &queue->busy;
@@ -337,8 +337,8 @@ static void set_next(const struct pace_store *store, struct slot *slot)
 	slot->next_ns = reports ? came_ns(store, slot, bytes) : slot->end_ns;
 }
 
-/* Moves the head of the member to the part. Returns how long this takes: half the seek time to one
- * and a half, or 0 if the part begins where the member's last one ended. */
+/* Moves the head of the member to the part. Returns how long this takes: 0 if the part begins where
+ * the member's last one ended, otherwise a random time of 0.5 to 1.5 times the seek time. */
 static uint64_t seek(
 	struct pace_queue *queue, const struct store_part *part, uint32_t member, uint64_t share)
 {
@@ -356,8 +356,8 @@ static uint64_t seek(
 	return pace->seek_ns / 2 + ring_random(queue->base.ring) % pace->seek_ns;
 }
 
-/* Reserves the members for a part from its arrival on, so that the time that the store below has
- * needed is not added. A slot must be free. */
+/* Reserves the members for a part. The time is counted from the arrival of the part, so that it
+ * includes the time that the store below has needed. A slot must be free. */
 static void pace_admit(struct pace_queue *queue, struct store_part *part)
 {
 	struct pace_store *store = store_of(queue);
@@ -410,8 +410,8 @@ static void pace_arm(struct pace_queue *queue)
 	ring_timer(ring, &queue->timer, next_ns > now_ns ? next_ns - now_ns : 0, pace_timer_done);
 }
 
-/* Handles a slot whose time has come: adds its part to the list due, with the event in its
- * scratch. */
+/* Handles a slot whose next event is due: adds its part to the list `due`, and stores the event in
+ * the part's scratch. */
 static void slot_due(
 	struct pace_queue *queue, struct slot *slot, uint64_t now_ns, struct list_node *due)
 {
@@ -458,7 +458,8 @@ static void pace_timer_done(struct ring_op *op, int result)
 			list_entry(list_pop_front(&queue->waiting), struct store_part, node));
 	}
 	pace_arm(queue);
-	/* The queue is no longer used, because the submitter of the last part may destroy it. */
+	/* The queue must not be used from here on: the submitter of the last part may destroy
+	 * it. */
 	while ((node = list_pop_front(&due)) != NULL) {
 		struct store_part *part = list_entry(node, struct store_part, node);
 		const struct pace_scratch *scratch = store_scratch(part);

@@ -178,8 +178,8 @@ bool store_rule_matches(const struct store_rule *rule, const struct store_part *
 	if (rule->range_length == 0) {
 		return true;
 	}
-	/* The sums do not overflow, because store_submit() and the parser have checked them. A
-	 * flush has no range. */
+	/* The sums do not overflow: store_submit() has checked the part, and the parser has checked
+	 * the rule. A flush has no range. */
 	return part->length > 0 && part->offset < rule->range_offset + rule->range_length &&
 	       rule->range_offset < part->offset + part->length;
 }

@@ -40,8 +40,8 @@ struct parse_field parse_field_next(const char **rest);
 /* Splits "key=value". Returns false if there is no "=". */
 bool parse_field_split(
 	struct parse_field field, struct parse_field *key, struct parse_field *value);
-/* Completes the error message about one field of text: if text has several fields, prepends the
- * whole text. text may contain any bytes. Returns code. */
+/* Completes the error message about a field of text: if text has several fields, puts all of text
+ * in front of the message. text may contain any bytes. Returns code. */
 int parse_refused(const char *text, int code, struct error *error);
 
 /* A fault or delay rule, see gmblock-serve(1). */

@@ -9,25 +9,26 @@
  *                        └──▶ others                                                   next stream
  *
  * A stream is a sequence of reads, or of writes, of one requester that is longer than a request.
- * Its run ends after RUN_NS if another stream waits, or when it has sent nothing for a while
+ * Its run ends after RUN_NS if another stream waits, or when the stream has been idle for a while
  * (idle_end_ns()): a client with one request in flight needs some time until it sends the next one.
- * Then the stream whose last run was the longest ago is next. Parts of no stream get a turn between
- * two runs, and within a run as soon as one of them has waited OTHERS_WAIT_NS. The owner of the
- * disk changes when all parts of the previous owner are done. If no stream exists, no part waits.
+ * Next is the waiting stream that has not had the disk for the longest time. The other parts, which
+ * belong to no stream, get a turn between two runs, and within a run as soon as one of them has
+ * waited OTHERS_WAIT_NS. The owner of the disk changes when all parts of the previous owner are
+ * done. If no stream exists, no part waits.
  *
- * Many disks are said to be rotational and are not, for example those of virtual machines. So the
- * seek time is measured, and as long as it is short, no part waits.
+ * Many disks are reported as rotational although they do not seek, for example the disks of virtual
+ * machines. So the seek time is measured. As long as it is short, no part waits.
  *
  * Flushes, durable writes (FUA) and all operations but reads and writes are passed on immediately.
  *
  * Threading: the queues of all rings share the state, under a lock; a disk that seeks has a few
- * hundred requests a second. A part stays on its ring: another ring that decides that it may go
- * sends the ring's queue a message, and progress reports arrive as without this filter. The message
- * is in flight only while parts of the queue are.
+ * hundred requests a second. A part stays on its ring. If another ring decides that the part can
+ * continue, it sends a message to the part's queue. The message is in flight only while parts of
+ * that queue are. Progress reports arrive as without this filter.
  *
- * Decisions are made when a part arrives or is done, and at the end of a pause of the run. The
- * timer of the pause is the ring operation of a waiting part, the watch, which is not forwarded
- * before the timer has ended.
+ * Decisions are made when a part arrives or is done, and when a run has been idle for too long. The
+ * timer for the last case needs a ring operation. It uses the operation of a waiting part, called
+ * the watch, which is not forwarded before the timer has ended.
  */
 #include <string.h>
 
@@ -41,22 +42,23 @@ enum {
 	/* Maximum number of other parts in a turn that streams wait for. */
 	OTHERS_TURN_MAX = 16,
 };
-/* Distance at which a part still continues a stream: requests of a client with several requests in
- * flight can arrive in another order. */
+/* A part continues a stream if it begins at most this far from the stream's end: requests of a
+ * client with several requests in flight can arrive in another order. */
 #define NEAR_BYTES (UINT64_C(1) << 20)
 /* Minimum number of consecutive bytes that make a stream: a single request can have several parts.
  */
 #define STREAM_BYTES_MIN (UINT64_C(1) << 20)
-/* A stream stays in the table for so much longer than a sequence that is too short. */
+/* Time for which a stream stays in the table longer than a sequence that is still too short. */
 #define STREAM_KEPT_NS UINT64_C(10000000000)
 #define RUN_NS	       UINT64_C(100000000)
 #define OTHERS_WAIT_NS UINT64_C(35000000)
-/* While others wait, a run has no more bytes at the disk, so that their turn comes soon. */
+/* While others wait, a run with this many bytes at the disk gets no further part, so that the
+ * others get their turn soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
 /* Average seek time from which on parts wait. */
 #define SEEK_NS_MIN UINT64_C(2000000)
 #define SEEK_NS_MAX UINT64_C(50000000)
-/* Time of a byte that is not counted as seek time. Most disks are faster. */
+/* Transfer time of a byte, which is not counted as seek time. Most disks are faster. */
 #define BYTE_NS	     UINT64_C(10)
 #define IDLE_NS_MAX  UINT64_C(2000000)
 #define GAP_NS_FIRST (IDLE_NS_MAX / 2)
@@ -65,7 +67,7 @@ enum {
 enum sched_owner { OWNER_NOBODY, OWNER_RUN, OWNER_OTHERS };
 
 struct stream {
-	/* in the store's list, where the stream that had the disk last is last */
+	/* in the store's list: the stream that had the disk last is at the end */
 	struct list_node node;
 	uint64_t requester;
 	enum store_op op;
@@ -103,29 +105,29 @@ struct sched_store {
 	uint32_t inflight;	  /* number of parts at the disk */
 	struct stream *run;	  /* NULL: none */
 	uint64_t run_start_ns;
-	uint64_t others_end_ns;	  /* end of the last turn of the others */
-	uint64_t head;		  /* end of the part that was granted last */
+	uint64_t others_end_ns;	  /* when the last turn of parts without a stream ended */
+	uint64_t head;		  /* offset at which the part granted last ends */
 	uint64_t done_ns;	  /* when the last part was done */
 	uint64_t seek_ns;	  /* average seek time */
-	struct store_part *watch; /* the part whose operation is the timer; NULL: none */
+	struct store_part *watch; /* waiting part whose ring operation is the timer; NULL: none */
 };
 
 enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED, PART_WATCH_ENDING };
 
 /* The filter's private data in a part. */
 struct sched_scratch {
-	uint64_t arrived_ns;   /* then: when the part was granted */
-	uint16_t stream_count; /* index of its stream + 1; 0: one of the others */
+	uint64_t arrived_ns;   /* when the part arrived; later, when it was granted */
+	uint16_t stream_count; /* index of its stream + 1; 0: it belongs to no stream */
 	uint8_t state;	       /* enum part_state */
 	bool seeks;	       /* the part does not begin where the one before it ended */
 };
 
-/* A decision, and what to do after the lock has been released. */
+/* A decision made under the lock, and the work that follows after the lock has been released. */
 struct sched_work {
 	uint64_t now_ns; /* read under the lock, so that times of several rings are in order */
 	struct sched_queue *queue; /* the queue of this ring */
 	struct list_node forward;  /* its parts that may go */
-	struct store_part *watch;  /* its part that needs a timer, or NULL */
+	struct store_part *watch;  /* part of this ring that needs a timer, or NULL */
 	uint64_t watch_ns;
 };
 
@@ -179,7 +181,8 @@ static bool is_long(const struct stream *stream)
 	return stream->part_count == STREAM_PARTS_MIN && stream->row_bytes >= STREAM_BYTES_MIN;
 }
 
-/* Streams are replaced later than random parts, which are many. */
+/* Streams stay in the table longer than short sequences. Otherwise, the many random parts would
+ * replace them. */
 static uint64_t kept_until_ns(const struct stream *stream)
 {
 	return stream->arrived_ns + (is_long(stream) ? STREAM_KEPT_NS : 0);
@@ -209,7 +212,7 @@ static struct stream *stream_new(struct sched_store *store)
 	return oldest;
 }
 
-/* Returns the stream to which a new part belongs, or NULL: it is one of the others. */
+/* Returns the stream to which a new part belongs, or NULL if it belongs to none. */
 static struct stream *classify(
 	struct sched_store *store, const struct store_part *part, uint64_t now_ns)
 {
@@ -243,13 +246,13 @@ static void gap_end(struct stream *stream, uint64_t now_ns)
 
 /* --- decisions, under the lock --------------------------------------------------------------- */
 
-/* Returns until when the disk waits for the next request of the quiet run. */
+/* Returns the time until which the disk waits for the next part of a run without parts. */
 static uint64_t idle_end_ns(const struct stream *run)
 {
 	return run->idle_since_ns + (run->gap_ns <= IDLE_NS_MAX ? IDLE_NS_MAX : 0);
 }
 
-/* Returns whether another stream waits, and the run has had the disk for so long. */
+/* Returns whether another stream waits, and the run has had the disk for at least ns. */
 static bool run_has_had(const struct sched_store *store, uint64_t ns, uint64_t now_ns)
 {
 	uint32_t rivals = store->streams_waiting - !list_is_empty(&store->run->waiting);
@@ -292,8 +295,8 @@ static void queue_call(struct sched_queue *queue)
 	}
 }
 
-/* Hands a waiting part to its queue. A part of a queue whose message is in flight is forwarded by
- * the message, so that the queue exists until then. */
+/* Hands a waiting part to its queue. If the queue's message is in flight, the message forwards the
+ * part, because the queue must exist until the message arrives. */
 static void grant(struct sched_store *store, struct store_part *part, struct sched_work *work)
 {
 	struct sched_queue *queue = queue_of(part);
@@ -348,7 +351,7 @@ static void end_run(struct sched_store *store)
 	store->run = NULL;
 }
 
-/* Returns the first stream in order that has waiting parts. There is one. */
+/* Returns the first stream in order that has waiting parts. The caller knows that there is one. */
 static struct stream *first_waiting(const struct sched_store *store)
 {
 	struct list_node *node = store->order.next;
@@ -359,7 +362,8 @@ static struct stream *first_waiting(const struct sched_store *store)
 	return list_entry(node, struct stream, node);
 }
 
-/* Chooses the part that waits for the end of the pause of a quiet run. */
+/* If the run has no parts, chooses the waiting part whose operation becomes the timer (the
+ * watch). */
 static void watch_choose(struct sched_store *store, struct sched_work *work)
 {
 	struct list_node *node = list_first(&store->others);
@@ -393,7 +397,7 @@ static void grant_all(struct sched_store *store, struct sched_work *work)
 	grant_others(store, work);
 }
 
-/* Passes on the parts that may go now. */
+/* Passes on the parts that need not wait any longer. */
 static void sched_decide(struct sched_store *store, struct sched_work *work)
 {
 	enum sched_owner owner;
@@ -412,7 +416,8 @@ static void sched_decide(struct sched_store *store, struct sched_work *work)
 		return;
 	}
 	if (owner == OWNER_OTHERS) {
-		/* The disk seeks after this turn in any case: now rather than soon again. */
+		/* The disk seeks after this turn in any case. So if the run would end soon, it ends
+		 * now: this saves a seek. */
 		if (store->run != NULL && run_has_had(store, RUN_NS / 2, work->now_ns)) {
 			end_run(store);
 		}
@@ -547,7 +552,8 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 	sched_unlock(&work);
 }
 
-/* Measures a seek: the time since the previous part was done, without that of the transfer. */
+/* Measures a seek: the time since the part was granted or the previous part was done, whichever is
+ * later, without the time of the transfer. */
 static void seek_end(struct sched_store *store, struct store_part *part, uint64_t now_ns)
 {
 	const struct sched_scratch *scratch = store_scratch(part);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * A store contains the blocks of a disk. It is opened once and shared by all reactors. Each reactor
- * creates a queue on it, to which it submits requests in parts. Kinds and filters are registered
- * when the program starts (kind.h). The kinds are file (a regular file or block device, through the
- * page cache or around it), memory, null and flash. The filters overlay, fault, delay and pace wrap
- * a store.
+ * creates a queue for the store, and submits its requests to this queue in parts. Kinds and filters
+ * are registered when the program starts (kind.h). The kinds are file (a regular file or block
+ * device, through the page cache or around it), memory, null and flash. The filters fault, delay,
+ * sched, pace and overlay wrap a store.
  *
  *   session ─▶ path ─▶ store_submit(queue, part) ─▶ [fault] ─▶ [delay] ─▶ [pace] ─▶ file | memory
  *                            part->done(part, result) ◀──────────────────────┘      | null
@@ -73,7 +73,7 @@ enum store_flag {
 	 * (docs/design/0008). */
 	STORE_APART = 1 << 4,
 	/* Flush, only if store_needs_quiesce(): the last flush before another process takes over.
-	 * It writes all state that the other process needs to the disk. */
+	 * It writes to the disk all state that the other process needs. */
 	STORE_QUIESCE = 1 << 5,
 	/* Set by the store on a flush that has failed without losing data: the data is still in
 	 * memory, and a later flush may succeed. */
@@ -131,7 +131,7 @@ struct store_info {
 	bool read_direct; /* reads bypass the page cache */
 	bool write_direct;
 	/* Reads or writes go to a disk with heads in the order of their submission, so that their
-	 * time depends on where they are. */
+	 * duration depends on the distance between their offsets. */
 	bool read_seeks;
 	bool write_seeks;
 	/* mode=device was requested: payload is in the memory of a PCI device where possible. */
@@ -150,7 +150,8 @@ struct store_info {
 	 * atomic. */
 	uint32_t atomic_bytes;
 	bool is_volatile; /* contents are lost when the process ends */
-	/* The store's own epoch, see struct export. Valid after the start; 0: no epoch. */
+	/* Epoch: a number that changes when unflushed writes might have been lost, see struct
+	 * export. Valid after the start; 0: the store has none of its own. */
 	uint64_t epoch;
 	uint64_t budget_bytes; /* size of the memory that the start needs, see struct store_start */
 	bool has_progress;     /* reads can report progress, see store_has_progress() */
@@ -206,17 +207,19 @@ struct store_part {
 	uint64_t progress_step;
 
 	/* STORE_EXTENTS: array of extent_max entries (> 0), set by the submitter. The store fills
-	 * at least one. Adjacent entries differ in their flags. They begin at offset and cover at
-	 * most length bytes. If they cover less, the submitter continues with another part. */
+	 * at least one entry. Adjacent extents differ in their flags. The extents begin at offset
+	 * and cover at most length bytes. If they cover less, the submitter continues with another
+	 * part. */
 	struct store_extent *extents;
 	uint32_t extent_max;
 	uint32_t extent_count;
 
 	struct store_copy copy; /* STORE_COPY, set by the submitter */
 
-	/* For memory that the CPU may not read (device memory), set by the store: 0 if the disk
-	 * could access it. Otherwise the disk's error; the kernel has then copied the data with the
-	 * CPU. -ENODEV: the CPU could not access it either, and the part has failed. */
+	/* Set by the store for memory that the CPU may not read (device memory). 0: the disk could
+	 * access the memory. -ENODEV: neither the disk nor the CPU could access it, and the part
+	 * has failed. Other values: the disk's error; the kernel has then copied the data with the
+	 * CPU. */
 	int memory_error;
 
 	/* Private to the stores until done. */
@@ -402,8 +405,8 @@ void store_options_fini(struct store_options *options);
  * option that was not set has its default value. */
 bool store_options_same(
 	const struct store_options *a, const struct store_options *b, const struct field *option);
-/* Returns whether the texts of two paths name the same disk: they are equal, or name equal
- * sizes. */
+/* Returns whether two paths name the same disk according to their texts: the texts are equal, or
+ * name equal sizes. */
 bool store_path_same(const char *a, const char *b);
 /* Returns whether path begins with the prefix of a kind, such as "memory:". */
 bool store_path_has_kind(const char *path);
@@ -483,8 +486,8 @@ static inline uint32_t store_rights(const struct store *store, enum store_op op)
 	return store->info.memory_rights &
 	       (op == STORE_WRITE ? ~(uint32_t)MEM_CPU_WRITE : UINT32_MAX);
 }
-/* Returns whether reads can report progress before they are done. Any thread. It can become false
- * later, so call it for each read. */
+/* Returns whether reads can report progress before they are done. Any thread. The result can become
+ * false later, so call the function for each read. */
 static inline bool store_has_progress(const struct store *store)
 {
 	const _Atomic bool *off = store->info.progress_off;
@@ -522,16 +525,16 @@ void store_watch_remove(struct store *store, struct store_watch *watch);
 
 /*
  * Snapshots. A snapshot is a read-only store with a name. It has the contents that the store had at
- * one moment between the request and its completion. It survives the process and a crash. The store
- * may have to delete a snapshot for lack of space. Reads of a deleted snapshot fail with -ESTALE.
+ * one moment between the request and its completion. It survives the process and a crash. If space
+ * is short, the store can delete snapshots. Reads of a deleted snapshot fail with -ESTALE.
  */
 enum { STORE_SNAPSHOTS_MAX = 2, STORE_SNAPSHOT_NAME_BYTES = 64 };
 
 struct store_snapshot {
 	char name[STORE_SNAPSHOT_NAME_BYTES]; /* zero-terminated */
 	uint64_t created_s;		      /* seconds since 1970 */
-	/* Created for a job. It is deleted when the store is opened for writing again, and if space
-	 * is short, before other snapshots. */
+	/* The snapshot was created for a job. It is deleted when the store is opened for writing
+	 * again, and if space is short, before other snapshots. */
 	bool is_temporary;
 };
 
@@ -577,7 +580,7 @@ GMB_MUST_CHECK int store_snapshot_open(
 enum store_barrier {
 	STORE_BARRIER_OPEN,
 	STORE_BARRIER_CLOSED, /* operations of a process that has ended are still in flight */
-	/* unknown, because they cannot be detected here (network file system, FUSE) */
+	/* unknown: such operations cannot be detected here (network file system, FUSE) */
 	STORE_BARRIER_UNKNOWN,
 };
 /*
@@ -597,8 +600,8 @@ struct store_place {
 	uint64_t disk[2];    /* identity of the disk, see struct disk_info */
 	uint64_t at;
 };
-/* Returns false if no other store can have the bytes, or if they are not in one contiguous
- * range. */
+/* Returns false if the bytes cannot belong to another store as well, or if they are not in one
+ * contiguous range. */
 bool store_place(struct store *store, struct store_place *place_out);
 /* Returns whether two ranges of length bytes that start at these locations overlap. */
 bool store_places_meet(
@@ -617,7 +620,7 @@ bool store_places_meet(
  *   there  store_open()          └▶ store_take() or store_start() ─▶ parts
  *
  * The other process does not write before its first part. If other parts are in flight, the flush
- * can fail with -EBUSY.
+ * with STORE_QUIESCE can fail with -EBUSY.
  */
 enum store_hold {
 	STORE_HOLD_NONE,  /* there is no fd: the store does not write, or has no contents */
@@ -631,9 +634,9 @@ struct store_claim {
 	int fd;		      /* -1: none */
 	enum store_hold hold; /* meaning of fd */
 };
-/* Returns NULL if the store can be handed over, and then stores in *claim_out what to pass; its
- * descriptor is borrowed. Otherwise returns the reason: the predicate of a sentence about its
- * export. Main thread. */
+/* If the store can be handed over, returns NULL and stores in *claim_out the claim to pass on,
+ * whose descriptor is borrowed. Otherwise returns the reason: the predicate of a sentence about the
+ * store's export. Main thread. */
 GMB_MUST_CHECK const char *store_handover(struct store *store, struct store_claim *claim_out);
 /* Returns whether the store must be quiesced before a handover. */
 bool store_needs_quiesce(const struct store *store);
@@ -645,9 +648,9 @@ void store_let_go(struct store *store);
  * do this in store_start(), which must not be called earlier either. Blocks. */
 GMB_MUST_CHECK int store_take(struct store *store, struct error *error);
 /* Called in the other process for STORE_HOLD_CLAIM, before other threads exist. The store layer
- * owns claim->fd from then on. A store of the same disk that is opened before store_adopt_end()
- * uses it as its claim; the first process must not have operations in flight then. Returns -EINVAL
- * if the descriptor does not refer to the disk, or -ENOMEM. */
+ * owns claim->fd from then on. If a store of the same disk is opened before store_adopt_end(),
+ * claim->fd becomes its claim; the first process must not have operations in flight at that time.
+ * Returns -EINVAL if the descriptor does not refer to the disk, or -ENOMEM. */
 GMB_MUST_CHECK int store_adopt(const struct store_claim *claim);
 /* Closes all claims of store_adopt() that no store uses. */
 void store_adopt_end(void);
@@ -661,8 +664,9 @@ const void *store_queue_counters(
 	const struct store_queue *queue, const struct counter_table **table_out);
 
 /*
- * Submits a part. All parts pass through here: it asserts that the part is valid, measures the
- * disk, decides which parts the kernel receives in one call, and calls the implementation.
+ * Submits a part. Every part passes through this function, which asserts that the part is valid,
+ * measures the disk, decides which parts the kernel receives in one call, and calls the
+ * implementation.
  */
 void store_submit(struct store_queue *queue, struct store_part *part);
 /* Returns the rate measured with this queue's STORE_MEASURED parts. */
@@ -690,11 +694,11 @@ GMB_MUST_CHECK bool store_page_cache_ref(struct store_queue *queue, struct store
 
 /*
  * Returns the methods, a set of enum store_copy_way, that may work for STORE_COPY from source to
- * target; 0: none, and STORE_COPY must not be submitted. Filters offer none, because the copied
- * data would not pass through them, except sched. STORE_COPY_CLONE requires offsets and lengths
- * that are multiples of *clone_align. A part can still fail with -EOPNOTSUPP: the contents of its
- * range are then undefined, and the caller must use another method. Both stores must stay open
- * until the part is done. Any thread.
+ * target; 0: none, and STORE_COPY must not be submitted. There are none if one of the stores has a
+ * filter other than sched, because the copied data would not pass through the filter.
+ * STORE_COPY_CLONE requires offsets and lengths that are multiples of *clone_align. A part can
+ * still fail with -EOPNOTSUPP: the contents of its range are then undefined, and the caller must
+ * use another method. Both stores must stay open until the part is done. Any thread.
  */
 uint32_t store_copy_ways(struct store *target, struct store *source, uint64_t *clone_align);
 
