@@ -82,6 +82,11 @@ int sandbox_allow(struct sandbox *sandbox, const char *path, uint32_t access, st
 
 void sandbox_allow_port(struct sandbox *sandbox, uint16_t port)
 {
+	for (uint32_t i = 0; i < sandbox->port_count; i++) {
+		if (sandbox->ports[i] == port) {
+			return;
+		}
+	}
 	if (port == 0 || sandbox->port_count == SANDBOX_PORTS_MAX) {
 		sandbox->any_port = true;
 	} else {

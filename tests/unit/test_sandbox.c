@@ -353,7 +353,9 @@ static void connect_to_ports(bool any)
 
 	(void)listen_at(&named);
 	(void)listen_at(&other);
-	sandbox_allow_port(&sandbox, named);
+	for (int i = 0; i <= SANDBOX_PORTS_MAX; i++) { /* one port, however often it is named */
+		sandbox_allow_port(&sandbox, named);
+	}
 	if (any) {
 		sandbox_allow_port(&sandbox, 0);
 	}
