@@ -77,7 +77,7 @@ static const char *may_push(const struct push_session *session, const struct exp
 	enum push_scope scope = push_scope();
 
 	if (strcmp(uri->protocol, "push") != 0) {
-		return "the destination is not a push address";
+		return "the destination's URI does not begin with push:// or push+unix://";
 	}
 	/* Root and our own user could connect to it themselves. */
 	if (!push_viewer_of(session).all && find_place(session, uri) == NULL) {

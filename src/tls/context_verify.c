@@ -73,7 +73,7 @@ static const struct {
 	{ GNUTLS_CERT_PURPOSE_MISMATCH, GNUTLS_A_BAD_CERTIFICATE,
 		"not issued for this purpose (extended key usage)" },
 	{ GNUTLS_CERT_SIGNER_CONSTRAINTS_FAILURE, GNUTLS_A_BAD_CERTIFICATE,
-		"not allowed by the constraints of its authority" },
+		"violates the constraints of the authority that issued it" },
 	{ GNUTLS_CERT_INSECURE_ALGORITHM, GNUTLS_A_BAD_CERTIFICATE,
 		"a key or signature in the certificate chain is too weak" },
 	{ GNUTLS_CERT_SIGNATURE_FAILURE, GNUTLS_A_BAD_CERTIFICATE,
