@@ -240,7 +240,7 @@ EXPORT int recvmmsg(
 			return done > 0 ? (int)done : -1;
 		}
 		messages[done++].msg_len = (unsigned int)got;
-		if (timeout != NULL) { /* as in Linux, the timeout applies only after a message */
+		if (timeout != NULL) { /* like Linux, checked only after each message */
 			*timeout = wait_left(deadline_ns);
 		}
 		if (got == 0 ||
@@ -407,8 +407,9 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	return transmitted(&call, REAL(sendmsg)(fd, message, flags));
 }
 
-/* An untracked socket sends up to the first message whose descriptors must not be passed. A tracked
- * one sends message by message. */
+/* On an untracked socket, one call in the kernel sends the messages before the first one that
+ * passes a descriptor with unread bytes. On a tracked socket, each message is sent by its own call.
+ */
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags)
 {
 	unsigned int done = 0;

@@ -139,9 +139,10 @@ enum {
 	SELECT_OUT = POLLOUT | POLLWRNORM | POLLERR,
 };
 
-/* Returns the number of descriptors to examine. Sets can be longer than an fd_set. Other programs
- * pass a count that is larger than their sets, because the kernel stops at the end of its table.
- * Our own descriptors enlarge that table, so they are not counted. */
+/* Returns the number of descriptors to examine. A program can pass sets that are longer than an
+ * fd_set, or a count that is larger than its sets. The latter works, because the kernel stops at
+ * the end of its table of descriptors. Our own descriptors have high numbers and enlarge that
+ * table, so those at its end are not examined. */
 static int hooks_wait_limit(int count)
 {
 	if (count > FD_SETSIZE && atomic_load_explicit(&core.active, memory_order_relaxed)) {
