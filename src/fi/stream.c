@@ -343,7 +343,8 @@ static ssize_t send_answer(struct prov_ep *ep)
 			.iov_len = MIN(left, (uint64_t)COPY_BYTES),
 		};
 	} else if (left > 0) {
-		/* The region was closed in the middle of a piece, whose length was announced. */
+		/* The region was closed in the middle of a piece. The rest of the announced length
+		 * is sent as zeroes. */
 		iov[count++] = (struct iovec){
 			.iov_base = (void *)(uintptr_t)zeroes,
 			.iov_len = MIN(left, sizeof(zeroes)),
@@ -403,9 +404,9 @@ static int fi_stream_broken(struct prov_ep *ep, const char *rule)
 	return -EPROTO;
 }
 
-/* Takes an answer from the pool, which was allocated for the peer's limit of operations in flight.
- * An answer returns to the pool when its last record is in the ring, so an empty pool proves a
- * violation of F2. */
+/* Takes an answer from the pool. Returns NULL if the pool is empty, which proves that the peer
+ * broke rule F2: the pool has one answer for each operation that the peer may have in flight, and
+ * an answer returns to the pool when its last record is in the ring. */
 static struct prov_answer *new_answer(struct prov_ep *ep)
 {
 	struct list_node *node = list_pop_front(&ep->answers_free);
