@@ -34,8 +34,8 @@ enum task_state {
 	TASK_TURN,     /* waits until all earlier pieces are written to a stream */
 	TASK_WRITING,  /* waits for the target to write a run of data */
 	TASK_ZEROING,  /* waits for the target to zero a run */
-	TASK_COPYING,  /* waits for the server of both ends to copy it */
-	/* Waits for the last block of the target, in which the piece ends, to be read. */
+	TASK_COPYING,  /* waits for the server to copy the piece (COPY_FROM) */
+	/* The piece ends within the target's last block: waits for that block to be read. */
 	TASK_READ_EDGE,
 	TASK_STATE_COUNT
 };
@@ -75,7 +75,7 @@ struct engine {
 	bool reading; /* a stream is being read */
 	/* Piece that the server copies, or NULL; other pieces wait while it is set. */
 	struct task *copying;
-	bool copies;	   /* the server of both ends copies */
+	bool copies;	   /* the server copies the pieces (COPY_FROM) */
 	bool begins_again; /* restart at position, which was moved back */
 	bool cannot_zero;  /* the target has reported that */
 	bool flush_failed; /* earlier writes may be lost, even if a later flush succeeds */
@@ -87,7 +87,7 @@ struct engine {
 	struct copy_io flush;
 	uint64_t flush_mark;	 /* offset below which the flush in flight makes data durable */
 	uint64_t checkpoint_ns;	 /* start time of the last checkpoint */
-	uint64_t checkpoint_end; /* value of counters->done at which the next one is due */
+	uint64_t checkpoint_end; /* value of counters->done at which a checkpoint is due */
 	struct copy_map map;
 };
 
