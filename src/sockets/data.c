@@ -471,9 +471,10 @@ bool data_grows(struct conn *conn)
 	return true;
 }
 
-/* A program that only writes makes no other checks. The peer's messages are processed before each
- * write, because a peer that has left the ring must get no more bytes by it. The descriptors, which
- * show that a peer was killed, are checked every SENDS_BETWEEN_LOOKS writes. */
+/* Checks for events before a write, because a program that only writes makes no other calls that
+ * check. Messages are processed before each write: a peer that has left the ring must get no more
+ * bytes through it. The descriptors, which show that a peer was killed, are checked every
+ * SENDS_BETWEEN_LOOKS writes. */
 static void look_before_send(struct conn *conn)
 {
 	conn_take_messages(conn);

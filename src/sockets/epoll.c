@@ -333,8 +333,8 @@ static bool is_watched(struct conn *conn)
 	return false;
 }
 
-/* The set has been added to another set. Only the kernel can report its members there, so they
- * return to TCP. */
+/* Called when the set has been added to another set. Only the kernel can report events through the
+ * other set, so the connections in this one return to TCP. */
 static void watch_set(struct set *set)
 {
 	set->watched = true;

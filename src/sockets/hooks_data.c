@@ -19,7 +19,8 @@
 #include "sockets/sockets.h"
 
 enum {
-	/* Flags for data outside the stream. TCP ignores other flags that are not emulated. */
+	/* Flags for receiving data outside the stream, which only the kernel can do. All other
+	 * receive flags are either emulated or ignored by TCP. */
 	RECEIVE_FLAGS_OTHER = MSG_OOB | MSG_ERRQUEUE,
 	SEND_FLAGS = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_EOR | MSG_CONFIRM,
 	SCRATCH_BYTES = 16384,
@@ -408,8 +409,7 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 }
 
 /* On an untracked socket, one call in the kernel sends the messages before the first one that
- * passes a descriptor with unread bytes. On a tracked socket, each message is sent by its own call.
- */
+ * passes a descriptor with unread bytes. On a tracked socket, sendmsg() sends each message. */
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags)
 {
 	unsigned int done = 0;

@@ -235,8 +235,8 @@ EXPORT int setsockopt(int fd, int level, int option, const void *value, socklen_
 	return result;
 }
 
-/* The connection is looked up again under the lock, because another thread can close it in between.
- * Before its writing direction ends, it starts to return to TCP. */
+/* A connection starts to return to TCP before shutdown() ends its writing direction. It is looked
+ * up again under the lock, because another thread can close it in between. */
 EXPORT int shutdown(int fd, int how)
 {
 	struct conn *conn = conn_at(fd);

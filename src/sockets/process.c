@@ -383,8 +383,9 @@ static bool sockets_process_keep(struct conn *conn)
 	return true;
 }
 
-/* Called if the program has not read all bytes from the ring, which stay in its memory. The next
- * program must not continue after a gap, so it gets an unconnected socket in place of this one. */
+/* Called before exec if the ring has bytes that the program has not read. They are lost with the
+ * program's memory, and the next program must not continue after the gap. So the next program gets
+ * an unconnected socket in place of this one. */
 static void withhold(struct conn *conn, int fd)
 {
 	int blank = REAL(socket)(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

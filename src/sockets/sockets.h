@@ -20,8 +20,9 @@
  * Threading: one lock (core_lock()) guards all state, except for the table of descriptors and the
  * counters of connections that are not carried, which are atomic. A thread never sleeps while it
  * holds the lock. Signal handlers of the program are deferred until their thread has released the
- * lock (hooks_signal.c). Handlers for crashes are not; in them, calls on tracked descriptors fail
- * with EINTR. Calls that can sleep are cancellation points at their beginning and while they sleep.
+ * lock (hooks_signal.c). Handlers of crash signals (such as SIGSEGV) are not deferred; in such a
+ * handler, calls on tracked descriptors fail with EINTR. Calls that can sleep are cancellation
+ * points at their beginning and while they sleep.
  *
  * Ownership: objects belong to the table of descriptors. Connections and sets are kept in pools and
  * never unmapped, so that a reader without the lock always finds an object of the same kind.
