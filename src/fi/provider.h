@@ -308,7 +308,7 @@ enum prov_record_kind {
 enum { PROV_RECORD_HAS_DATA = 1 }; /* flag: data is for the receiver's completion */
 
 /* The head of a record on a connection (stream.c). Little-endian. The heads of SEND, PIECE and
- * ANSWER end before the member address. */
+ * ANSWER end before `address`. */
 struct prov_record {
 	uint8_t kind;
 	uint8_t flags;

@@ -18,7 +18,7 @@
  *   F2  a side has no more operations in flight than it announced in its hello
  *   F3  an ANSWER or PIECE names an operation that waits for it
  *   F4  PIECEs have the next offset, and no more bytes than requested
- *   F5  an ANSWER has an errno, and 0 only if a READ is complete
+ *   F5  the data of an ANSWER is an errno or 0; 0 for a READ comes after all of its PIECEs
  *   F6  there are no messages of clan except those of the stream
  */
 #include "fi/provider.h"
@@ -204,8 +204,8 @@ void prov_stream_flush(struct prov_ep *ep, int error)
 	}
 }
 
-/* A node that is in no list is linked to itself, so operations that wait for an answer or are being
- * sent can be removed as well. */
+/* Operations that wait for an answer or are being sent are in no list. Their nodes are linked to
+ * themselves, so list_remove() has no effect on them. */
 void prov_stream_flush_ops(struct prov_ep *ep, int error)
 {
 	ep->out.op = NULL;
@@ -222,7 +222,7 @@ void prov_stream_flush_ops(struct prov_ep *ep, int error)
 /* Prepares the next record of an answer: a piece of the data, or the final ANSWER. */
 static void prepare_answer(struct prov_out *out, struct prov_answer *answer)
 {
-	/* The region has been closed: data sent from it is void. */
+	/* The region was closed during the read, so the data that was sent is not valid. */
 	if (answer->read && answer->status == 0 && answer->use.mr == NULL) {
 		answer->status = FI_EACCES;
 	}
@@ -448,8 +448,8 @@ static int write_arrived(struct prov_ep *ep)
 	struct prov_in *in = &ep->in;
 	const struct prov_record *record = &in->record;
 
-	/* First, because it is the only step that can fail temporarily: then the function is called
-	 * again for the same record. */
+	/* This step comes first, because it can fail temporarily. After that the function is called
+	 * again for the same record, and must not have done anything else. */
 	if ((record->flags & PROV_RECORD_HAS_DATA) != 0 && !prov_cq_promise_remote(ep->rx_cq)) {
 		fi_stream_look_again(ep);
 		return 0;
