@@ -137,8 +137,8 @@ void copy_end_fini(struct copy_end *end);
 
 /* Completes the operation: calls done. */
 void copy_io_end(struct copy_io *io, int result);
-/* Completes the operation with "cannot read the source 'x' at OFFSET (LENGTH bytes): reason" as the
- * failure. */
+/* Completes the operation with the error `code`, and describes it in end->failure: "cannot read the
+ * source 'x' at byte OFFSET (LENGTH bytes): reason". */
 void copy_io_fail(struct copy_io *io, int code);
 
 GMB_MUST_CHECK int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *options,
@@ -297,7 +297,7 @@ struct copy_journal {
 	int fd; /* -1: no journal */
 	bool resumed;
 	bool target_zero; /* the target was known to read as zeroes when the copy started */
-	uint64_t durable; /* every byte of the target below it is durable */
+	uint64_t durable; /* every byte of the target below this offset is durable */
 	uint64_t length;  /* offset of the next line */
 };
 
@@ -367,15 +367,15 @@ bool copy_bad_takes(const struct copy_bad *bad, int result);
 GMB_MUST_CHECK int copy_bad_add(struct copy_bad *bad, uint64_t start, uint64_t end,
 	const struct error *reason, struct error *error);
 
-/* Writes the map of a source with total bytes, once, and makes it durable. */
+/* Writes the map of a source of `total` bytes, and makes it durable. Called once. */
 GMB_MUST_CHECK int copy_bad_write(struct copy_bad *bad, uint64_t total, struct error *error);
 
 /* Closes the file, and removes it if the map was not written. */
 void copy_bad_close(struct copy_bad *bad);
 
 /*
- * Reads a piece whose read has failed once more, in small blocks, one after the other. A block that
- * fails is zeroed in the buffer and added to a range of bad. The owner sets the members before
+ * Repeats the failed read of a piece in small blocks, one after the other. A block that fails again
+ * is zeroed in the buffer and added to a range of `bad`. The owner sets the members before
  * "Private".
  */
 struct copy_rescue;
@@ -384,7 +384,7 @@ typedef void copy_rescue_fn(struct copy_rescue *rescue, const struct error *erro
 
 struct copy_rescue {
 	struct copy_bad *bad;
-	/* when it becomes true, the rescue ends early, as if everything had been read */
+	/* when *stopping becomes true, the rescue ends early, as if everything had been read */
 	const bool *stopping;
 	copy_rescue_fn *done;
 

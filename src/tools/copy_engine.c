@@ -35,7 +35,8 @@ enum task_state {
 	TASK_WRITING,  /* waits for the target to write a run of data */
 	TASK_ZEROING,  /* waits for the target to zero a run */
 	TASK_COPYING,  /* waits for the server to copy the piece (COPY_FROM) */
-	/* The piece ends within the target's last block: waits for that block to be read. */
+	/* The rest of the piece is shorter than a block of the target: waits for the target's block
+	 * to be read. */
 	TASK_READ_EDGE,
 	TASK_STATE_COUNT
 };
@@ -282,7 +283,7 @@ static void task_zero(struct task *task, uint64_t run)
 	copy_end_submit(task->engine->target, &task->io);
 }
 
-/* Called when the target's last block was read: the piece replaces its first part. */
+/* Called when the block of the target was read. The rest of the piece replaces its first part. */
 static void edge_read(struct copy_io *io)
 {
 	struct task *task = container_of(io, struct task, io);
