@@ -513,8 +513,8 @@ void conn_event(const struct clan_event *event)
 
 /* --- before fork and exec --------------------------------------------------------------------- */
 
-/* Moves the ring's bytes of a connection that must return to TCP to its buffer. Returns true if it
- * has returned. */
+/* Called for a connection that must return to TCP. Moves the bytes of its ring to its buffer.
+ * Returns true if the connection has returned. */
 static bool is_back(struct conn *conn)
 {
 	data_pull(conn, SOCKETS_BUFFER_BYTES);

@@ -292,8 +292,8 @@ static int wait_until_seen(uint32_t left)
 	return result == -EINTR ? -EINTR : 1;
 }
 
-/* First wakes the other sleepers if there is news for them. The queue is armed last, so any later
- * event makes core.epoll_fd readable. */
+/* See sockets.h. Wakes the other sleepers first if there is news for them. The queue is armed last,
+ * so any later event makes core.epoll_fd readable. */
 int core_sleep(uint64_t *epoch_out)
 {
 	uint32_t left;

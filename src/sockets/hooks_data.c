@@ -507,8 +507,8 @@ bool hooks_leave(int fd)
 			(void)conn_bring_back_one(conn, REASON_CALL, BACK_WAIT_MS);
 			fits = !conn_is_carried(conn);
 			if (fits && conn_at(fd) == conn) {
-				/* A stdio stream closes its descriptor by a call that we do not
-				 * see. */
+				/* The object is released now, because a stdio stream closes its
+				 * descriptor by a call that we do not see. */
 				conn_untrack(conn);
 			}
 		} else if (conn != NULL) {

@@ -167,8 +167,8 @@ static bool select_is_ours(int count, const fd_set *in, const fd_set *out, const
 	for (int fd = 0; fd < MIN(count, core.fds_end); fd++) {
 		struct pollfd one = { .fd = fd };
 
-		/* A program with several threads uses the emulation for every connection, because
-		 * other threads can carry it during the wait. */
+		/* If the program has several threads, the emulation is used for every tracked
+		 * connection, because the connection can become carried during the wait. */
 		if (object_at(fd) != NULL &&
 			(is_in(fd, in) || is_in(fd, out) || is_in(fd, except)) &&
 			((conn_at(fd) != NULL && !__libc_single_threaded) ||

@@ -172,8 +172,8 @@ static struct clan_conn_options clan_options(const struct conn *conn)
 	};
 }
 
-/* Adopts a connection to our name, after a check that it comes from the user at the other end of
- * the TCP connection. */
+/* Adopts the Unix connection that the connector has made to our name. It must come from the user at
+ * the other end of the TCP connection, or from root. */
 static void meet_adopt(struct conn *conn, int fd)
 {
 	struct clan_conn_options options = clan_options(conn);

@@ -451,8 +451,8 @@ static bool is_given_away(struct conn *conn)
 	return !conn->passed && survives_exec(conn);
 }
 
-/* The program, and the programs that it starts, can keep these connections indefinitely, so they
- * stay on TCP. */
+/* Called when a program is being started. The connections that the program inherits stay on TCP,
+ * because it and the programs that it starts can keep them indefinitely. */
 static void give_away(void)
 {
 	conn_bring_back(is_given_away, REASON_EXEC, EXEC_WAIT_MS);
@@ -563,7 +563,7 @@ static bool sockets_process_pass(int fd)
 	return fits;
 }
 
-/* All descriptors are prepared, also those after one with unread bytes. */
+/* A descriptor with unread bytes does not end the loop: all descriptors are prepared. */
 bool process_passes(const struct msghdr *message)
 {
 	struct msghdr copy = *message;

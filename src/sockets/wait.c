@@ -177,8 +177,8 @@ static int merge(struct pollfd *fds, const struct pollfd *rest, nfds_t count)
 	for (nfds_t i = 0; i < count; i++) {
 		struct set *set = set_at(fds[i].fd);
 
-		/* The kernel's set is also readable because of our own descriptor in it, so its
-		 * result is ignored. */
+		/* The kernel reports a set that contains core.epoll_fd as readable for events of
+		 * the library, too. So the kernel's result for such a set is ignored. */
 		if (rest[i].fd >= 0 && (set == NULL || !set_has_core(set))) {
 			fds[i].revents = (short)(fds[i].revents | rest[i].revents);
 		}
