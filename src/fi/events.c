@@ -73,8 +73,9 @@ static int wait_open(struct prov_wait *wait, struct prov_fabric *fabric, enum fi
 	return result;
 }
 
-/* Keeps the descriptor up to date from now on until it is closed, because one thread can poll it
- * while others read. The caller must make progress and then check for entries. */
+/* From now on the descriptor becomes readable with each entry, until the object is closed: one
+ * thread can poll it while others read entries. The caller must make progress and then check for
+ * entries. */
 static void wait_watch(struct prov_wait *wait)
 {
 	if (!wait->watched) {
