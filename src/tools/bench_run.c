@@ -592,7 +592,8 @@ static void worker_run(struct bench_worker *worker)
 		/* Otherwise the kernel may delay this thread's timers by 50 us. */
 		GMB_UNUSED(prctl(PR_SET_TIMERSLACK, 1));
 	}
-	/* Starts one slot of each link after the other, so that a rate is spread over all links. */
+	/* Starts the first slot of every link, then the second of every link, and so on, so that a
+	 * rate is spread over all links. */
 	for (uint32_t j = 0; j < worker->shared->work->depth; j++) {
 		for (uint32_t i = 0; i < worker->link_count; i++) {
 			slot_start(&worker->links[i].slots[j], clock_now_ns());

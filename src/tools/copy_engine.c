@@ -49,7 +49,7 @@ struct task {
 	bool zero; /* a run of zeroes according to the map, without data */
 	uint64_t offset;
 	uint64_t length;
-	uint64_t cursor;   /* number of its bytes that the target has */
+	uint64_t cursor;   /* bytes of the piece that the target has */
 	uint64_t run;	   /* bytes of the operation in flight */
 	uint64_t asked_ns; /* time at which its read or write was submitted */
 	uint8_t *buffer;
@@ -78,7 +78,7 @@ struct engine {
 	struct task *copying;
 	bool copies;	   /* the server copies the pieces (COPY_FROM) */
 	bool begins_again; /* restart at position, which was moved back */
-	bool cannot_zero;  /* the target has reported that */
+	bool cannot_zero;  /* the target does not support requests to zero */
 	bool flush_failed; /* earlier writes may be lost, even if a later flush succeeds */
 	bool stopping;
 	struct error error;
@@ -603,7 +603,7 @@ static void engine_fill(struct engine *engine)
 
 /* --- checkpoints --------------------------------------------------------------------------- */
 
-/* Returns the offset below which the target has every byte. */
+/* Returns the offset below which the target has every byte of the copy. */
 static uint64_t low_water(const struct engine *engine)
 {
 	struct list_node *first = list_first(&engine->tasks);

@@ -65,7 +65,7 @@ static bool find_is_here(const char *host)
 	return false;
 }
 
-/* Returns the time limit of the next step, within the time left for all. */
+/* Returns the time limit of the next step: one_ms, or less if less time is left until end_ns. */
 static int limit_of_next(uint64_t end_ns, int one_ms)
 {
 	uint64_t left_ns = end_ns - MIN(clock_now_ns(), end_ns);

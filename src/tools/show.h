@@ -49,7 +49,8 @@ enum { INFO_LABEL_COLUMNS = 20 };
 void info_label(const char *label);
 
 /* info_show_text() and info_show_json() print the exports and properties of a server. refusal:
- * NULL, or the reason why the export in the URI is not available. */
+ * NULL, or the reason why the export in the URI is not available. That export is then left out, and
+ * the names of the others are printed. */
 GMB_MUST_CHECK int info_show_text(
 	const char *uri, const struct nbd_offers *offers, bool list, struct error *error);
 /* Queries a server over gmb for its exports; freed with nbd_offers_fini(), also after an error. */
