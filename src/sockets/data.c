@@ -717,9 +717,9 @@ ssize_t data_recv(
 }
 
 /* Sends all bytes, or as many as a non-blocking send can. The caller holds the lock, which is
- * released during waits. *done_out: number of bytes sent; can be less than requested also if 0 is
- * returned, because the connection has left the ring or was freed. Returns 0, or the negative errno
- * that ended the send. */
+ * released during waits. Returns 0, or the negative errno that ended the send. *done_out: number
+ * of bytes sent. If 0 is returned with fewer bytes than requested, the connection has left the ring
+ * or was freed. */
 static int send_locked(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, size_t *done_out)
 {

@@ -181,7 +181,7 @@ struct conn {
 	uint64_t ring_in;
 	uint64_t ring_out;
 	struct conn_bulk bulk;
-	uint32_t after;	  /* number of calls before it is carried; grows with each return to TCP */
+	uint32_t after; /* calls before the libraries try to meet; grows with each return to TCP */
 	uint32_t attempt; /* number of attempts of the connector */
 	bool connector;
 	bool passed;		 /* passed to an unknown process or program */
