@@ -30,7 +30,7 @@ enum { WINDOW_MIN = 4, WINDOW_BYTES_MIN = 3 << 20, WINDOW_SHORT = 16 };
 enum task_state {
 	TASK_FREE,
 	TASK_READING,  /* waits for the source's bytes */
-	TASK_RESCUING, /* reads the piece again in small blocks, some of which are lost */
+	TASK_RESCUING, /* reads the piece again in small blocks, to find the unreadable ones */
 	TASK_TURN,     /* waits until all earlier pieces are written to a stream */
 	TASK_WRITING,  /* waits for the target to write a run of data */
 	TASK_ZEROING,  /* waits for the target to zero a run */
