@@ -578,7 +578,7 @@ static int ep_connect(struct fid_ep *fid, const void *address, const void *param
 		list_push_back(&ep->fabric->again, &ep->again_node);
 		result = 0;
 	} else if (result == -ECONNREFUSED) {
-		/* An event reports the refused connection, as on a network. */
+		/* The call succeeds. An event reports the refused connection, as on a network. */
 		connect_failed(ep, FI_ECONNREFUSED, NULL, 0);
 		result = 0;
 	}

@@ -73,8 +73,9 @@ static int wait_open(struct prov_wait *wait, struct prov_fabric *fabric, enum fi
 	return result;
 }
 
-/* Keeps the descriptor up to date from now on until it is closed, because one thread can poll it
- * while others read. The caller must make progress and then check for entries. */
+/* From now on the descriptor becomes readable with each entry, until the object is closed: one
+ * thread can poll it while others read entries. The caller must make progress and then check for
+ * entries. */
 static void wait_watch(struct prov_wait *wait)
 {
 	if (!wait->watched) {
@@ -95,8 +96,8 @@ static void wait_clear(struct prov_wait *wait)
 	}
 }
 
-/* Makes the eventfd readable if a thread might sleep: the entry might have been queued by another
- * thread. */
+/* Called when an entry was queued. Makes the eventfd readable if a thread might sleep, because the
+ * entry might be queued by a thread other than the sleeper. */
 static void wait_tell(struct prov_wait *wait)
 {
 	const uint64_t one = 1;
@@ -456,7 +457,7 @@ int prov_eq_open(
 
 /* --- completion queues ------------------------------------------------------------------------ */
 
-/* Doubles the ring. Completions of operations are reserved in advance, so it grows only here. */
+/* Doubles the ring of entries. Called only when an entry is reserved, so completing cannot fail. */
 static bool cq_grow(struct prov_cq *cq)
 {
 	uint32_t size = cq->size == 0 ? CQ_SIZE_MIN : cq->size * 2;
@@ -552,7 +553,7 @@ static void events_give(
 	}
 }
 
-/* The reservation of a peer's write ends when the program reads its entry. */
+/* Removes the first entry. The entry of a peer's write counts against remote_max until now. */
 static void cq_pop(struct prov_cq *cq)
 {
 	const struct prov_entry *entry = &cq->entries[cq->first];

@@ -135,8 +135,9 @@ static inline void prov_unlock(struct prov_fabric *fabric)
 	pthread_mutex_unlock(&fabric->lock);
 }
 
-/* Releases the lock after calls that use the clan queue. They might have processed data for which a
- * sleeping thread is waiting, so progress is made again if one might sleep. */
+/* Releases the lock after calls that use the clan queue. Such a call might have taken data from the
+ * queue while another thread sleeps until that data is processed. So if a thread might sleep,
+ * progress is made again. */
 static inline void prov_leave(struct prov_fabric *fabric)
 {
 	if (fabric->armed > 0) {
@@ -280,7 +281,7 @@ struct prov_pep {
 struct prov_request {
 	struct fid fid; /* FI_CLASS_CONNREQ: fi_info.handle points to it */
 	struct prov_fabric *fabric;
-	struct list_node node;	/* in the passive endpoint, or in the fabric after its close */
+	struct list_node node;	/* in pep->requests; after its close in fabric->requests */
 	struct clan_conn *conn; /* NULL: the peer has ended the connection */
 	uint32_t peer_ops;
 };
@@ -307,7 +308,7 @@ enum prov_record_kind {
 enum { PROV_RECORD_HAS_DATA = 1 }; /* flag: data is for the receiver's completion */
 
 /* The head of a record on a connection (stream.c). Little-endian. The heads of SEND, PIECE and
- * ANSWER end before the member address. */
+ * ANSWER end before `address`. */
 struct prov_record {
 	uint8_t kind;
 	uint8_t flags;
@@ -444,8 +445,8 @@ void prov_stream_send(struct prov_ep *ep);
 /* Processes received records, as far as receives are posted. */
 void prov_stream_receive(struct prov_ep *ep);
 
-/* Completes all operations with an errno, and receives with FI_ECANCELED. The second function
- * completes operations only. */
+/* prov_stream_flush() completes all operations with the errno, and all posted receives with
+ * FI_ECANCELED. prov_stream_flush_ops() completes the operations and leaves the receives. */
 void prov_stream_flush(struct prov_ep *ep, int error);
 void prov_stream_flush_ops(struct prov_ep *ep, int error);
 

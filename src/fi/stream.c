@@ -18,7 +18,7 @@
  *   F2  a side has no more operations in flight than it announced in its hello
  *   F3  an ANSWER or PIECE names an operation that waits for it
  *   F4  PIECEs have the next offset, and no more bytes than requested
- *   F5  an ANSWER has an errno, and 0 only if a READ is complete
+ *   F5  the data of an ANSWER is an errno or 0; 0 for a READ comes after all of its PIECEs
  *   F6  there are no messages of clan except those of the stream
  */
 #include "fi/provider.h"
@@ -204,8 +204,8 @@ void prov_stream_flush(struct prov_ep *ep, int error)
 	}
 }
 
-/* A node that is in no list is linked to itself, so operations that wait for an answer or are being
- * sent can be removed as well. */
+/* Operations that wait for an answer or are being sent are in no list. Their nodes are linked to
+ * themselves, so list_remove() has no effect on them. */
 void prov_stream_flush_ops(struct prov_ep *ep, int error)
 {
 	ep->out.op = NULL;
@@ -222,7 +222,7 @@ void prov_stream_flush_ops(struct prov_ep *ep, int error)
 /* Prepares the next record of an answer: a piece of the data, or the final ANSWER. */
 static void prepare_answer(struct prov_out *out, struct prov_answer *answer)
 {
-	/* The region has been closed: data sent from it is void. */
+	/* The region was closed during the read, so the data that was sent is not valid. */
 	if (answer->read && answer->status == 0 && answer->use.mr == NULL) {
 		answer->status = FI_EACCES;
 	}
@@ -343,7 +343,8 @@ static ssize_t send_answer(struct prov_ep *ep)
 			.iov_len = MIN(left, (uint64_t)COPY_BYTES),
 		};
 	} else if (left > 0) {
-		/* The region was closed in the middle of a piece, whose length was announced. */
+		/* The region was closed in the middle of a piece. The rest of the announced length
+		 * is sent as zeroes. */
 		iov[count++] = (struct iovec){
 			.iov_base = (void *)(uintptr_t)zeroes,
 			.iov_len = MIN(left, sizeof(zeroes)),
@@ -403,9 +404,9 @@ static int fi_stream_broken(struct prov_ep *ep, const char *rule)
 	return -EPROTO;
 }
 
-/* Takes an answer from the pool, which was allocated for the peer's limit of operations in flight.
- * An answer returns to the pool when its last record is in the ring, so an empty pool proves a
- * violation of F2. */
+/* Takes an answer from the pool. Returns NULL if the pool is empty, which proves that the peer
+ * broke rule F2: the pool has one answer for each operation that the peer may have in flight, and
+ * an answer returns to the pool when its last record is in the ring. */
 static struct prov_answer *new_answer(struct prov_ep *ep)
 {
 	struct list_node *node = list_pop_front(&ep->answers_free);
@@ -447,8 +448,8 @@ static int write_arrived(struct prov_ep *ep)
 	struct prov_in *in = &ep->in;
 	const struct prov_record *record = &in->record;
 
-	/* First, because it is the only step that can fail temporarily: then the function is called
-	 * again for the same record. */
+	/* This step comes first, because it can fail temporarily. After that the function is called
+	 * again for the same record, and must not have done anything else. */
 	if ((record->flags & PROV_RECORD_HAS_DATA) != 0 && !prov_cq_promise_remote(ep->rx_cq)) {
 		fi_stream_look_again(ep);
 		return 0;

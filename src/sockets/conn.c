@@ -47,8 +47,9 @@ static const uint32_t conn_edges[CONN_STATE_COUNT] = {
 void conn_set_state(struct conn *conn, enum conn_state state)
 {
 	GMB_ASSERT((conn_edges[conn_state(conn)] & BIT(state)) != 0);
-	/* Partner: plain_enter() increments plain_readers or plain_writers before it reads the
-	 * state. So either the call sees the new state, or we see the call in the counter. */
+	/* Pairs with plain_enter(), which increments plain_readers or plain_writers before it reads
+	 * the state. So either the plain call sees the new state, or we see the call in the
+	 * counter. */
 	atomic_store(&conn->state, state);
 }
 
@@ -512,8 +513,8 @@ void conn_event(const struct clan_event *event)
 
 /* --- before fork and exec --------------------------------------------------------------------- */
 
-/* Moves the ring's bytes of a connection that must return to TCP to its buffer. Returns true if it
- * has returned. */
+/* Called for a connection that must return to TCP. Moves the bytes of its ring to its buffer.
+ * Returns true if the connection has returned. */
 static bool is_back(struct conn *conn)
 {
 	data_pull(conn, SOCKETS_BUFFER_BYTES);

@@ -274,9 +274,10 @@ void core_look(bool all)
 
 /* --- sleeping --------------------------------------------------------------------------------- */
 
-/* Waits until all threads that slept before the kick have seen it, at most SEEN_WAIT_NS. A thread
- * that goes to sleep now would be woken by the same kick repeatedly, and would keep a processor
- * from them. The lock is held before and after. */
+/* Waits until all threads that slept at the time of the kick have seen it, at most SEEN_WAIT_NS.
+ * Until then kick_fd stays readable. So if this thread went to sleep, it would wake immediately,
+ * and would take processor time from the threads that have not seen the kick. The lock is held
+ * before and after. */
 static int wait_until_seen(uint32_t left)
 {
 	const struct timespec limit = { .tv_nsec = SEEN_WAIT_NS };
@@ -291,8 +292,8 @@ static int wait_until_seen(uint32_t left)
 	return result == -EINTR ? -EINTR : 1;
 }
 
-/* First wakes the other sleepers if there is news for them. The queue is armed last, so any later
- * event makes core.epoll_fd readable. */
+/* See sockets.h. Wakes the other sleepers first if there is news for them. The queue is armed last,
+ * so any later event makes core.epoll_fd readable. */
 int core_sleep(uint64_t *epoch_out)
 {
 	uint32_t left;

@@ -22,8 +22,8 @@
 enum {
 	BUFFER_BYTES_FIRST = 65536,
 	BULK_FULLS = 16, /* number of full rings after which the ring is considered too small */
-	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT, /* limit on the bytes written between
-								 the first and the last of them */
+	/* limit on the bytes written while the ring was full BULK_FULLS times */
+	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT,
 	BULK_PIECE = RULES_RING_DEFAULT / 4, /* reads of at least this size count as large */
 	SENDS_BETWEEN_LOOKS = 256,	     /* writes between checks that cost
 						system calls */
@@ -197,7 +197,7 @@ void data_pull(struct conn *conn, size_t bytes_max)
 		if (got > 0) {
 			conn->buffer_end += (size_t)got;
 			conn_touch(conn, TOUCH_IN);
-			conn_try_plain(conn); /* closes the ring at its end; the buffer is kept */
+			conn_try_plain(conn); /* can close the ring; keeps the buffer */
 		}
 	} while (got > 0);
 }
@@ -459,9 +459,9 @@ bool data_grows(struct conn *conn)
 {
 	struct conn_bulk *bulk = &conn->bulk;
 
-	/* If the peer requested the return, its own full rings may be the reason. So large rings
-	 * are chosen after half the number of full rings here, or if most bytes came by large
-	 * reads. */
+	/* The peer might have requested the return because its ring to us was full, which we do not
+	 * see. So the conditions are weaker than in count_full(): half as many full rings, or most
+	 * bytes were received by large reads. */
 	if (bulk->on || core.rules.ring_bytes != 0 ||
 		(bulk->fulls < BULK_FULLS / 2 &&
 			(bulk->in < RULES_RING_DEFAULT || bulk->in < conn->ring_in / 2))) {
@@ -471,9 +471,10 @@ bool data_grows(struct conn *conn)
 	return true;
 }
 
-/* A program that only writes makes no other checks. The peer's messages are processed before each
- * write, because a peer that has left the ring must get no more bytes by it. The descriptors, which
- * show that a peer was killed, are checked every SENDS_BETWEEN_LOOKS writes. */
+/* Checks for events before a write, because a program that only writes makes no other calls that
+ * check. Messages are processed before each write: a peer that has left the ring must get no more
+ * bytes through it. The descriptors, which show that a peer was killed, are checked every
+ * SENDS_BETWEEN_LOOKS writes. */
 static void look_before_send(struct conn *conn)
 {
 	conn_take_messages(conn);
@@ -626,9 +627,10 @@ static bool peek_has_ended(struct conn *conn)
 	       (data_ready(conn) & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-/* Called when a read returned less than requested: threads might now wait for the next edge of an
- * epoll set. libclan reports new bytes only after a read has found the ring empty. If has_more()
- * finds bytes instead, the threads are woken. */
+/* Called when a read returned less than requested. Programs take such a read as a sign that the
+ * connection is empty, and wait for the next edge of an epoll set. But libclan reports new bytes
+ * only after a read has found the ring empty. So if there are more bytes, the waiting threads are
+ * woken here. */
 static void meet_end(struct conn *conn)
 {
 	if (!list_is_empty(&conn->members) && atomic_load(&core.sleepers) > 0 && has_more(conn)) {
@@ -715,9 +717,9 @@ ssize_t data_recv(
 }
 
 /* Sends all bytes, or as many as a non-blocking send can. The caller holds the lock, which is
- * released during waits. *done_out: number of bytes sent; can be less than requested also if 0 is
- * returned, because the connection has left the ring or was freed. Returns 0, or the negative errno
- * that ended the send. */
+ * released during waits. Returns 0, or the negative errno that ended the send. *done_out: number
+ * of bytes sent. If 0 is returned with fewer bytes than requested, the connection has left the ring
+ * or was freed. */
 static int send_locked(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, size_t *done_out)
 {

@@ -333,8 +333,8 @@ static bool is_watched(struct conn *conn)
 	return false;
 }
 
-/* The set has been added to another set. Only the kernel can report its members there, so they
- * return to TCP. */
+/* Called when the set has been added to another set. Only the kernel can report events through the
+ * other set, so the connections in this one return to TCP. */
 static void watch_set(struct set *set)
 {
 	set->watched = true;
@@ -460,8 +460,8 @@ bool epoll_set_is_ready(struct set *set)
 	       kernel[1].revents == 0;
 }
 
-/* Removes the events of our own descriptor, and of our parent's in a shared set. Returns true if
- * there were any. */
+/* Removes the events of core.epoll_fd, also of the parent's if a fork has shared the set with it.
+ * Returns true if there were any. */
 static bool epoll_remove_own(struct epoll_event *events, int *count)
 {
 	bool found = false;
@@ -598,7 +598,9 @@ static int doze(struct set *set, struct epoll_event *events, int max,
 	if (!core_lock()) { /* in a signal handler that interrupted the library */
 		return epoll_wait_in_kernel(set->fd, events, max, timeout, mask);
 	}
-	if (set_has_core(set)) { /* the thread that added core.epoll_fd could not count us */
+	if (set_has_core(set)) {
+		/* The thread that added core.epoll_fd has counted the threads in `dozing` as
+		 * sleepers. This thread is not among them, so it must not sleep here. */
 		core_unlock();
 		return -EAGAIN;
 	}
@@ -628,8 +630,9 @@ int epoll_take(struct set *set, struct epoll_event *events, int max, const struc
 			return count;
 		}
 		if (!set_has_core(set)) {
-			/* The set is shared with our parent, and only the parent's core.epoll_fd is
-			 * ready. */
+			/* A fork has shared the set with our parent, and only the parent's
+			 * core.epoll_fd is ready. The parent must handle that event, so this thread
+			 * sleeps for 1 ms instead of spinning. */
 			(void)REAL(poll)(NULL, 0, 1);
 		}
 	}
@@ -673,8 +676,8 @@ void epoll_after_fork(void)
 			{
 				struct member *member = list_entry(node, struct member, set_node);
 
-				/* The child gets the member's events from the rest of the buffer,
-				 * and from TCP. */
+				/* The connection has no ring in the child. Its events come from the
+				 * bytes that are left in its buffer, and from TCP. */
 				if (member->managed && core_start() == 0) {
 					add_core(set);
 				}

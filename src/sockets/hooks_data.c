@@ -19,7 +19,8 @@
 #include "sockets/sockets.h"
 
 enum {
-	/* Flags for data outside the stream. TCP ignores other flags that are not emulated. */
+	/* Flags for receiving data outside the stream, which only the kernel can do. All other
+	 * receive flags are either emulated or ignored by TCP. */
 	RECEIVE_FLAGS_OTHER = MSG_OOB | MSG_ERRQUEUE,
 	SEND_FLAGS = MSG_DONTWAIT | MSG_NOSIGNAL | MSG_MORE | MSG_EOR | MSG_CONFIRM,
 	SCRATCH_BYTES = 16384,
@@ -240,7 +241,7 @@ EXPORT int recvmmsg(
 			return done > 0 ? (int)done : -1;
 		}
 		messages[done++].msg_len = (unsigned int)got;
-		if (timeout != NULL) { /* as in Linux, the timeout applies only after a message */
+		if (timeout != NULL) { /* like Linux, checked only after each message */
 			*timeout = wait_left(deadline_ns);
 		}
 		if (got == 0 ||
@@ -407,8 +408,8 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	return transmitted(&call, REAL(sendmsg)(fd, message, flags));
 }
 
-/* An untracked socket sends up to the first message whose descriptors must not be passed. A tracked
- * one sends message by message. */
+/* On an untracked socket, one call in the kernel sends the messages before the first one that
+ * passes a descriptor with unread bytes. On a tracked socket, sendmsg() sends each message. */
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags)
 {
 	unsigned int done = 0;
@@ -506,8 +507,8 @@ bool hooks_leave(int fd)
 			(void)conn_bring_back_one(conn, REASON_CALL, BACK_WAIT_MS);
 			fits = !conn_is_carried(conn);
 			if (fits && conn_at(fd) == conn) {
-				/* A stdio stream closes its descriptor by a call that we do not
-				 * see. */
+				/* The object is released now, because a stdio stream closes its
+				 * descriptor by a call that we do not see. */
 				conn_untrack(conn);
 			}
 		} else if (conn != NULL) {

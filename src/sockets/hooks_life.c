@@ -177,8 +177,8 @@ static void end_here(int fd)
 	}
 }
 
-/* connect() to AF_UNSPEC dissolves a connection. Others are tracked if a rule matches, also while
- * they are in progress. */
+/* connect() to AF_UNSPEC ends an existing connection. A new connection is tracked if a rule
+ * matches, also while its establishment is in progress. */
 EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length)
 {
 	int result;
@@ -235,8 +235,8 @@ EXPORT int setsockopt(int fd, int level, int option, const void *value, socklen_
 	return result;
 }
 
-/* The connection is looked up again under the lock, because another thread can close it in between.
- * Before its writing direction ends, it starts to return to TCP. */
+/* A connection starts to return to TCP before shutdown() ends its writing direction. It is looked
+ * up again under the lock, because another thread can close it in between. */
 EXPORT int shutdown(int fd, int how)
 {
 	struct conn *conn = conn_at(fd);
@@ -421,7 +421,8 @@ EXPORT int close(int fd)
 	} else if (!ends(fd)) {
 		return -1;
 	} else if (core_owns(fd)) {
-		/* some programs close all descriptors, also those that they did not open */
+		/* Our descriptors must stay open: some programs close all numbers, also those of
+		 * files that they did not open. */
 		errno = EBADF;
 		return -1;
 	}

@@ -4,12 +4,13 @@
  *
  * A handler can call any function that moves bytes or creates descriptors. It must not find the
  * lock held by the thread that it has interrupted. So the kernel gets a handler of ours for each of
- * the program's. If it interrupts the library, it queues the signal again and leaves it blocked,
- * and core_unlock() unblocks it. This costs no system call unless a signal arrives.
+ * the program's. If our handler interrupts the library, it queues the signal again and leaves it
+ * blocked. core_unlock() unblocks the signal, and then the program's handler runs. This costs no
+ * system call unless a signal arrives.
  *
- * A handler for a crash cannot be deferred. It runs immediately (core_crashed), and so do handlers
- * that interrupt it. A handler also runs immediately if the program is being replaced, because
- * there is no unlock.
+ * The handler of a crash signal (such as SIGSEGV) cannot be deferred. It runs immediately
+ * (core_crashed), and so do handlers that interrupt it. A handler also runs immediately if the
+ * program is being replaced, because there is no unlock.
  */
 #include <errno.h>
 #include <signal.h>

@@ -139,9 +139,10 @@ enum {
 	SELECT_OUT = POLLOUT | POLLWRNORM | POLLERR,
 };
 
-/* Returns the number of descriptors to examine. Sets can be longer than an fd_set. Other programs
- * pass a count that is larger than their sets, because the kernel stops at the end of its table.
- * Our own descriptors enlarge that table, so they are not counted. */
+/* Returns the number of descriptors to examine. A program can pass sets that are longer than an
+ * fd_set, or a count that is larger than its sets. The latter works, because the kernel stops at
+ * the end of its table of descriptors. Our own descriptors have high numbers and enlarge that
+ * table, so those at its end are not examined. */
 static int hooks_wait_limit(int count)
 {
 	if (count > FD_SETSIZE && atomic_load_explicit(&core.active, memory_order_relaxed)) {
@@ -166,8 +167,8 @@ static bool select_is_ours(int count, const fd_set *in, const fd_set *out, const
 	for (int fd = 0; fd < MIN(count, core.fds_end); fd++) {
 		struct pollfd one = { .fd = fd };
 
-		/* A program with several threads uses the emulation for every connection, because
-		 * other threads can carry it during the wait. */
+		/* If the program has several threads, the emulation is used for every tracked
+		 * connection, because the connection can become carried during the wait. */
 		if (object_at(fd) != NULL &&
 			(is_in(fd, in) || is_in(fd, out) || is_in(fd, except)) &&
 			((conn_at(fd) != NULL && !__libc_single_threaded) ||

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * How the libraries at both ends of a connection find each other and start to carry it;
- * docs/design/0017-middleware.md.
+ * How the libraries at both ends of a TCP connection find each other and replace TCP by rings of
+ * libclan; docs/design/0017-middleware.md. They meet at an abstract Unix socket, whose name
+ * contains the addresses of both ends: the acceptor listens there, and the connector connects to
+ * it. Both begin after a number of calls on the connection (conn->after, "after" below).
  *
  *   acceptor:   PLAIN ─ "after" reads ──▶ LISTENING at a name ──▶ CONNECTING ─▶ CARRIED
  *   connector:  PLAIN ─ "after" writes ─▶ connects to the name ─▶ CONNECTING ─▶ CARRIED
@@ -24,8 +26,9 @@
 #include "sockets/sockets.h"
 
 enum {
-	ATTEMPTS = 4, /* attempts of the connector, after 1, 2, 4 and 8 times "after" writes */
-	LISTENS = 16, /* the acceptor gives up at this multiple of "after" */
+	ATTEMPTS = 4,	    /* attempts of the connector: at conn->after writes, then at 2, 4 and 8
+			       times that number */
+	LISTENS = 16,	    /* the acceptor gives up after this multiple of conn->after reads */
 	LISTENS_BULK = 256, /* larger, because there are many reads for each write */
 	SLOT_BYTES = 64,    /* slot size of libclan's rings */
 	UNKNOWN_UID = 65534,
@@ -65,8 +68,8 @@ static void write_address(char text[40], const struct rules_address *address)
 	snprintf(text + 32, 8, ".%u", address->port);
 }
 
-/* Writes the name of the meeting, "@clan-tcp/SERVER/CLIENT". Abstract names belong to a network
- * namespace, as connections do. */
+/* Writes the name of the socket at which the libraries meet, "@clan-tcp/SERVER/CLIENT". Abstract
+ * names belong to a network namespace, as connections do. */
 static void meeting_name(const struct conn *conn, char name[STATS_NAME_BYTES])
 {
 	char server[40];
@@ -169,8 +172,8 @@ static struct clan_conn_options clan_options(const struct conn *conn)
 	};
 }
 
-/* Adopts a connection to our name, after a check that it comes from the user at the other end of
- * the TCP connection. */
+/* Adopts the Unix connection that the connector has made to our name. It must come from the user at
+ * the other end of the TCP connection, or from root. */
 static void meet_adopt(struct conn *conn, int fd)
 {
 	struct clan_conn_options options = clan_options(conn);
@@ -207,9 +210,9 @@ static void try_accept(struct conn *conn)
 	}
 }
 
-/* Returns true if another connection to the same address is being set up, and none is carried yet.
- * Later ones wait for the first, because they can share its group and bell only when it is
- * carried. */
+/* Returns true if this connection must wait, because the first connection to the same address is
+ * still being set up. Connections to an address share a group and a bell of libclan, which the
+ * later connections can join only when the first is carried. */
 static bool is_first_being_met(const struct conn *conn)
 {
 	bool found = false;
@@ -229,8 +232,9 @@ static bool is_first_being_met(const struct conn *conn)
 	return found;
 }
 
-/* The connector connects to the name. If there is none, it tries again after twice as many calls,
- * because the acceptor's program might not have read yet. */
+/* The connector connects to the name. The acceptor creates the name only after some reads of its
+ * program. So if the name does not exist yet, the connector tries again at twice the number of
+ * calls. */
 static void try_connect(struct conn *conn)
 {
 	struct clan_conn_options options = clan_options(conn);
@@ -323,8 +327,8 @@ void conn_learn_limits(struct conn *conn)
 	conn->out_limit_ns = limit_of(conn, SO_SNDTIMEO);
 }
 
-/* Starts to carry the connection: all later calls are emulated. MAY is sent when no plain reader
- * remains. */
+/* Starts to carry the connection: all later calls are emulated. MAY is sent now, or when the last
+ * read that started on TCP has left the kernel. */
 static void meet_begin(struct conn *conn)
 {
 	int flags = REAL(fcntl64)(conn->fd, F_GETFL);

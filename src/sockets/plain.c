@@ -54,8 +54,8 @@ enum way plain_enter(int fd, bool writes, struct plain_call *call)
 		}
 		calls = writes ? &conn->plain_writers : &conn->plain_readers;
 		atomic_fetch_add(calls, 1);
-		/* Partner: the store in conn_set_state(), which comes before the counters are
-		 * read. */
+		/* Pairs with conn_set_state(): the switch stores the state before it reads the
+		 * counters. */
 		state = atomic_load(&conn->state);
 		if (conn_at(fd) == conn && state != CONN_CARRIED && state != CONN_FREE) {
 			call->entered = true;

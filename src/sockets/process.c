@@ -44,7 +44,7 @@ struct holders {
 #define UNNAMED		  (UINT64_C(1) << 63)
 #define PID_BITS	  31
 #define UNNAMED_PID_SHIFT 32
-#define STARTED		  UINT32_MAX /* instead of a fork number: a program was executed */
+#define STARTED		  UINT32_MAX /* in place of the fork's number after an exec */
 
 static uint64_t own_name;
 static struct holders *chunk; /* the chunk that this process allocates from */
@@ -85,17 +85,17 @@ static bool has(struct holders *holders, uint64_t name)
 	return sockets_process_replace(holders, name, name);
 }
 
-/* The name of a program that this process has executed, and that has inherited the connection. It
- * can pass it on to unknown processes, so the entry is never removed, and the connection stays on
- * TCP. */
+/* The name of a program that this process has executed, and that has inherited the connection. Such
+ * a program can pass the connection to unknown processes. So its entry is never removed, and the
+ * connection stays on TCP. */
 static uint64_t started_name(void)
 {
 	return UNNAMED | (uint64_t)getpid() << UNNAMED_PID_SHIFT | STARTED;
 }
 
 /* Returns true if no living process has the connection, and then empties the struct, so that it can
- * be reused for another connection. Executed programs do not count, because they do not access the
- * struct. */
+ * be reused for another connection. Entries with a started_name() are ignored, because an executed
+ * program no longer accesses the struct. */
 static bool is_free(struct holders *holders)
 {
 	for (int i = 0; i < HOLDERS_MAX; i++) {
@@ -230,9 +230,9 @@ size_t process_take(struct conn *conn, size_t bytes)
 	uint64_t taken = conn->buffer_taken;
 
 	if (!conn->buffer_shared) {
-		/* The counter is shared: the process that advances it gets the bytes. */
 		return bytes;
 	}
+	/* All holders share the counter. The process that advances it gets the bytes. */
 	while (!atomic_compare_exchange_strong(&conn->holders->taken, &taken, taken + bytes)) {
 		process_look(conn);
 		taken = conn->buffer_taken;
@@ -242,11 +242,11 @@ size_t process_take(struct conn *conn, size_t bytes)
 	return bytes;
 }
 
-/* Name of the child of this thread's last fork that has not run yet; 0: none. */
+/* Name that this thread's last fork gives to the child until the child runs; 0: no fork yet. */
 static _Thread_local uint64_t fork_name __attribute__((tls_model("initial-exec")));
 static uint32_t forks;
 
-/* Adds the child of the fork that follows to the holders. */
+/* Called before a fork. Adds the future child to the holders of the connection. */
 static void share(struct conn *conn)
 {
 	bool counted;
@@ -309,8 +309,8 @@ static void parent_after_fork(void)
 	core_unlock();
 }
 
-/* In the child. It starts with a new queue, statistics and chunk, and replaces the fork's name by
- * its own in all connections. */
+/* Runs in the child. The child starts with a new queue, statistics and chunk. In the holders of
+ * each connection it replaces the fork's name by its own. */
 static void child_after_fork(void)
 {
 	name_self();
@@ -383,8 +383,9 @@ static bool sockets_process_keep(struct conn *conn)
 	return true;
 }
 
-/* Called if the program has not read all bytes from the ring, which stay in its memory. The next
- * program must not continue after a gap, so it gets an unconnected socket in place of this one. */
+/* Called before exec if the ring has bytes that the program has not read. They are lost with the
+ * program's memory, and the next program must not continue after the gap. So the next program gets
+ * an unconnected socket in place of this one. */
 static void withhold(struct conn *conn, int fd)
 {
 	int blank = REAL(socket)(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -435,8 +436,8 @@ bool process_before_exec(void)
 			}
 		} else if (conn_is_carried(conn) && stays_open(fd) && !conn->passed &&
 			   process_is_sole(conn)) {
-			/* If the connection is shared, another process has the bytes as well, and
-			 * continues. */
+			/* The bytes in the ring exist only here. If the connection is shared, it is
+			 * not withheld, because another process has the bytes and can continue. */
 			withhold(conn, fd);
 		}
 	}
@@ -450,8 +451,8 @@ static bool is_given_away(struct conn *conn)
 	return !conn->passed && survives_exec(conn);
 }
 
-/* The program, and the programs that it starts, can keep these connections indefinitely, so they
- * stay on TCP. */
+/* Called when a program is being started. The connections that the program inherits stay on TCP,
+ * because it and the programs that it starts can keep them indefinitely. */
 static void give_away(void)
 {
 	conn_bring_back(is_given_away, REASON_EXEC, EXEC_WAIT_MS);
@@ -485,7 +486,7 @@ void process_after_spawn(const bool *began)
 	int saved = errno;
 
 	if (*began && core_lock()) {
-		give_away(); /* also connections that other threads have opened during the call */
+		give_away(); /* for connections that other threads opened during the call */
 		spawning -= spawning > 0; /* 0 in the child, if a handler has forked */
 		core_unlock();
 	}
@@ -562,7 +563,7 @@ static bool sockets_process_pass(int fd)
 	return fits;
 }
 
-/* All descriptors are prepared, also those after one with unread bytes. */
+/* A descriptor with unread bytes does not end the loop: all descriptors are prepared. */
 bool process_passes(const struct msghdr *message)
 {
 	struct msghdr copy = *message;

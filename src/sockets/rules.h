@@ -18,7 +18,7 @@ enum {
 	RULES_AFTER_DEFAULT = 8,
 	RULES_AFTER_MAX = 1000000,
 	RULES_RING_DEFAULT = 65536, /* size of a ring; each direction has one */
-	RULES_RING_BULK = 1048576,  /* of a connection that fills its rings repeatedly */
+	RULES_RING_BULK = 1048576,  /* size for a connection that fills its rings repeatedly */
 	RULES_RING_MIN = 16384,
 	RULES_RING_MAX = 4194304,
 };

@@ -106,7 +106,8 @@ static bool show_process(int pid)
 		if (strcmp(target, "/memfd:clan-sockets (deleted)") != 0) {
 			continue;
 		}
-		/* The descriptor might refer to another file by now. */
+		/* The process might have reused the descriptor's number for another file since
+		 * readlink(), so the open must not wait, and the contents are checked. */
 		fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
 		if (fd >= 0) {
 			found = pread(fd, &shown, sizeof(shown), 0) == sizeof(shown) &&

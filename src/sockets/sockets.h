@@ -5,6 +5,10 @@
  * libclan. The TCP connection stays open: it provides the descriptor and the name, and the
  * connection can return to it; docs/design/0017-middleware.md.
  *
+ * A connection that matches a rule is *tracked*. A tracked connection is *plain* while its bytes go
+ * through TCP, and *carried* while they go through the rings of a libclan connection. A call is
+ * plain if it goes to the kernel, and emulated if the library performs it itself.
+ *
  *   hooks_*.c      the names of the C library; calls on untracked descriptors go straight to it
  *     │
  *   plain.c  data.c  wait.c  epoll.c  process.c   reading and writing, waiting, fork and exec
@@ -16,13 +20,15 @@
  * Threading: one lock (core_lock()) guards all state, except for the table of descriptors and the
  * counters of connections that are not carried, which are atomic. A thread never sleeps while it
  * holds the lock. Signal handlers of the program are deferred until their thread has released the
- * lock (hooks_signal.c). Handlers for crashes are not; in them, calls on tracked descriptors fail
- * with EINTR. Calls that can sleep are cancellation points at their beginning and while they sleep.
+ * lock (hooks_signal.c). Handlers of crash signals (such as SIGSEGV) are not deferred; in such a
+ * handler, calls on tracked descriptors fail with EINTR. Calls that can sleep are cancellation
+ * points at their beginning and while they sleep.
  *
  * Ownership: objects belong to the table of descriptors. Connections and sets are kept in pools and
  * never unmapped, so that a reader without the lock always finds an object of the same kind.
  *
- * Errors: as the emulated calls: -1 and errno in hooks, negative errno inside.
+ * Errors: hooks fail like the calls that they replace, with -1 and errno. Internal functions return
+ * a negative errno.
  */
 #pragma once
 
@@ -57,7 +63,7 @@ enum sockets_reason {
 	REASON_REFUSED,	  /* the library at the other end refused */
 	REASON_REMOTE,	  /* the other end is not in this network namespace */
 	REASON_IDENTITY,  /* the library at the other end runs as another user */
-	REASON_NAME,	  /* the name for the meeting is in use */
+	REASON_NAME,	  /* the name at which the libraries meet is in use */
 	REASON_COUNTS,	  /* bytes were moved by calls that the library does not see */
 	REASON_RESOURCES, /* memory or descriptors */
 	REASON_OPTION,	  /* a socket option that is not emulated */
@@ -152,8 +158,8 @@ enum conn_touch {
  * data.c. */
 struct conn_bulk {
 	bool on;	     /* the rings are large, or will be */
-	uint32_t fulls;	     /* writes that found too little room since fulls_from */
-	uint64_t fulls_from; /* value of ring_out when the count of fulls was last set to 0 */
+	uint32_t fulls;	     /* writes for which the ring had too little room */
+	uint64_t fulls_from; /* value of ring_out when `fulls` was last set to 0 */
 	uint64_t in;	     /* part of ring_in that was read in large pieces */
 };
 
@@ -175,7 +181,7 @@ struct conn {
 	uint64_t ring_in;
 	uint64_t ring_out;
 	struct conn_bulk bulk;
-	uint32_t after;	  /* number of calls before it is carried; grows with each return to TCP */
+	uint32_t after; /* calls before the libraries try to meet; grows with each return to TCP */
 	uint32_t attempt; /* number of attempts of the connector */
 	bool connector;
 	bool passed;		 /* passed to an unknown process or program */
@@ -194,7 +200,7 @@ struct conn {
 	bool nonblocking;
 	uint64_t in_limit_ns; /* timeout of reads (SO_RCVTIMEO); 0: none */
 	uint64_t out_limit_ns;
-	bool out_full;	 /* the ring had no room; READY will report it */
+	bool out_full;	 /* the ring had no room; the event READY will report new room */
 	uint32_t sends;	 /* writes since the descriptors were last checked */
 	bool lost;	 /* the clan connection has ended */
 	bool tcp_event;	 /* an event of the TCP connection has not been processed */
@@ -203,7 +209,7 @@ struct conn {
 	size_t buffer_at;
 	size_t buffer_end;
 	size_t buffer_bytes;   /* allocated size of buffer */
-	bool buffer_shared;    /* other processes have had the same bytes since a fork; process.c */
+	bool buffer_shared;    /* a fork has copied the buffer to other processes; process.c */
 	uint64_t buffer_taken; /* value of holders->taken to which buffer_at corresponds */
 	uint32_t ops;	       /* calls, for "switch-every" */
 	struct stats_row *row;
@@ -309,12 +315,12 @@ struct core {
 	struct rules rules;
 	_Atomic(bool) active;	  /* a rule might apply to this program */
 	struct clan_queue *queue; /* NULL until it is needed */
-	int epoll_fd; /* the queue, kick_fd and the TCP sockets of carried connections */
+	int epoll_fd; /* watches the queue, kick_fd and the TCP sockets of carried connections */
 	int kick_fd;
 	uint64_t tag; /* identifies core.epoll_fd in the program's sets */
 	_Atomic(uint32_t) sleepers;
 	_Atomic(uint32_t) kick_left; /* sleepers that have not seen the last kick */
-	uint32_t kick_waiters;	     /* threads waiting until all sleepers have seen it */
+	uint32_t kick_waiters;	     /* threads that wait until kick_left is 0 */
 	uint64_t kick_epoch;
 	bool news; /* a change that sleepers might wait for; core_unlock() then wakes them */
 	uint32_t own_fds;
@@ -378,7 +384,7 @@ void conn_forget(struct conn *conn, enum sockets_reason reason);
 void conn_untrack(struct conn *conn);
 /* Starts to return a carried connection to TCP. */
 void conn_leave(struct conn *conn, enum sockets_reason reason);
-/* Returns a carried connection to TCP for good; stops tracking others. */
+/* Returns a carried connection to TCP for good. Stops tracking a connection that is not carried. */
 void conn_unfit(struct conn *conn, enum sockets_reason reason);
 /* Returns all chosen connections to TCP, and waits up to timeout_ms. The lock is released in
  * between, so connections can be closed. */
@@ -417,8 +423,8 @@ void conn_watch_tcp(struct conn *conn);
 
 /* --- meet.c ----------------------------------------------------------------------------------- */
 
-/* Performs the next step if it is due: meeting the other library, or carrying. Called with the
- * lock. */
+/* Performs the next step towards carrying the connection: finds the other library, connects to it,
+ * or starts to carry. Called with the lock. */
 void conn_advance(struct conn *conn);
 /* Called when both libraries are connected: makes the final check, and carries the connection. */
 void conn_meet(struct conn *conn);

@@ -72,13 +72,14 @@ GMB_MUST_CHECK int switch_received(
  * that come from there (UINT64_MAX: no end is known). */
 enum switch_place switch_place(const struct switch_side *side, uint64_t *bytes_out);
 
-/* Returns true if the peer is permitted to switch and has not sent GO. Bytes in TCP might then come
- * after bytes in the ring. So a reader counts the bytes in TCP, then processes the messages, and
- * then reads no more than it counted. */
+/* Returns true if the peer is permitted to switch and has not sent GO. Such a peer can send GO,
+ * write to the ring, and return to TCP at any time. Then TCP has bytes that come after those in the
+ * ring. So a reader counts the bytes in TCP, then processes the messages, and then reads from TCP
+ * no more than it counted. */
 bool switch_may_turn(const struct switch_side *side);
 
-/* Called when the ring has ended, with its last byte at the current position, because the peer is
- * gone. */
+/* Called when the ring has ended because the peer is gone. All bytes of the ring have been read: it
+ * ends at the current position. */
 void switch_ring_ended(struct switch_side *side);
 
 /* Returns true if both directions are on TCP for good and the ring has been read. */

@@ -137,8 +137,8 @@ static short sockets_wait_asked(const struct pollfd *fd)
 	return (short)(fd->events | POLLHUP | POLLERR | POLLNVAL);
 }
 
-/* Fills in the conditions that we report, and in rest the descriptors for the kernel. *left: there
- * are some. Returns the number of ready entries. */
+/* Fills in the conditions that the library reports, and in rest the descriptors that the kernel
+ * must report. *left: there are such descriptors. Returns the number of ready entries. */
 static int look_at_ours(struct pollfd *fds, struct pollfd *rest, nfds_t count, bool *left)
 {
 	int ready = 0;
@@ -177,8 +177,8 @@ static int merge(struct pollfd *fds, const struct pollfd *rest, nfds_t count)
 	for (nfds_t i = 0; i < count; i++) {
 		struct set *set = set_at(fds[i].fd);
 
-		/* The kernel's set is also readable because of our own descriptor in it, so its
-		 * result is ignored. */
+		/* The kernel reports a set that contains core.epoll_fd as readable for events of
+		 * the library, too. So the kernel's result for such a set is ignored. */
 		if (rest[i].fd >= 0 && (set == NULL || !set_has_core(set))) {
 			fds[i].revents = (short)(fds[i].revents | rest[i].revents);
 		}
@@ -250,8 +250,9 @@ static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, ui
 	}
 }
 
-/* If nothing is ready, the kernel delivers signals that the mask does not block, even without
- * waiting. Called without the lock, because such a signal must not be deferred. */
+/* Delivers pending signals that the mask does not block. The kernel's ppoll() does this whenever no
+ * descriptor is ready, even with a timeout of 0. Called without the lock, because such a signal
+ * must not be deferred. */
 static int let_in(const sigset_t *mask)
 {
 	const struct timespec now = { 0 };

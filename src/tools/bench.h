@@ -42,8 +42,8 @@ struct bench_work {
 	uint32_t read_percent; /* 100: only reads, 0: only writes */
 	uint32_t block_bytes;
 	uint32_t depth; /* requests in flight per connection */
-	/* total number of connections; 0: one client per thread, which chooses their number
-	 * itself */
+	/* total number of connections; 0: each thread has one client, which chooses its own number
+	 * of connections */
 	uint32_t connections;
 	uint32_t threads;
 	uint64_t duration_ns;
@@ -52,7 +52,7 @@ struct bench_work {
 	uint64_t rate_bytes;   /* per second; 0: none. At most one of the two is set. */
 	uint64_t rate_requests;
 	uint64_t offset;
-	uint64_t size; /* of the range; 0: to the end of the export */
+	uint64_t size; /* bytes of the export to use; 0: to its end */
 	uint64_t seed;
 	uint64_t timeout_ns;
 	enum bench_spin spin;

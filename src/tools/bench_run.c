@@ -360,8 +360,8 @@ static void bench_run_slot_done(struct gmb_request *request)
 		atomic_load_explicit(&worker->completed, memory_order_relaxed) + 1,
 		memory_order_relaxed);
 	if (unlikely(now >= worker->phase_end_ns)) {
-		/* Called after the sample was recorded, so that the number of completions fits the
-		 * time between the first and the last. */
+		/* Called after this request was recorded, because the measurement can end here, and
+		 * then includes this request. */
 		phase_advance(worker, now);
 	}
 	if (likely(worker->phase != BENCH_DRAIN)) {
@@ -443,7 +443,8 @@ static int link_open(struct bench_worker *worker, struct bench_link *link, struc
 	return err;
 }
 
-/* Gives a link its own part of the range or of the order, as long as there are blocks. */
+/* Gives the link its own part of the range or of the order. If there are more links than blocks,
+ * some links share a block, or get none if each block is used once. */
 static void link_place(struct bench_link *link, uint32_t number)
 {
 	const struct bench_work *work = link->worker->shared->work;
@@ -591,7 +592,8 @@ static void worker_run(struct bench_worker *worker)
 		/* Otherwise the kernel may delay this thread's timers by 50 us. */
 		GMB_UNUSED(prctl(PR_SET_TIMERSLACK, 1));
 	}
-	/* Starts one slot of each link after the other, so that a rate is spread over all links. */
+	/* Starts the first slot of every link, then the second of every link, and so on, so that a
+	 * rate is spread over all links. */
 	for (uint32_t j = 0; j < worker->shared->work->depth; j++) {
 		for (uint32_t i = 0; i < worker->link_count; i++) {
 			slot_start(&worker->links[i].slots[j], clock_now_ns());

@@ -33,14 +33,14 @@ struct copy_io {
 	uint64_t offset;
 	uint64_t length;
 	uint8_t *buffer;	    /* READ, WRITE */
-	struct copy_end *source;    /* FROM: copies the same range of it; see copy_end_can_copy() */
+	struct copy_end *source;    /* FROM: its range is copied; see copy_end_can_copy() */
 	struct gmb_extent *extents; /* MAP: room for the answer, in the form of GMB_STATUS */
 	uint32_t extents_max;
 	copy_done_fn *done;
 
 	int result;
-	uint32_t extent_count; /* MAP: at least 1 when result is 0 */
-	uint64_t moved;	       /* READ: length, or less at the end of a stream */
+	uint32_t extent_count; /* MAP: number of extents; at least 1 when result is 0 */
+	uint64_t moved;	       /* READ: bytes read; fewer than length at the end of a stream */
 
 	/* The members below are private to the end. */
 	bool in_flight;
@@ -65,7 +65,8 @@ struct copy_end_ops {
 	/* Called when everything is written: sets a file's size to bytes, the size of the copy.
 	 * Optional. */
 	int (*finish)(struct copy_end *end, uint64_t bytes, struct error *error);
-	/* Drops its pages from the page cache, so that reads come from the disk. Optional. */
+	/* Drops the pages of the end from the page cache, so that reads come from the disk.
+	 * Optional. */
 	void (*forget)(struct copy_end *end);
 	/* Frees the end. *error: a failure that is detected only now. */
 	int (*close)(struct copy_end *end, struct error *error);
@@ -83,7 +84,7 @@ struct copy_end {
 	bool can_map;
 	bool can_zero; /* the end can write zeroes without payload */
 	bool can_flush;
-	bool known_zero;      /* what was not written yet reads as zeroes */
+	bool known_zero;      /* unwritten parts of the end read as zeroes */
 	bool shrunk;	      /* the end became smaller during the copy */
 	uint64_t bytes;	      /* valid if size_known */
 	uint32_t block_min;   /* offsets and lengths are multiples of it; a power of two */
@@ -107,11 +108,11 @@ enum copy_kind copy_end_kind(const char *text);
 GMB_MUST_CHECK int copy_end_open(struct copy_loop *loop, const struct copy_end_options *options,
 	struct copy_end **end_out, struct error *error);
 
-/* Returns true when the server of both ends can copy between them itself with COPY_FROM. Else
+/* Returns true when one server serves both ends and can copy between them with COPY_FROM. Otherwise
  * *reason is set to the reason, a static text. */
 bool copy_end_can_copy(struct copy_end *target, struct copy_end *source, const char **reason);
 
-/* Returns true when both ends are known to be the same bytes. */
+/* Returns true when both ends are known to be the same file, device or export. */
 bool copy_end_is_same(const struct copy_end *a, const struct copy_end *b);
 
 /* Returns true when the descriptor refers to the end's file. */
@@ -136,8 +137,8 @@ void copy_end_fini(struct copy_end *end);
 
 /* Completes the operation: calls done. */
 void copy_io_end(struct copy_io *io, int result);
-/* Completes the operation with "cannot read the source 'x' at OFFSET (LENGTH bytes): reason" as the
- * failure. */
+/* Completes the operation with the error `code`, and describes it in end->failure: "cannot read the
+ * source 'x' at byte OFFSET (LENGTH bytes): reason". */
 void copy_io_fail(struct copy_io *io, int code);
 
 GMB_MUST_CHECK int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *options,
@@ -244,15 +245,16 @@ struct copy_map {
 	uint64_t limit; /* size in bytes */
 	uint64_t grain; /* a power of two */
 	uint64_t zero_min;
-	uint64_t asked; /* offset up to which the end has answered */
-	/* start of zeroes that may continue after `asked`; equal to it: there are none */
+	uint64_t asked; /* the extents below this offset were received */
+	/* start of the zeroes that end at `asked` and may continue after it; equal to `asked` if
+	 * there are none */
 	uint64_t pending;
 	uint64_t runs_end; /* end of the last run */
 	uint32_t run_first;
 	uint32_t run_count;
 	bool no_map; /* treat everything as data */
-	/* If not NULL, a range whose query fails with an error that it accepts counts as data,
-	 * which is then read. */
+	/* NULL, or decides about failed queries: after an error for which copy_bad_takes() is true,
+	 * the range counts as data, which is then read. */
 	const struct copy_bad *bad;
 	struct error error;
 	struct copy_io io;
@@ -295,7 +297,7 @@ struct copy_journal {
 	int fd; /* -1: no journal */
 	bool resumed;
 	bool target_zero; /* the target was known to read as zeroes when the copy started */
-	uint64_t durable; /* every byte of the target below it is durable */
+	uint64_t durable; /* every byte of the target below this offset is durable */
 	uint64_t length;  /* offset of the next line */
 };
 
@@ -332,7 +334,8 @@ void copy_journal_close(struct copy_journal *journal);
  *   0x00100000  0x00001000  -    not readable: zero in the target
  *   0x00101000  0x000FF000  ?    not tried: the copy ended before
  *
- * Borrows the path. All zero before copy_bad_open(); then each error ends the copy.
+ * Borrows the path. The struct is zeroed before copy_bad_open(). A zeroed struct skips no errors:
+ * each error ends the copy.
  */
 struct copy_bad_range {
 	uint64_t start;
@@ -346,7 +349,7 @@ struct copy_bad {
 	size_t count;
 	size_t room;
 	uint64_t bytes;	    /* total of all ranges */
-	uint64_t finished;  /* the target has everything before this offset, except the ranges */
+	uint64_t finished;  /* the copy is complete below this offset, except for `ranges` */
 	struct error first; /* reason of the first range */
 	bool is_written;
 };
@@ -364,15 +367,15 @@ bool copy_bad_takes(const struct copy_bad *bad, int result);
 GMB_MUST_CHECK int copy_bad_add(struct copy_bad *bad, uint64_t start, uint64_t end,
 	const struct error *reason, struct error *error);
 
-/* Writes the map of a source with total bytes, once, and makes it durable. */
+/* Writes the map of a source of `total` bytes, and makes it durable. Called once. */
 GMB_MUST_CHECK int copy_bad_write(struct copy_bad *bad, uint64_t total, struct error *error);
 
 /* Closes the file, and removes it if the map was not written. */
 void copy_bad_close(struct copy_bad *bad);
 
 /*
- * Reads a piece whose read has failed once more, in small blocks, one after the other. A block that
- * fails is zeroed in the buffer and added to a range of bad. The owner sets the members before
+ * Repeats the failed read of a piece in small blocks, one after the other. A block that fails again
+ * is zeroed in the buffer and added to a range of `bad`. The owner sets the members before
  * "Private".
  */
 struct copy_rescue;
@@ -381,7 +384,7 @@ typedef void copy_rescue_fn(struct copy_rescue *rescue, const struct error *erro
 
 struct copy_rescue {
 	struct copy_bad *bad;
-	/* when it becomes true, the rescue ends early, as if everything had been read */
+	/* when *stopping becomes true, the rescue ends early, as if everything had been read */
 	const bool *stopping;
 	copy_rescue_fn *done;
 
@@ -411,7 +414,7 @@ struct copy_counters {
 	uint64_t total;	   /* UINT64_MAX: not known yet */
 	uint64_t read;	   /* bytes read from the source */
 	uint64_t written;  /* bytes written to the target */
-	uint64_t copied;   /* bytes copied by the server of both ends */
+	uint64_t copied;   /* bytes that the server copied (COPY_FROM) */
 	uint64_t zeroed;   /* bytes that the target zeroed on request */
 	uint64_t skipped;  /* zeroes that the target already had */
 	uint64_t compared; /* bytes verified */

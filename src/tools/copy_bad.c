@@ -29,8 +29,8 @@ enum {
 
 bool copy_bad_takes(const struct copy_bad *bad, int result)
 {
-	/* Disks and file systems report lost data with these errors. Other errors, as of a server
-	 * that is gone, end the copy, which can be continued later. */
+	/* Disks and file systems report lost data with these errors. Other errors end the copy, for
+	 * example if a server is gone. Such a copy can be continued later. */
 	return bad->file != NULL &&
 	       (result == -EIO || result == -ENODATA || result == -EILSEQ || result == -EBADMSG);
 }

@@ -255,7 +255,8 @@ static void signal_done(struct ring_op *op, int result)
 	loop->stop_signal = caught_signal;
 }
 
-/* Ends only this turn. The caller checks the tick, and the next turn starts with the queue. */
+/* Called for events of the queue and for the tick. Does nothing: the event has already ended the
+ * wait in copy_loop_turn(), and the next turn processes the queue. */
 static void turn_ends(struct ring_op *op, int result)
 {
 	GMB_UNUSED(op);
@@ -377,9 +378,9 @@ void copy_loop_destroy(struct copy_loop *loop)
 }
 
 enum {
-	/* Several connections fill a long line and occupy several threads of a server. Unix sockets
-	 * need them because of their small buffers. Over loopback, four slow each other down less
-	 * than two do. */
+	/* Several connections fill a network with a long latency, and occupy several threads of a
+	 * server. Unix sockets need several connections because their buffers are small. Over
+	 * loopback, four connections slow each other down less than two do. */
 	CONNECTIONS_DEFAULT = 4,
 	RECONNECT_MS_MAX = 600000,
 	SLOW_MS_MAX = 300000,

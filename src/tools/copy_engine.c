@@ -30,12 +30,13 @@ enum { WINDOW_MIN = 4, WINDOW_BYTES_MIN = 3 << 20, WINDOW_SHORT = 16 };
 enum task_state {
 	TASK_FREE,
 	TASK_READING,  /* waits for the source's bytes */
-	TASK_RESCUING, /* reads the piece again in small blocks, some of which are lost */
+	TASK_RESCUING, /* reads the piece again in small blocks, to find the unreadable ones */
 	TASK_TURN,     /* waits until all earlier pieces are written to a stream */
 	TASK_WRITING,  /* waits for the target to write a run of data */
 	TASK_ZEROING,  /* waits for the target to zero a run */
-	TASK_COPYING,  /* waits for the server of both ends to copy it */
-	/* Waits for the last block of the target, in which the piece ends, to be read. */
+	TASK_COPYING,  /* waits for the server to copy the piece (COPY_FROM) */
+	/* The rest of the piece is shorter than a block of the target: waits for the target's block
+	 * to be read. */
 	TASK_READ_EDGE,
 	TASK_STATE_COUNT
 };
@@ -48,7 +49,7 @@ struct task {
 	bool zero; /* a run of zeroes according to the map, without data */
 	uint64_t offset;
 	uint64_t length;
-	uint64_t cursor;   /* number of its bytes that the target has */
+	uint64_t cursor;   /* bytes of the piece that the target has */
 	uint64_t run;	   /* bytes of the operation in flight */
 	uint64_t asked_ns; /* time at which its read or write was submitted */
 	uint8_t *buffer;
@@ -75,9 +76,9 @@ struct engine {
 	bool reading; /* a stream is being read */
 	/* Piece that the server copies, or NULL; other pieces wait while it is set. */
 	struct task *copying;
-	bool copies;	   /* the server of both ends copies */
+	bool copies;	   /* the server copies the pieces (COPY_FROM) */
 	bool begins_again; /* restart at position, which was moved back */
-	bool cannot_zero;  /* the target has reported that */
+	bool cannot_zero;  /* the target does not support requests to zero */
 	bool flush_failed; /* earlier writes may be lost, even if a later flush succeeds */
 	bool stopping;
 	struct error error;
@@ -87,7 +88,7 @@ struct engine {
 	struct copy_io flush;
 	uint64_t flush_mark;	 /* offset below which the flush in flight makes data durable */
 	uint64_t checkpoint_ns;	 /* start time of the last checkpoint */
-	uint64_t checkpoint_end; /* value of counters->done at which the next one is due */
+	uint64_t checkpoint_end; /* value of counters->done at which a checkpoint is due */
 	struct copy_map map;
 };
 
@@ -282,7 +283,7 @@ static void task_zero(struct task *task, uint64_t run)
 	copy_end_submit(task->engine->target, &task->io);
 }
 
-/* Called when the target's last block was read: the piece replaces its first part. */
+/* Called when the block of the target was read. The rest of the piece replaces its first part. */
 static void edge_read(struct copy_io *io)
 {
 	struct task *task = container_of(io, struct task, io);
@@ -602,7 +603,7 @@ static void engine_fill(struct engine *engine)
 
 /* --- checkpoints --------------------------------------------------------------------------- */
 
-/* Returns the offset below which the target has every byte. */
+/* Returns the offset below which the target has every byte of the copy. */
 static uint64_t low_water(const struct engine *engine)
 {
 	struct list_node *first = list_first(&engine->tasks);

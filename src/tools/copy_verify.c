@@ -143,7 +143,7 @@ static void copy_verify_pair_start(
 		io->offset = pair->offset;
 		io->buffer = pair->buffers[side];
 		io->done = pair_read;
-		/* A target of whole blocks can extend beyond the copy. */
+		/* Reads need whole blocks. The last one can extend beyond the copy. */
 		io->length = MIN(align_up(length, end->block_min), end->bytes - pair->offset);
 		pair->waiting++;
 		copy_end_submit(end, io);

@@ -65,7 +65,7 @@ static bool find_is_here(const char *host)
 	return false;
 }
 
-/* Returns the time limit of the next step, within the time left for all. */
+/* Returns the time limit of the next step: one_ms, or less if less time is left until end_ns. */
 static int limit_of_next(uint64_t end_ns, int one_ms)
 {
 	uint64_t left_ns = end_ns - MIN(clock_now_ns(), end_ns);
@@ -73,15 +73,15 @@ static int limit_of_next(uint64_t end_ns, int one_ms)
 	return (int)MIN(clock_milliseconds(left_ns), (uint32_t)one_ms);
 }
 
-/* The time for looking up the paths that one server has named. Their file systems may be another
- * user's, who decides when they answer, if ever. */
+/* Limits the time for looking up the paths that one server has named. Another user might
+ * control their file systems, and can make them answer late or never. */
 struct lookup {
 	uint64_t end_ns; /* deadline of the search */
 	bool is_over;	 /* a path took too long, so no other one is looked up */
 };
 
-/* Looks up the path in a child. The child may have to be left behind, in a state in which it cannot
- * be killed, so it keeps nothing open but the pipe. */
+/* Looks up the path in a child process. If the file system does not answer, the child cannot even
+ * be killed, and is left behind. So it keeps nothing open but the pipe. */
 static _Noreturn void stat_in_child(const char *path, int end)
 {
 	struct stat status;
@@ -259,9 +259,9 @@ static void add_uris(struct search *search, const json_t *document)
 	}
 }
 
-/* Returns the rank of a match; 0: none. A server's statement about its URIs cannot be checked. So
- * if the caller is root, servers that run as root rank above all others, and an exact spelling does
- * not matter among the others. */
+/* Returns the rank of a match; 0: none. Any server can claim any URI. So if the caller is root, the
+ * servers that run as root rank above the servers of other users, and the latter have the same rank
+ * whether they spell the URI exactly or not. */
 static uint32_t rank_of(
 	const json_t *document, const struct ucred *peer, const char *uri, uint64_t end_ns)
 {
@@ -379,8 +379,8 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 		return no_folder(error);
 	}
 	for (uint32_t i = 0; server_control_folder(i, other, sizeof(other)) == 0; i++) {
-		/* Servers in these folders are not searched for root, who must name them by process
-		 * or socket, because the kernel can confirm these. */
+		/* Any server can claim any URI. So for root, the folders below /run/user are not
+		 * searched. Root selects a server there by its process ID or socket. */
 		if (!is_of_a_user(other)) {
 			search_folder(&search, other, uri);
 		}

@@ -620,7 +620,8 @@ static struct nbd_text tools_info_text_of(struct message_text text)
 	return (struct nbd_text){ .bytes = (const char *)text.bytes, .length = text.length };
 }
 
-/* Stores an export of a gmb server in NBD's terms. gmb has everything that NBD has. */
+/* Stores an export of a gmb server in NBD's terms. gmb has every request of NBD, so most of the
+ * flags are always set. */
 static int tools_info_take_export(
 	void *context, uint16_t version, const struct native_export *export, struct error *error)
 {

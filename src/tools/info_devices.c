@@ -88,7 +88,7 @@ static json_t *info_devices_disk_of(
 
 	snprintf(name, sizeof(name), "/sys/block/%s", disk);
 	if (realpath(name, path) == NULL || !last_device(path, strlen(path), bdf)) {
-		return NULL; /* the disk is not one of a PCI device */
+		return NULL; /* the disk does not belong to a PCI device */
 	}
 	result = info_devices_reach(memory, disk);
 	object = json_object();

@@ -202,7 +202,7 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 	struct error *error)
 {
 	struct export_uri uri = target->uri;
-	/* For a destination with push the ticket determines the export. */
+	/* A destination with push gets no export name, because the ticket determines the export. */
 	const char *name = target->ask != NULL ? "" : uri.export_name;
 	uint32_t name_bytes = (uint32_t)strlen(name);
 	char path[BESIDE_BYTES];

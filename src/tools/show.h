@@ -35,9 +35,9 @@ void print_export_name(const char *name);
  * becomes null. The caller owns the value; NULL: no memory. */
 json_t *print_json_text(const char *text);
 
-/* Prints root as formatted by json_dumps(), and flushes. Takes root. NULL: out of memory. */
+/* Prints root as formatted by json_dumps(), and flushes. Releases root. NULL: out of memory. */
 GMB_MUST_CHECK int print_json(json_t *root, struct error *error);
-/* Prints root on one line, for sequences of documents. Takes root. */
+/* Prints root on one line, for sequences of documents. Releases root. */
 GMB_MUST_CHECK int print_json_line(json_t *root, struct error *error);
 /* Like print_json(), with `digits` digits for each real number. */
 GMB_MUST_CHECK int print_json_digits(json_t *root, int digits, struct error *error);
@@ -48,26 +48,27 @@ GMB_MUST_CHECK int print_json_digits(json_t *root, int digits, struct error *err
 enum { INFO_LABEL_COLUMNS = 20 };
 void info_label(const char *label);
 
-/* info_show_text() and info_show_json() print what a server offers. refusal: NULL, or the reason
- * why the export in the URI is not available; then only the names of the others are printed. */
+/* info_show_text() and info_show_json() print the exports and properties of a server. refusal:
+ * NULL, or the reason why the export in the URI is not available. That export is then left out, and
+ * the names of the others are printed. */
 GMB_MUST_CHECK int info_show_text(
 	const char *uri, const struct nbd_offers *offers, bool list, struct error *error);
 /* Queries a server over gmb for its exports; freed with nbd_offers_fini(), also after an error. */
 GMB_MUST_CHECK int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns,
 	struct nbd_offers *offers, struct error *error);
-/* Describes the protection of a connection for other documents; false: none. */
+/* Describes the protection of a connection, for other documents; JSON false if there is none. */
 json_t *info_json_tls(const struct nbd_protection *protection);
 GMB_MUST_CHECK int info_show_json(const char *uri, const struct nbd_offers *offers, bool list,
 	const char *refusal, struct error *error);
 
 /* Prints the extents of an export: data, holes and zeroes. timeout_ns: for connecting; whole_ns:
- * for everything. -EOPNOTSUPP: the server does not support it. */
+ * for everything. -EOPNOTSUPP: the server does not report extents. */
 GMB_MUST_CHECK int info_map(
 	const char *uri, uint64_t timeout_ns, uint64_t whole_ns, bool json, struct error *error);
 
 /* Lists the PCI devices that offer memory to others, with their properties. For each disk of a PCI
- * device, tests whether it can reach that memory by reading its first block into it. An array;
- * gives a reference. */
+ * device, tests whether it can reach that memory by reading its first block into it. Returns
+ * an array, which the caller owns. */
 struct json_t *info_devices(void);
 /* Prints that list for people. */
 void info_devices_print(const struct json_t *devices);
