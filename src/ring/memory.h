@@ -12,9 +12,9 @@
  * mem_cpu_read() and mem_cpu_write() for code that accesses the bytes, mem_socket_ptr() for the
  * ring's socket operations, and mem_address() for the ring itself.
  *
- * Threading: values. A region changes only on the thread of the ring it is registered with.
- * Ownership: a reference owns nothing. The region must outlive all references to it. Errors: using
- * memory without the right to is a bug, and asserted.
+ * Threading: a reference is a value, which any thread can copy. A region changes only on the thread
+ * of the ring with which it is registered. Ownership: a reference owns nothing. The region must
+ * outlive all references to it. Errors: using memory without the right to is a bug, and asserted.
  */
 #pragma once
 
@@ -86,7 +86,7 @@ static inline struct mem_ref mem_add(struct mem_ref memory, uint64_t bytes)
 	return memory;
 }
 
-/* Returns the reference without all rights that are not in rights. */
+/* Returns the reference with only those of its rights that are also in `rights`. */
 static inline struct mem_ref mem_limit(struct mem_ref memory, uint32_t rights)
 {
 	memory.rights &= (uint8_t)rights;
