@@ -25,8 +25,8 @@ enum {
  * and --log-level. */
 struct cli_command {
 	const char *name;
-	const char *usage;	    /* text before the options in the help text */
-	const char *notes;	    /* text after them; NULL: usage is the whole text */
+	const char *usage; /* text before the options in the help text */
+	const char *notes; /* text after the options; NULL: the help text is only `usage` */
 	const struct field *fields; /* one per option */
 	size_t field_count;
 	void *arguments; /* the object that the fields set */
