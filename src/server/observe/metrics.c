@@ -374,7 +374,8 @@ static void write_histogram(const struct writer *w, const char *name, const stru
 	write_value(w, COUNTER_ITEMS, count);
 }
 
-/* Writes the counters and latency histograms of the added series, which are struct path_stats. */
+/* Writes the counters and latency histograms of the added series, whose values are of type struct
+ * path_stats. */
 static void write_requests(struct writer *w, const char *prefix, const char *help)
 {
 	char name[LABEL_BYTES];
