@@ -80,7 +80,7 @@ static int reload_run(struct job *job, struct error *error)
 	return trial_run(job, error) ?: change_open(job->change, error);
 }
 
-/* what: what was read beside the TLS files, or "" */
+/* what: text for the log that names what was read in addition to the TLS files, or "" */
 static void reload_log(struct job *job, const char *what)
 {
 	uint32_t addresses = credentials_count(job->options->credentials);
