@@ -56,7 +56,7 @@ struct upgrade_take {
 	bool keeps_all;			/* fail if a connection is refused */
 	struct upgrade_socket *sockets; /* fd -1: returned by upgrade_take_socket() already */
 	uint32_t socket_count;
-	struct upgrade_socket control; /* fd -1: there is none, or it was returned already */
+	struct upgrade_socket control; /* fd -1: no control socket, or it was returned already */
 	struct before *exports;
 	uint32_t export_count;
 	struct deferred_session *deferred;
@@ -613,9 +613,9 @@ static int adopt_deferred(
 	return 0;
 }
 
-/* Adopts a session, or stores it for adopt_deferred(). It may be on a disk that had no client when
- * check_exports() was called, because the old process accepts clients until it pauses. Takes
- * ownership of the descriptor on success. */
+/* Adopts a session, or stores it for adopt_deferred(). Fails if this process does not serve the
+ * session's disk. check_exports() does not detect this if the client has connected later: the old
+ * process accepts clients until it pauses. Takes ownership of the descriptor on success. */
 static int take_session(struct upgrade_take *take, const struct upgrade_taker *taker,
 	const struct upgrade_message *message, struct error *error)
 {
