@@ -108,7 +108,7 @@ struct ring_options {
 /* Counters since the ring was created; read by the owning thread. */
 struct ring_counters {
 	uint64_t enters; /* io_uring_enter system calls */
-	uint64_t waits;	 /* the calls counted in enters that could block */
+	uint64_t waits;	 /* how many of these calls could block */
 	uint64_t completions;
 	uint64_t submissions;
 	uint64_t messages;
