@@ -65,7 +65,7 @@ struct running {
 	pid_t pid;
 	uid_t user;
 	int pidfd;		     /* -1: the process has ended */
-	struct server_record record; /* how it was started; empty without a record */
+	struct server_record record; /* how the server was started; can be empty */
 };
 
 /* The options of the caller. */
