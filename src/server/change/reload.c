@@ -126,7 +126,7 @@ const struct job_kind job_reload = {
 	.finish = reload_finish,
 };
 
-/* A dry run, which only reports the effect. */
+/* A dry run of a reload, which only reports what the reload would change. */
 static const struct job_kind job_trial = {
 	.run = trial_run,
 	.finish = trial_finish,
