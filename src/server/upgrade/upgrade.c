@@ -143,7 +143,7 @@ static void accept_again(const struct upgrade *upgrade)
 }
 
 /* Restarts the acceptor after a failed upgrade as soon as it has stopped. If its reactor hangs,
- * that can be long after the failure. */
+ * the acceptor can stop long after the failure. */
 static void accept_when_stopped(struct upgrade *upgrade)
 {
 	if (upgrade->accepts_later && !upgrade->stopping && has_stopped_accepting(upgrade)) {
