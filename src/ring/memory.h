@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Memory references: the location of payload and the permitted kinds of access. On the path from
- * disk to network, payload has a reference instead of a pointer, because the CPU must not access
- * all of it: for example, device memory might not have an address.
+ * disk to network, payload has a reference instead of a pointer, because code on the CPU must not
+ * access every payload: device memory, for example, might not have an address.
  *
  *   mem_region   base, bytes, fixed-buffer index      a run of memory; owned elsewhere
  *      ▲
