@@ -260,8 +260,8 @@ void server_access_options_fini(struct server_config *config);
  * fulfil. */
 GMB_MUST_CHECK int server_access_finish(const struct server_config *config, struct error *error);
 
-/* Fills sets with the rules of each export: first from the command line, then from the file; those
- * of server_access_common() for exports without rules of their own. */
+/* Fills sets with the rules of each export: first those of the command line, then those of the
+ * file. Exports without rules of their own get the rules of server_access_common(). */
 GMB_MUST_CHECK int server_access_build(
 	const struct server_config *config, struct access **sets, struct error *error);
 /* Returns the rules for exports that have no rules of their own; NULL: there are none. */
