@@ -34,8 +34,8 @@ struct before {
 	char *name;
 	uint32_t name_bytes;
 	uint32_t session_count;
-	/* For a disk in memory, fd is its memory, and is closed with this entry; otherwise it is
-	 * -1. */
+	/* For a disk in memory, fd is the disk's memory, and is closed with this entry. For other
+	 * disks, fd is -1: store_adopt() has taken the claim. */
 	struct store_claim inherited;
 	uint64_t epoch;
 	struct export *same; /* this process's export on the same disk, or NULL */
@@ -177,7 +177,7 @@ static int keep_export(
 	if (entry != NULL) {
 		entry->name = strndup(message->record.export, message->record.export_bytes);
 	}
-	/* The store has taken ownership of the descriptor, unless it is the memory of a disk. */
+	/* store_adopt() has taken ownership of the descriptor, except of a disk's memory. */
 	if (claim.hold != STORE_HOLD_MEMORY) {
 		claim.fd = -1;
 	}
