@@ -25,8 +25,8 @@ enum {
  * and --log-level. */
 struct cli_command {
 	const char *name;
-	const char *usage;	    /* text before the options in the help text */
-	const char *notes;	    /* text after them; NULL: usage is the whole text */
+	const char *usage; /* text before the options in the help text */
+	const char *notes; /* text after the options; NULL: the help text is only `usage` */
 	const struct field *fields; /* one per option */
 	size_t field_count;
 	void *arguments; /* the object that the fields set */
@@ -63,8 +63,8 @@ struct cli_command {
  * status, also after -h or --help. */
 GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char **argv);
 
-/* Makes cli_parse() call see() with the command and return CLI_OK instead of parsing. see NULL:
- * cli_parse() parses again. */
+/* Makes cli_parse() call see() with the command and return CLI_OK instead of parsing. If `see` is
+ * NULL, cli_parse() parses again from now on. */
 typedef void cli_see(const struct cli_command *command, void *context);
 void cli_watch(cli_see *see, void *context);
 

@@ -188,8 +188,8 @@ static bool is_host_port(const char *text)
 			    ".-_:[]") == strlen(text);
 }
 
-/* Rejects texts that would be taken for the name of a new file: a server that is not written as a
- * URI, or a kind of disk that only a server has. */
+/* Rejects texts that would become the name of a new file although the user means something else: a
+ * server that is not written as a URI, or a disk that only a server can open, such as memory:1G. */
 static int refuse_no_file(const char *text)
 {
 	struct stat status;

@@ -53,8 +53,8 @@ static int take_watch(void *context, const char *text, struct error *error)
 	return rc;
 }
 
-/* Returns whether the operand is probably the time of --watch, after which a space was used instead
- * of "=". */
+/* Returns whether the operand is probably the time of --watch, written as "--watch TIME" instead of
+ * "--watch=TIME". */
 static bool is_watch_time(const struct stats_arguments *arguments, const char *operand)
 {
 	uint64_t ignored;

@@ -100,7 +100,7 @@ static int cli_trace_arguments_parse(int argc, char **argv, struct trace_argumen
 	return status;
 }
 
-/* Returns a failure if there are fewer requests than wanted, even if those were shown. */
+/* Returns a failure if fewer requests than wanted were recorded, although they have been shown. */
 static int count_check(const struct trace_arguments *arguments,
 	const struct trace_requests *requests, struct error *error)
 {

@@ -65,7 +65,7 @@ struct running {
 	pid_t pid;
 	uid_t user;
 	int pidfd;		     /* -1: the process has ended */
-	struct server_record record; /* how it was started; empty without a record */
+	struct server_record record; /* how the server was started; can be empty */
 };
 
 /* The options of the caller. */
@@ -324,12 +324,12 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	close(report[1]);
 	if (pid > 0) {
 		(void)waitpid(pid, NULL, 0);
-		/* Without an error the pipe is closed when the program starts, without data. */
+		/* When the program starts, the pipe is closed, and there is nothing to read. */
 		if (read(report[0], &code, sizeof(code)) == (ssize_t)sizeof(code)) {
 			char end;
 
-			/* Waits until the child has ended, and with it its copies of the offered
-			 * descriptors. */
+			/* Waits until the child has ended, which also closes its copies of the
+			 * offered descriptors. */
 			(void)!read(report[0], &end, sizeof(end));
 		} else {
 			code = 0;

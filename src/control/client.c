@@ -253,8 +253,8 @@ static void dispose_files(
 	}
 }
 
-/* Stores the received files if they are expected and the first ones; they arrive before their line
- * or with it. Otherwise closes them and returns false. */
+/* Stores received files, which arrive before the line that belongs to them, or with this line. If
+ * no files are expected, or some are stored already, closes the new ones and returns false. */
 static bool keep_files(struct control_connection *connection, const int *fds, uint32_t count)
 {
 	if (count == 0) {

@@ -139,16 +139,18 @@ enum { CONTROL_TIMEOUT_MS = 10000 };
  */
 GMB_MUST_CHECK int control_connect(const char *path, const char *command, json_t *arguments,
 	int timeout_ms, struct control_connection **connection_out, struct error *error);
-/* Like control_connect(), for a command followed by control_receive_files(). With
- * control_connect(), received files are an error (-EPROTO), because closing them could block this
- * process for as long as the sender likes. */
+/* Like control_connect(), but accepts open files, for a command followed by
+ * control_receive_files(). After control_connect(), received files are an error (-EPROTO): closing
+ * a file can block for as long as its sender likes, so files are accepted only where they are
+ * needed. */
 GMB_MUST_CHECK int control_connect_for_files(const char *path, const char *command,
 	json_t *arguments, int timeout_ms, struct control_connection **connection_out,
 	struct error *error);
 /* NULL is a no-op. */
 void control_disconnect(struct control_connection *connection);
-/* Returns the descriptor to poll for the answer after a note. It is readable when the answer
- * arrives, and when the server closes. */
+/* Returns the connection's descriptor. A caller that has received a note can poll the descriptor
+ * for the answer: it is readable when the answer arrives, and when the server closes the
+ * connection. */
 int control_connection_fd(const struct control_connection *connection);
 /* Returns the process that listens at the socket, and its user when it last called listen(). Both
  * come from the kernel, not from the server's own statements. pid 0: the process is in another PID
@@ -175,8 +177,8 @@ GMB_MUST_CHECK bool control_wait(const struct control_connection *connection, in
 /* Waits until the server closes the connection. Returns false on timeout. */
 GMB_MUST_CHECK bool control_wait_closed(struct control_connection *connection, int timeout_ms);
 
-/* Connects, sends the command and receives the result, for a command that is answered immediately;
- * its notes are dropped. */
+/* Connects, sends the command and receives the result, for a command that is answered immediately.
+ * Notes (reports of progress) are dropped. */
 GMB_MUST_CHECK int control_ask(const char *path, const char *command, json_t *arguments,
 	int timeout_ms, json_t **result_out, struct error *error);
 

@@ -31,8 +31,8 @@ size_t http_request_end(const char *bytes, size_t count)
 	return 0;
 }
 
-/* Removes and returns the text before the delimiter from rest, or all of it if there is no
- * delimiter. */
+/* Removes the text before the delimiter, and the delimiter, from `rest` and returns the text.
+ * Without a delimiter, removes and returns all of `rest`. */
 static struct span http_take(struct span *rest, char delimiter)
 {
 	const char *found = memchr(rest->at, delimiter, rest->bytes);

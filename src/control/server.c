@@ -623,8 +623,8 @@ static void control_server_timer_done(struct ring_op *op, int result)
 	}
 }
 
-/* Closes the clients that are not in one of the states kept, and waits for the canceled
- * operations. */
+/* Closes the clients except those in one of the states of the bit set `kept`, and waits until their
+ * operations have been canceled. */
 static void close_clients(struct control_server *server, uint32_t kept)
 {
 	bool closing = true;

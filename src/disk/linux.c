@@ -278,7 +278,7 @@ static bool is_same_file(const struct stat *a, const struct stat *b)
 				   : a->st_dev == b->st_dev && a->st_ino == b->st_ino;
 }
 
-/* Calls fcntl() with an order for a lock of one byte. F_OFD_GETLK updates *lock. */
+/* Calls fcntl() for a lock of one byte. order: such as F_OFD_SETLK; F_OFD_GETLK updates *lock. */
 static int lock_ask(int fd, int order, off_t offset, struct flock *lock)
 {
 	int result;
@@ -543,9 +543,9 @@ static bool direct_read_works(int fd, uint8_t *memory, uint32_t align)
 }
 
 /*
- * Returns the smallest alignment >= first with which a read works; 0 if there is none. told: first
- * is the alignment that the system has reported. Otherwise, the result is at least 4096 for an
- * empty file, because reading it works with any alignment.
+ * Returns the smallest alignment >= `first` with which a read works; 0 if there is none. told: the
+ * system has reported the alignment `first`. Reading an empty file works with any alignment, so the
+ * result for an empty file is `first`, or at least 4096 if `first` is only a guess.
  */
 static uint32_t direct_probe(int fd, uint32_t first, bool told, uint64_t size)
 {

@@ -9,7 +9,7 @@
  *   plain    (blocks - valid) * age / (2 * valid)       no                80 %
  *   greedy   -valid                                     no                80 %
  *
- * The policy paper is the rule of uSendfile's garbage collector (IEEE CLOUD 2019). Threading:
+ * The policy "paper" is the rule of uSendfile's garbage collector (IEEE CLOUD 2019). Threading:
  * constant data.
  */
 #pragma once

@@ -99,8 +99,8 @@ struct trace_analysis {
 	double arrived[TRACE_QUARTERS];
 	/*
 	 * Simulated overlap with a network that is as fast as the disk: the share of the sending
-	 * time that is before the completion of the read. A sender sends arrived data in any order;
-	 * or only in ascending order; or only parts that are complete.
+	 * time that is before the completion of the read. The three values are for senders that
+	 * send arrived data in any order, only in ascending order, or only as complete parts.
 	 */
 	double hidden_any;
 	double hidden_ascending;
@@ -213,7 +213,8 @@ extern const struct store_kind marker_unchecked_kind;
  * that figures can compare gmblock's own choices with others:
  *
  *   parts=SIZE                    requests are cut into parts of this size
- *   progress=completion|counter   reads report no progress, or those of a memory store do
+ *   progress=completion|counter   a read reports no progress, or the progress that a memory store
+ *                                 counts
  *   device-cpu=yes|no             with mode=device: the CPU moves payload between device memory and
  *                                 sockets
  *   gc=RULE, cold=PERCENT         flash: see lab/gc_rules.h

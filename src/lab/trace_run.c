@@ -339,7 +339,7 @@ static int trace_group(
 	if (group->reads == NULL || group->analyses == NULL) {
 		return error_oom(error);
 	}
-	/* The first read always runs, because a group needs a read for its result. */
+	/* The first read runs even after a signal, because the result needs at least one read. */
 	for (uint32_t i = 0; i < work->count && err == 0 && (i == 0 || !asked_to_stop); i++) {
 		struct trace_read *read = &group->reads[i];
 

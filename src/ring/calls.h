@@ -87,7 +87,7 @@ void ring_mailbox_post(struct ring_mailbox *mailbox, struct ring_message *messag
 struct ring_message *ring_mailbox_take(struct ring_mailbox *mailbox);
 
 /* Runs op->call on a worker. Returns false if no thread could be started; the caller must then run
- * it. */
+ * op->call itself. */
 GMB_MUST_CHECK bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_op *op);
 /* Appends completed calls to a queue. */
 void ring_mailbox_collect(struct ring_mailbox *mailbox, struct ring_op_queue *to);

@@ -29,8 +29,9 @@ struct ring_guard *ring_guard_get(
 	struct ring_guard **free_list, struct ring_file file, void *buf, size_t len, bool wait_all);
 void ring_guard_put(struct ring_guard **free_list, struct ring_guard *guard);
 void ring_guards_free(struct ring_guard *free_list);
-/* Processes *result_inout, the result of receiving guard->message. Returns true if the whole
- * receive is complete, with its result in *result_inout, otherwise the rest must be received. */
+/* Processes the result of receiving guard->message, which is in *result_inout. Returns true if the
+ * whole receive is complete; *result_inout is then its result. Returns false if the rest must still
+ * be received. */
 GMB_MUST_CHECK bool ring_guard_take(struct ring_guard *guard, int *result_inout);
 /* Makes a receive that is being cancelled complete with the data that has arrived. */
 void ring_guard_cancel(struct ring_guard *guard);

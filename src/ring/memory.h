@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Memory references: the location of payload and the permitted kinds of access. On the path from
- * disk to network, payload has a reference instead of a pointer, because the CPU must not access
- * all of it: for example, device memory might not have an address.
+ * disk to network, payload has a reference instead of a pointer, because code on the CPU must not
+ * access every payload: device memory, for example, might not have an address.
  *
  *   mem_region   base, bytes, fixed-buffer index      a run of memory; owned elsewhere
  *      ▲
@@ -12,9 +12,9 @@
  * mem_cpu_read() and mem_cpu_write() for code that accesses the bytes, mem_socket_ptr() for the
  * ring's socket operations, and mem_address() for the ring itself.
  *
- * Threading: values. A region changes only on the thread of the ring it is registered with.
- * Ownership: a reference owns nothing. The region must outlive all references to it. Errors: using
- * memory without the right to is a bug, and asserted.
+ * Threading: a reference is a value, which any thread can copy. A region changes only on the thread
+ * of the ring with which it is registered. Ownership: a reference owns nothing. The region must
+ * outlive all references to it. Errors: using memory without the right to is a bug, and asserted.
  */
 #pragma once
 
@@ -86,7 +86,7 @@ static inline struct mem_ref mem_add(struct mem_ref memory, uint64_t bytes)
 	return memory;
 }
 
-/* Returns the reference without all rights that are not in rights. */
+/* Returns the reference with only those of its rights that are also in `rights`. */
 static inline struct mem_ref mem_limit(struct mem_ref memory, uint32_t rights)
 {
 	memory.rights &= (uint8_t)rights;

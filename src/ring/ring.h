@@ -108,7 +108,7 @@ struct ring_options {
 /* Counters since the ring was created; read by the owning thread. */
 struct ring_counters {
 	uint64_t enters; /* io_uring_enter system calls */
-	uint64_t waits;	 /* the calls counted in enters that could block */
+	uint64_t waits;	 /* how many of these calls could block */
 	uint64_t completions;
 	uint64_t submissions;
 	uint64_t messages;
@@ -359,9 +359,9 @@ void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
 	ring_done_fn *done);
 /*
  * Like ring_write() without dsync, but writes immediately on this thread. For writes to the page
- * cache, which kernels otherwise pass to a worker thread, which costs more than the copy. It can
- * block if there are too many dirty pages, so the caller measures its duration and uses
- * ring_write() while it blocks.
+ * cache: kernels pass ring_write() to a worker thread, and that costs more than the copy. The call
+ * can block if there are too many dirty pages. So the caller measures its duration, and uses
+ * ring_write() for some time after calls that blocked.
  */
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done);

@@ -20,8 +20,8 @@ void ring_socket_abort(struct ring *ring, struct ring_file file)
 
 	GMB_UNUSED(ring);
 	/* connect() to AF_UNSPEC disconnects a TCP socket, which discards data that waits to be
-	 * sent or retransmitted. The linger option does the same, but only when the last descriptor
-	 * is closed. It is for servers whose sandbox forbids connect(), and for kernel TLS. */
+	 * sent or retransmitted. connect() fails if the sandbox forbids it, and with kernel TLS.
+	 * Then the linger option discards the data, but only when the last descriptor is closed. */
 	(void)setsockopt(file.fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger));
 	(void)connect(file.fd, &nowhere, sizeof(nowhere));
 	(void)shutdown(file.fd, SHUT_RDWR);

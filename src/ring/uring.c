@@ -743,7 +743,8 @@ static void recv_guarded(
 	guard_submit(ring, op);
 }
 
-/* Processes a completed guarded receive. Returns false if it continues with another operation. */
+/* Processes a part that a guarded receive has received. Returns false if the rest is still to be
+ * received; the operation for the rest is then submitted. */
 static bool guarded_is_over(struct ring *ring, struct ring_op *op)
 {
 	if (!ring_guard_take(op->guard, &op->result)) {

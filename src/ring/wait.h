@@ -24,8 +24,9 @@ struct ring_waiter {
 /* may_batch, may_spin: the methods that may be tried. */
 void ring_waiter_init(struct ring_waiter *waiter, struct ring *ring, bool may_batch, bool may_spin);
 
-/* Called after every turn. requests: number of requests that have arrived so far, or of those that
- * were answered. is_slow: what the thread waits for takes longer than it would poll. */
+/* Called after every turn. requests: total number of requests so far; a server counts those that
+ * have arrived, a client those that were answered. is_slow: the thread waits for something that
+ * takes longer than the time for which it would poll. */
 void ring_waiter_turn(struct ring_waiter *waiter, uint64_t requests, bool is_slow);
 
 /* Lets the ring sleep for each completion again, until the next ring_waiter_turn(). */

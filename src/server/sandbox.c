@@ -159,8 +159,8 @@ static int allow_folders(
 	return rc;
 }
 
-/* A session kind with its own listeners opens them later, inside the sandbox. A network library may
- * need drivers for that. */
+/* Permits what a session kind with its own listeners needs to open them later, inside the sandbox:
+ * a port, or the drivers of a network library. */
 static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, struct error *error)
 {
 	sandbox->binds_low_port |= uri->port > 0 && uri->port < LOW_PORTS;

@@ -308,7 +308,7 @@ static void wait_for_command(struct server *server)
 
 /* --- running --------------------------------------------------------------------------------- */
 
-/* Returns whether an export has no access rules. */
+/* Returns whether any of the exports has no access rules. */
 static bool admits_all(const struct server *server)
 {
 	bool admits = false;

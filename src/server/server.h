@@ -9,8 +9,9 @@
  * Threading: the main thread of a process without other threads. Blocks until the server has
  * stopped, and handles SIGTERM, SIGINT, SIGCHLD and SIGHUP (unless SIGHUP is ignored) while it
  * runs. SIGHUP from a process reloads (change/jobs.h); SIGHUP from the kernel, sent when the
- * terminal closes, stops the server. Ownership: borrows the configuration and the kinds. Errors: a
- * failed start is a negative errno with an error message, and the server has not served any client.
+ * terminal closes, stops the server. Ownership: borrows the configuration and session kinds.
+ * Errors: a failed start is a negative errno with an error message, and the server has not served
+ * any client.
  */
 #pragma once
 

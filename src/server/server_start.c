@@ -95,8 +95,8 @@ static int start_reactors(struct server *server, struct error *error)
 		.context = server,
 	};
 
-	/* If this fails, the server has no instance number, and clients do not use copies inside
-	 * this server. */
+	/* If this fails, the instance stays zero. Clients then cannot detect that two connections
+	 * lead to this server, and do not let the server copy data between its exports. */
 	(void)!getrandom(server->instance, sizeof(server->instance), 0);
 	memcpy(options.instance, server->instance, sizeof(options.instance));
 	server->reactors = calloc(limits->threads, sizeof(struct reactor *));
@@ -432,14 +432,14 @@ static int become_user(struct server *server, struct error *error)
 		&server->control_listener, &server->metrics_listener, error);
 }
 
-/* Opens everything as the starting user, then changes to the configured user. */
+/* Opens everything as the starting user, then switches to the configured user. */
 static int start_alone(struct server *server, struct error *error)
 {
 	return server_start_open_places(server, error) ?: become_user(server, error);
 }
 
-/* Changes to the configured user before it reads data of the old process. The usual control socket
- * needs more rights, so it is opened earlier. */
+/* Switches to the configured user before this process reads data of the old one. Opening the usual
+ * control socket needs the rights of the starting user, so it is opened before the switch. */
 static int start_taking(struct server *server, struct server_config *config, struct error *error)
 {
 	int rc = 0;

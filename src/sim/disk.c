@@ -182,7 +182,7 @@ void sim_disk_poke(struct sim_disk *disk, uint64_t offset, const void *buf, size
 	sim_disk_harden(disk, offset, len, UINT64_MAX);
 }
 
-enum { FILL_HOLE = 0x100 }; /* flag added to the fill byte: a page that is filled becomes a hole */
+enum { FILL_HOLE = 0x100 }; /* flag for page_fill(): whole pages become holes */
 
 static void page_fill(
 	struct sim_disk *disk, struct sim_page *page, uint32_t from, uint32_t to, uint64_t value)

@@ -84,7 +84,7 @@ size_t sim_map_readable(const void *at, size_t len)
 		uintptr_t offset = (uintptr_t)at - (uintptr_t)map->area;
 		uint64_t end = align_up(map->disk->size, SIM_PAGE_BYTES);
 
-		if (offset < map->size) { /* false if below the area: offset wraps around */
+		if (offset < map->size) { /* below the area, offset wraps around */
 			return offset < end ? MIN(len, (size_t)(end - offset)) : 0;
 		}
 	}

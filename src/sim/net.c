@@ -6,8 +6,9 @@
  *       │ readable now       │ in flight      │ free for the   │
  *       └────────────────────┴────────────────┴─ sender ───────┘
  *
- * A send copies bytes into the pipe at random times, and a receive takes visible ones at random
- * times. So both access their buffers late and in pieces. See sim.h for the fault model.
+ * A send copies its bytes into the pipe in pieces, at random times. A receive takes readable bytes
+ * out of the pipe in the same way. So both access their buffers late and in pieces. See sim.h for
+ * the fault model.
  */
 #include <errno.h>
 #include <poll.h>
@@ -30,7 +31,7 @@ struct sim_pipe {
 	size_t head;
 	size_t used;
 	size_t visible;
-	bool finished; /* the sender has closed its direction, and this has arrived */
+	bool finished; /* the end of the stream has arrived: the sender has closed its direction */
 	bool dead;     /* no more data arrives */
 	bool held;     /* the link is down: nothing arrives */
 	size_t held_bytes;

@@ -219,7 +219,7 @@ static bool sources_have_work(struct ring *ring)
 	}
 	if (is_spinning(ring)) {
 		ring->batch_ns = sim_world.now_ns;
-		ring->armed = false; /* it can be true if the ring was told to spin meanwhile */
+		ring->armed = false; /* can be true if spinning was enabled while armed */
 		ring->source_events += sources_poll(&ring->sources);
 	} else if (!ring->armed) {
 		ring->armed = sources_arm(ring, &ring->sources);

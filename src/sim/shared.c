@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Files of a simulated tmpfs. They survive when a store is destroyed, as real ones survive a
- * kill. */
+/* Files of a simulated tmpfs. A file remains when its store is destroyed, as a real file remains
+ * when its process is killed. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>

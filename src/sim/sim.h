@@ -70,7 +70,7 @@ struct sim_options {
 	uint64_t seed;
 	struct sim_faults faults;
 	bool verbose; /* one line per event on standard error */
-	/* Replaces the arguments of ring_set_batch() for every ring; 0: does not. */
+	/* If not 0: both replace the arguments of ring_set_batch(), for every ring. */
 	uint32_t batch_count;
 	uint64_t batch_wait_ns;
 	/* Called for each disk error that the world generates, except -EINTR and -EAGAIN; can be
@@ -222,7 +222,9 @@ struct sim_disk_options {
 	/* ignores RWF_DSYNC of direct writes; the page cache then also keeps stale pages, as FUSE
 	 * does */
 	bool ignores_dsync;
-	bool keeps_cache;	      /* no page is evicted from the page cache */
+	/* the page cache keeps clean pages: they are not evicted, and disk_drop_cache() has no
+	 * effect */
+	bool keeps_cache;
 	uint64_t discard_granularity; /* 0: a page */
 	uint32_t stripe_chunk;
 	uint32_t stripe_members;
@@ -249,10 +251,11 @@ void sim_disk_crash(struct sim_disk *disk);
 /* Returns a new disk with the contents that the medium would have after a power loss at this
  * moment. Operations may be in flight on the old disk, which continues. */
 struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name);
-/* Returns a disk with the contents after killing the program: everything that programs can read
- * now. Sectors that the old disk could lose in a power loss can also be lost from the new one. Its
- * page cache is empty. If name belongs to an earlier copy that has only been read since, this copy
- * is updated: for a process that opens a disk before another process has ended. */
+/* Returns a copy of the disk as it is after the program was killed: the copy has everything that
+ * programs can read now, and an empty page cache. Sectors that the old disk could lose in a power
+ * loss can also be lost from the copy. If a copy with this name exists, it is updated, and must
+ * only have been read before. Tests need an update if a new process opens the disk before the old
+ * one has ended. */
 struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name);
 /* Returns how many bytes are in sectors of these pages that could be lost in a crash now. */
 uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk, uint64_t offset, uint64_t length);
@@ -261,8 +264,9 @@ void sim_disk_set_bad(
 	struct sim_disk *disk, uint64_t offset, uint64_t length, bool reads, bool writes);
 /* Makes flushes fail while these pages have unflushed sectors. length 0: no range. */
 void sim_disk_set_bad_flushes(struct sim_disk *disk, uint64_t offset, uint64_t length);
-/* Simulates killing the process that has the disk open. Its marks and claims end with the last
- * operation in flight on each open file. Later openers of the disk belong to another process. */
+/* Simulates killing the process that has the disk open. The process's marks and claims end with the
+ * last operation in flight on each open file. Later openers of the disk belong to another
+ * process. */
 void sim_disk_kill_users(struct sim_disk *disk);
 /* Returns whether operations of a killed process are in flight. */
 bool sim_disk_has_late_operations(const struct sim_disk *disk);
@@ -271,11 +275,12 @@ void sim_disk_set_stalled(struct sim_disk *disk, bool stalled);
 
 /* --- memory that outlives a process ---------------------------------------------------------- */
 
-/* Copies the file whose name begins with from, in its current state, to a name that begins with to.
- * No effect if there is no such file. For tests of a kill, after which the file still exists. */
+/* Copies the file whose name begins with the string `from`, in its current state. In the name of
+ * the copy, `to` replaces `from`. No effect if there is no such file. For tests that simulate a
+ * kill, after which the file still exists. */
 void sim_shared_copy(const char *from, const char *to);
-/* Returns the bytes of the file whose name begins with folder, for tests to read and change, and
- * their number; NULL: there is no such file. */
+/* Returns the contents of the file whose name begins with the string `folder`, for tests to read
+ * and change, and stores their size. NULL: there is no such file. */
 uint8_t *sim_shared_find(const char *folder, uint64_t *size_out);
 void sim_shared_remove(const char *folder);
 /* Returns whether the file is open, so that no other process can open it. */

@@ -262,12 +262,12 @@ void sim_disk_written(struct sim_disk *disk, uint64_t offset, uint64_t length);
 void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
 /* Simulates a failed flush: marks all sectors clean, and loses some. */
 void sim_disk_lose(struct sim_disk *disk);
-/* Like sim_disk_get(), but where sim_disk_lose() has lost something, returns the contents from
- * before: data that a flush has failed to write is still in the page cache. The range consists of
- * whole sectors. */
+/* Like sim_disk_get(), but returns the contents of the device. Where sim_disk_lose() has lost a
+ * write, these are older than the write, which sim_disk_get() still returns: the page cache keeps
+ * data that a flush has failed to write. The range consists of whole sectors. */
 void sim_disk_get_kept(const struct sim_disk *disk, uint64_t offset, uint8_t *buf, size_t len);
-/* Drops pages of the page cache, unless they stay (keeps_cache). What sim_disk_lose() has lost
- * reads as it was before. */
+/* Drops pages of the page cache; no effect if the disk has keeps_cache. Where sim_disk_lose() has
+ * lost a write, reads return the contents from before the write from now on. */
 void sim_disk_drop_cache(struct sim_disk *disk, uint64_t offset, uint64_t length);
 struct sim_file *sim_disk_file(int fd);
 /* Returns the error for an operation on the range, because of a bad range or by chance; 0: none. */

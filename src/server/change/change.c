@@ -106,8 +106,8 @@ static const char *change_value_of(
 			       : log_escape(out, CHANGE_LABEL_BYTES, text, strlen(text));
 }
 
-/* Appends "key=new (was old)" to the line, unless the key has the same text in both exports. (The
- * line then stays empty if only another key has changed the meaning, as mode does for write-mode.)
+/* Appends "key=new (was old)" to the line, unless the key has the same text in both exports. The
+ * same text can have another meaning if another key has changed, as mode does for write-mode.
  * Long texts are cut, so the two values shown may look equal. */
 static void say_key(char line[LINE_BYTES], const char *key, const struct server_export *before,
 	const struct server_export *after)

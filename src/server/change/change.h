@@ -14,9 +14,9 @@
  * requests in flight and are informed that it is no longer served. Meanwhile new clients that
  * request the name wait until the old clients are gone (export_replaces()).
  *
- * Threading: as in the picture; one change at a time. Ownership: counted. The caller and each
- * reactor that has not committed yet hold a reference; the last one frees. Errors: a negative errno
- * and an error message; the change then has no effect.
+ * Threading: as in the picture; one change at a time. Ownership: reference-counted. The caller and
+ * each reactor that has not committed yet hold a reference; dropping the last one frees the change.
+ * Errors: a negative errno and an error message; the change then has no effect.
  */
 #pragma once
 
@@ -52,8 +52,8 @@ GMB_MUST_CHECK int change_create(
 void change_put(struct change *change);
 
 /* Changes everything that differs from config, except for settings that need a restart. config is
- * only read. Exports that a command added are not removed; they get the configuration's access
- * rules for exports without rules of their own, and snapshots those of their disk's export. */
+ * only read. Exports that a command added are not removed. They get the configuration's access
+ * rules for exports without rules of their own; snapshots get the rules of their disk's export. */
 GMB_MUST_CHECK int change_configure(
 	struct change *change, const struct server_config *config, struct error *error);
 /* Adds one export. `about` must have a name, a path and an origin. -EEXIST: the name is in use. */

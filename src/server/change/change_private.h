@@ -17,7 +17,8 @@ struct change_item {
 	enum change_action action;
 	struct served_export
 		*before; /* the export's entry in the table; NULL: the export is added */
-	/* The new entry, owned until the commit; STAY, UPDATE: has only settings. NULL: REMOVE. */
+	/* The new entry, owned until the commit. With STAY and UPDATE, it has settings but no open
+	 * disk. With REMOVE, there is none (NULL). */
 	struct served_export *after;
 	struct access *rules; /* owned, or NULL */
 	bool has_rules;	      /* `rules` replace the rules of `before` */

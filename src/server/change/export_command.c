@@ -134,7 +134,7 @@ static int resize_run(struct job *job, struct error *error)
 	return MIN(rc, 0);
 }
 
-/* The disk of the export might have grown. */
+/* Updates the size of an export whose disk might have grown. */
 static const struct job_kind job_resize = {
 	.run = resize_run,
 	.finish = job_log,

@@ -158,8 +158,8 @@ void served_export_blame(const struct server_export *entry, struct error *error)
 		says_more ? " (" : "", says_more ? entry->origin : "", says_more ? ")" : "");
 }
 
-/* If the sandbox is the reason that the disk, or one of its other files, cannot be opened, appends
- * this to the error text and returns true. */
+/* If the disk, or one of its other files, cannot be opened because of the sandbox, appends this
+ * reason and the remedy to the error text and returns true. */
 static bool exports_explain(const struct server_export *entry, struct error *error)
 {
 	static const char remedy[] =

@@ -8,8 +8,8 @@
  * Reactors only collect data: they look up rights, and certificates are verified on the calling
  * thread. A reactor that does not answer in time is left out of the count (forecast_silent()).
  *
- * Threading: the jobs' thread. Ownership: counted, because a reactor may answer late; exports,
- * policies and contexts are borrowed until forecast_run() returns. Errors: -ENOMEM.
+ * Threading: the jobs' thread. Ownership: reference-counted, because a reactor may answer late;
+ * exports, policies and contexts are borrowed until forecast_run() returns. Errors: -ENOMEM.
  */
 #pragma once
 

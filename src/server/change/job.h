@@ -12,8 +12,8 @@
  *
  * Threading: a job belongs to one thread at a time, as in the picture; the lock of the queue passes
  * it on. So its functions need no lock, except for the members that are marked. Ownership: a job
- * owns its strings and what it has read. It is freed after the answer, or when its last disk is
- * closed. Errors: an error message for the requester.
+ * owns its strings and the data that it has read. A job is freed after its answer, but not before
+ * its last disk is closed. Errors: an error message for the requester.
  */
 #pragma once
 
@@ -31,8 +31,8 @@ struct job_kind {
 	/* Reads files, compares, and opens disks, without changing what is served. Sets `lines`,
 	 * and what the commit needs. Blocks. */
 	int (*run)(struct job *job, struct error *error);
-	/* Puts what was read into effect; on an error, nothing has changed. The reactors then check
-	 * their connections. NULL: the kind has no such step. */
+	/* Puts the results of run() into effect; on an error, nothing has changed. After that, the
+	 * reactors check their connections. NULL: there is nothing to commit. */
 	int (*commit)(struct job *job, struct error *error);
 	/* Logs the result, usually with job_log(), and may complete the error message. */
 	void (*finish)(struct job *job);
@@ -80,8 +80,8 @@ extern const struct job_kind job_drop_exports; /* remove exports of snapshots th
 /* For a command: reads the arguments and queues a job, whose result is the answer. Main thread. */
 void jobs_add(struct jobs *jobs, struct control_client *client, const struct job_kind *kind,
 	const json_t *arguments);
-/* jobs_add() of the kind that the arguments name as "action". Returns false, without effect, for an
- * unknown action. kinds ends with NULL. */
+/* Like jobs_add(), for the kind whose action is the argument "action". Returns false, without
+ * effect, if there is no such kind. kinds ends with NULL. */
 GMB_MUST_CHECK bool jobs_add_action(struct jobs *jobs, struct control_client *client,
 	const struct job_kind *const *kinds, const json_t *arguments);
 /* For control_command.end. A job in progress continues. */

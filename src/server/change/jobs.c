@@ -233,8 +233,8 @@ int job_commit(struct job *job, struct error *error)
 	return 0;
 }
 
-/* Makes the reactors check their connections. A reactor that hangs commits and checks when it
- * continues. */
+/* Makes the reactors check their connections. A reactor that hangs applies the commit, and checks
+ * its connections, when it continues. */
 static void review(struct jobs *jobs, uint64_t turn)
 {
 	for (uint32_t i = 0; i < jobs->options.reactor_count; i++) {
@@ -302,8 +302,9 @@ static bool is_over(const struct job *job)
 	return job->closing_count == 0 || !is_earlier(&now, &job->until);
 }
 
-/* Wakes the main thread if parked jobs can be answered, because their disks are closed or their
- * time limit has passed. Returns true if there are any. Called with the lock held. */
+/* Wakes the main thread if it can answer a parked job: a committed job whose disks are now closed,
+ * or whose time limit for closing them has passed. Returns whether the thread was woken. Called
+ * with the lock held. */
 static bool tell_parked(struct jobs *jobs)
 {
 	bool found = false;

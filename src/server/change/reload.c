@@ -80,7 +80,7 @@ static int reload_run(struct job *job, struct error *error)
 	return trial_run(job, error) ?: change_open(job->change, error);
 }
 
-/* what: what was read beside the TLS files, or "" */
+/* what: text for the log that names what was read in addition to the TLS files, or "" */
 static void reload_log(struct job *job, const char *what)
 {
 	uint32_t addresses = credentials_count(job->options->credentials);
@@ -126,7 +126,7 @@ const struct job_kind job_reload = {
 	.finish = reload_finish,
 };
 
-/* A dry run, which only reports the effect. */
+/* A dry run of a reload, which only reports what the reload would change. */
 static const struct job_kind job_trial = {
 	.run = trial_run,
 	.finish = trial_finish,

@@ -173,8 +173,8 @@ static uint32_t cpus_allowed(void)
 {
 	cpu_set_t set;
 
-	/* sched_getaffinity() fails if the machine has more CPUs than the set can hold, which are
-	 * more than SERVER_THREADS_MAX. */
+	/* sched_getaffinity() fails if the machine has more CPUs than the set can hold. Such a
+	 * machine has more than SERVER_THREADS_MAX CPUs. */
 	if (sched_getaffinity(0, sizeof(set), &set) < 0) {
 		return SERVER_THREADS_MAX;
 	}

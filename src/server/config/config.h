@@ -45,7 +45,7 @@ struct server_access {
 
 /* Access rules on the command line for one export. */
 struct server_access_option {
-	char *export_name; /* NULL: for exports without rules of their own */
+	char *export_name; /* NULL: the rules are for exports without rules of their own */
 	struct server_access access;
 };
 
@@ -67,7 +67,7 @@ struct server_settings {
 	uint32_t count;
 };
 
-/* Where an export was described; messages write its keys in this syntax. */
+/* The way in which an export was described. Messages write the export's keys in this syntax. */
 enum server_syntax {
 	SERVER_SYNTAX_EXPORT, /* --export NAME=PATH,KEY=VALUE */
 	SERVER_SYNTAX_PATH,   /* PATH alone */
@@ -150,7 +150,7 @@ struct server_config {
 	enum sandbox_mode sandbox;
 	char *socket_mode;  /* default for Unix sockets, or NULL */
 	char *socket_group; /* default for Unix sockets, or NULL */
-	char *user;	    /* user to change to after the listeners are open, or NULL */
+	char *user;	    /* user to switch to during the start, or NULL */
 	char **commands;    /* --run, in order */
 	uint32_t command_count;
 	struct server_access access; /* rules in the file, for exports without rules of their own */
@@ -171,7 +171,8 @@ struct server_config {
 	uint64_t given;			/* private: a bit for each field that was given */
 	const char *origin;		/* private: origin of the value that is being set */
 	struct server_settings options; /* options on the command line, in order */
-	/* Keys of the snapshots that the previous process served, if this one takes over. */
+	/* Settings of the snapshots that the previous process served; empty unless this process
+	 * takes over from another one. */
 	struct server_export *snapshots;
 	uint32_t snapshot_count;
 };
@@ -199,9 +200,9 @@ GMB_MUST_CHECK int server_export_set_name(
 GMB_MUST_CHECK int server_export_set_path(
 	struct server_export *entry, const char *path, struct error *error);
 
-/* Makes *out, which is empty, a copy of entry in which settings replace entry's values of the same
- * keys. The value "default" removes a key, and the key "path" sets the path. Access rules are not
- * copied. Errors name the key. */
+/* Copies entry to *out, which is empty, and changes the copy by the settings: a key in settings
+ * gets only the values given there. The value "default" removes a key, and the key "path" sets the
+ * path. Access rules are not copied. Errors name the key. */
 GMB_MUST_CHECK int server_export_copy(const struct server_export *entry,
 	const struct server_settings *settings, struct server_export *out, struct error *error);
 /* Returns whether the field has the same value in both exports, however it was written. A key that
@@ -259,8 +260,8 @@ void server_access_options_fini(struct server_config *config);
  * fulfil. */
 GMB_MUST_CHECK int server_access_finish(const struct server_config *config, struct error *error);
 
-/* Fills sets with the rules of each export: first from the command line, then from the file; those
- * of server_access_common() for exports without rules of their own. */
+/* Fills sets with the rules of each export: first those of the command line, then those of the
+ * file. Exports without rules of their own get the rules of server_access_common(). */
 GMB_MUST_CHECK int server_access_build(
 	const struct server_config *config, struct access **sets, struct error *error);
 /* Returns the rules for exports that have no rules of their own; NULL: there are none. */
@@ -350,8 +351,8 @@ GMB_MUST_CHECK int server_config_set_defaults(
 /* Frees the values of the fields. */
 void server_config_clear_fields(struct server_config *config);
 
-/* Builds *again, which is complete, from the options of config and the current content of its file.
- * config is only read. Any thread. */
+/* Builds the configuration again, from the options of config and the current content of its file,
+ * and finishes it (server_config_finish()). config is only read. Any thread. */
 GMB_MUST_CHECK int server_config_again(
 	const struct server_config *config, struct server_config *again, struct error *error);
 

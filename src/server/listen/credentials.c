@@ -350,9 +350,9 @@ void credentials_close(struct credentials *credentials)
 	free(credentials);
 }
 
-/* Permits the file's folder, because a new file replaces it by renaming; and the target's folder if
- * the file is a symbolic link. The file itself need not exist yet. Folders that other programs
- * share are not permitted. */
+/* Permits the file's folder, because renaming a new file to this name can replace the file. If the
+ * file is a symbolic link, also permits the target's folder. The file itself need not exist yet.
+ * Folders that other programs share are not permitted. */
 static int allow_file(
 	struct sandbox *sandbox, const char *path, const char *option, struct error *error)
 {

@@ -36,7 +36,8 @@ void credentials_synchronize(struct credentials *credentials);
 /* Called when no connection is left; the listeners may be closed. NULL is a no-op. */
 void credentials_close(struct credentials *credentials);
 
-/* Permits reading the files again, including files that replace them by renaming. */
+/* Makes the sandbox permit reading the files again, including files that replace them by
+ * renaming. */
 GMB_MUST_CHECK int credentials_allow(
 	const struct credentials *credentials, struct sandbox *sandbox, struct error *error);
 /* Returns the number of listeners with TLS. */

@@ -39,7 +39,7 @@ struct listener {
 };
 
 /* Opens the address. If it is in use, retries for a second before it reports the error. kind: the
- * protocol of its connections; NULL: another protocol over streams. */
+ * protocol of its connections; NULL: they are not sessions, as for the control socket. */
 GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct session_kind *kind,
 	struct listener *listener, struct error *error);
 

@@ -39,7 +39,7 @@ static int listeners_find_kind(const struct opening *opening, const struct expor
 		error, -EPROTONOSUPPORT, "no protocol of this server serves %s://", scheme);
 }
 
-/* Sets the listener's TLS settings, which its URI then includes. */
+/* Sets the listener's TLS settings. Its URI then indicates whether TLS is required. */
 static void listeners_set_tls(struct listener *listener, const struct server_tls *settings)
 {
 	static const struct server_tls none;

@@ -12,8 +12,8 @@
 
 enum {
 	LABEL_BYTES = 64,
-	/* The limits of a histogram's buckets double, from the upper limit of latency class
-	 * BUCKET_FIRST to that of class BUCKET_LAST. */
+	/* The limit of each bucket of a histogram is twice that of the bucket before. The first one
+	 * is the upper limit of latency class BUCKET_FIRST, the last one that of BUCKET_LAST. */
 	BUCKET_FIRST = 1,
 	BUCKET_LAST = 22 * PATH_LATENCY_PARTS - 1,
 };
@@ -374,7 +374,8 @@ static void write_histogram(const struct writer *w, const char *name, const stru
 	write_value(w, COUNTER_ITEMS, count);
 }
 
-/* Writes the counters and latency histograms of the added series, which are struct path_stats. */
+/* Writes the counters and latency histograms of the added series, whose values are of type struct
+ * path_stats. */
 static void write_requests(struct writer *w, const char *prefix, const char *help)
 {
 	char name[LABEL_BYTES];

@@ -5,7 +5,7 @@
  * and the textfile collector of node_exporter read. gmblock-metrics(7) lists the names and labels,
  * which are stable.
  *
- * Threading: any. Ownership: the caller owns the text. Errors: -ENOMEM.
+ * Threading: any thread. Ownership: the caller owns the text. Errors: -ENOMEM.
  */
 #pragma once
 

@@ -27,7 +27,7 @@ GMB_MUST_CHECK int scrape_listen(const char *text, struct upgrade_take *take,
  * listener has no socket. */
 GMB_MUST_CHECK int scrape_open(struct listener *listener, const struct server_view *view,
 	struct scrape **scrape_out, struct error *error);
-/* The following functions work like server_control_begin() and the functions after it. */
+/* The following functions work like those with the prefix server_control_ (server/control.h). */
 void scrape_begin(struct scrape *scrape);
 void scrape_look(struct scrape *scrape, const struct server_view *view);
 void scrape_stop(struct scrape *scrape);

@@ -31,7 +31,8 @@ struct totals_export {
 	uint64_t connections;
 	uint64_t read_only; /* 0 or 1 */
 	uint64_t started_permille;
-	uint64_t memory_max;	    /* COUNTER_NONE: no limit; also for the two rates */
+	/* Limits; COUNTER_NONE: there is none. */
+	uint64_t memory_max;
 	uint64_t rate_bytes_max;    /* per second */
 	uint64_t rate_requests_max; /* per second */
 	/* Counters of the layers of its store, from the outermost layer on, in the order of each

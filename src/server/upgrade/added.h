@@ -3,7 +3,8 @@
  * Serializes exports added by a command, and exports of snapshots, for the process that takes over:
  * the strings of the messages ADDED and SNAPSHOT (docs/protocol/upgrade.md).
  *
- * Threading: any. Ownership: reading creates an independent export. Errors: an error message.
+ * Threading: any thread. Ownership: reading creates an independent export. Errors: an error
+ * message.
  */
 #pragma once
 

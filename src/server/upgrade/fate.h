@@ -3,8 +3,8 @@
  * Predicts the effect of an upgrade on the connections (engine_foresee()), for a dry run and for
  * upgrades that must not end any connection.
  *
- * Threading: the main thread. Ownership: borrows all. Errors: a negative errno, with an error
- * message.
+ * Threading: the main thread. Ownership: borrows its arguments. Errors: a negative errno, with an
+ * error message.
  */
 #pragma once
 

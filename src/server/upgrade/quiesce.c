@@ -69,7 +69,8 @@ static void disk_quiesced(struct engine_quiesce *base, int result)
 	atomic_fetch_sub_explicit(&disk->quiesce->busy_count, 1, memory_order_release);
 }
 
-/* Argument of a call to one reactor. Disks are distributed over the reactors in turn. */
+/* Argument of begin_disks(), which is called on each reactor. With n reactors, reactor i flushes
+ * the disks i, i + n, i + 2n and so on. */
 struct quiesce_turn {
 	struct quiesce *quiesce;
 	uint32_t index; /* index of the reactor */

@@ -34,8 +34,8 @@ struct before {
 	char *name;
 	uint32_t name_bytes;
 	uint32_t session_count;
-	/* For a disk in memory, fd is its memory, and is closed with this entry; otherwise it is
-	 * -1. */
+	/* For a disk in memory, fd is the disk's memory, and is closed with this entry. For other
+	 * disks, fd is -1: store_adopt() has taken the claim. */
 	struct store_claim inherited;
 	uint64_t epoch;
 	struct export *same; /* this process's export on the same disk, or NULL */
@@ -56,7 +56,7 @@ struct upgrade_take {
 	bool keeps_all;			/* fail if a connection is refused */
 	struct upgrade_socket *sockets; /* fd -1: returned by upgrade_take_socket() already */
 	uint32_t socket_count;
-	struct upgrade_socket control; /* fd -1: there is none, or it was returned already */
+	struct upgrade_socket control; /* fd -1: no control socket, or it was returned already */
 	struct before *exports;
 	uint32_t export_count;
 	struct deferred_session *deferred;
@@ -177,7 +177,7 @@ static int keep_export(
 	if (entry != NULL) {
 		entry->name = strndup(message->record.export, message->record.export_bytes);
 	}
-	/* The store has taken ownership of the descriptor, unless it is the memory of a disk. */
+	/* store_adopt() has taken ownership of the descriptor, except of a disk's memory. */
 	if (claim.hold != STORE_HOLD_MEMORY) {
 		claim.fd = -1;
 	}
@@ -613,9 +613,9 @@ static int adopt_deferred(
 	return 0;
 }
 
-/* Adopts a session, or stores it for adopt_deferred(). It may be on a disk that had no client when
- * check_exports() was called, because the old process accepts clients until it pauses. Takes
- * ownership of the descriptor on success. */
+/* Adopts a session, or stores it for adopt_deferred(). Fails if this process does not serve the
+ * session's disk. check_exports() does not detect this if the client has connected later: the old
+ * process accepts clients until it pauses. Takes ownership of the descriptor on success. */
 static int take_session(struct upgrade_take *take, const struct upgrade_taker *taker,
 	const struct upgrade_message *message, struct error *error)
 {

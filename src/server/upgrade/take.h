@@ -43,9 +43,9 @@ GMB_MUST_CHECK bool upgrade_take_socket(
 GMB_MUST_CHECK bool upgrade_take_control(
 	struct upgrade_take *take, const char *path, struct upgrade_socket *out);
 uint32_t upgrade_take_socket_count(const struct upgrade_take *take);
-/* Returns what the old process holds on the disk that it serves under that name (struct
- * store_claim), for struct store_options; borrowed. NULL: it serves no such disk. index: position
- * of the export in this process, where the search starts. */
+/* Returns the old process's claim on the disk of its export with that name, for struct
+ * store_options; borrowed. NULL: the old process has no such export. index: position of the export
+ * in this process, where the search starts. */
 const struct store_claim *upgrade_take_disk(
 	const struct upgrade_take *take, const char *name, uint32_t index);
 

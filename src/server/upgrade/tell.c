@@ -59,7 +59,7 @@ static int send_export(struct upgrade_tell *tell, const struct export *export)
 	struct store_claim claim;
 
 	if (store_handover(export->store, &claim) != NULL) {
-		return -EIO; /* upgrade_offer_check() found no obstacle, so this one is new */
+		return -EIO; /* the obstacle is newer than upgrade_offer_check() */
 	}
 	message.fd = claim.fd;
 	message.hold = claim.hold;
@@ -88,7 +88,8 @@ static int send_served_export(struct upgrade_tell *tell, const struct served_exp
 {
 	int rc;
 
-	if (served->parent != NULL) { /* the new process finds it on its disk, without its keys */
+	/* The new process finds a snapshot on the disk, but not the settings of its export. */
+	if (served->parent != NULL) {
 		return served->about.settings.count > 0 ? send_added(tell, served, UPGRADE_SNAPSHOT)
 							: 0;
 	}

@@ -143,7 +143,7 @@ static void accept_again(const struct upgrade *upgrade)
 }
 
 /* Restarts the acceptor after a failed upgrade as soon as it has stopped. If its reactor hangs,
- * that can be long after the failure. */
+ * the acceptor can stop long after the failure. */
 static void accept_when_stopped(struct upgrade *upgrade)
 {
 	if (upgrade->accepts_later && !upgrade->stopping && has_stopped_accepting(upgrade)) {
@@ -168,8 +168,8 @@ static bool revoke_offer(struct upgrade *upgrade)
 	struct upgrade_message message;
 	struct error error;
 
-	/* From here on the new process cannot send STARTED. If it has sent STARTED before, this
-	 * counts in state HANDED_OVER. */
+	/* From here on the new process cannot send STARTED. A STARTED that it has sent before
+	 * means, in state HANDED_OVER, that it has taken over. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
 		if (message.fd >= 0) {
@@ -261,8 +261,8 @@ static void count_handshakes(struct engine *engine, void *context)
 	look->count += engine->counters.handshakes;
 }
 
-/* Pauses the engine, unless a connection would end although none may. Both happen in one call, so
- * that no connection can be accepted in between. */
+/* Pauses the engine, unless a connection would end although none may. The check and the pause
+ * happen in one call, so that no connection can be accepted in between. */
 static void upgrade_pause_engine(struct engine *engine, void *context)
 {
 	struct look *look = context;
@@ -623,7 +623,8 @@ static bool give_up_waiting(struct upgrade *upgrade)
 	return !upgrade_give_up(upgrade, -ETIMEDOUT, reason);
 }
 
-/* Records the peer's name for the error. At the time limit the peer may no longer be waiting. */
+/* Records the name of a peer that waits. The error at the time limit names this peer, because
+ * possibly no peer waits at that moment. */
 static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
 {
 	if (rest->waiting > 0 && rest->peer[0] != '\0') {
@@ -631,8 +632,8 @@ static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
 	}
 }
 
-/* Serves until all peers that were waited for have received. Returns true if the new process
- * already serves. */
+/* Ends state SERVING when every peer that was waited for has received its replies, but not before
+ * SERVE_NS have passed. Returns true if the new process already serves. */
 static bool upgrade_serve(struct upgrade *upgrade)
 {
 	uint64_t now_ns = clock_now_ns();

@@ -35,7 +35,7 @@ enum upgrade_type {
 	UPGRADE_STARTED,  /* from the new process: it owns everything from now on */
 	UPGRADE_FAILED,	  /* from either process: the reason to give up */
 	UPGRADE_ADDED,	  /* from the old process, after EXPORT: an export added by a command */
-	UPGRADE_SNAPSHOT, /* from the old process: the keys of a snapshot's export */
+	UPGRADE_SNAPSHOT, /* from the old process: the settings of a snapshot's export */
 	/* From the old process, before SESSION: received data for which SESSION has no room. */
 	UPGRADE_RECEIVED,
 	UPGRADE_TYPE_END
