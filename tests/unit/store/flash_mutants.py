@@ -141,8 +141,8 @@ MUTANTS = {
         "commit(cache, slot, FLASH_CACHE_DIRTY << 32 | flash_cache_crc(entry, data)); }\n"
         "memcpy(bytes, data, FLASH_BLOCK_BYTES);\n\tentry->lpn"),
     "slot-freed-before-direct-write": (
-        "cache.c", "/* The page must not be written after that record; its slot is freed when the record\n"
-        "\t\t * is written. */",
+        "cache.c", "cache->slot_count > 0 && lpn < end; lpn++) {\n\t\tuint32_t slot = flash_cache_find(flash, lpn);",
+        "cache->slot_count > 0 && lpn < end; lpn++) {\n\t\tuint32_t slot = flash_cache_find(flash, lpn);\n"
         "if (MUTANT && slot != CACHE_NO_SLOT) { cache_release(cache, slot); continue; }"),
     "superseded-page-evicted": ("cache.c", "slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {\n\t\t\torder",
         "!MUTANT && slot != CACHE_NO_SLOT && is_dirty(cache, slot)) {\n\t\t\torder"),
