@@ -120,7 +120,8 @@ class UpgradeClients(support.Case):
         """How many connections were passed and ended, and the pause in ms."""
         code, output, errors = self.run_gmblock("upgrade", self.path("control"))
         self.assertEqual((code, errors), (0, ""))
-        found = re.match(r"process (\d+) .* passed: (\d+), ended: (\d+); pause: ([0-9.]+) ms", output)
+        found = re.match(r"process (\d+) .* passed to it: (\d+), ended: (\d+); pause: ([0-9.]+) ms", output)
+        self.assertTrue(found, output)
         for pid in self.children:  # it has let go, and ends
             os.waitpid(pid, 0)
         self.children = [int(found[1])]
