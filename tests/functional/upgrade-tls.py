@@ -121,7 +121,7 @@ class Upgrade(support.Case):
                        *self.arguments(f"nbd://127.0.0.1:{self.port}", *arguments)]
         code, output, errors = self.run_gmblock("upgrade", self.control, *command)
         self.assertEqual((code, errors), (0, ""))
-        found = re.match(r"process (\d+) .* passed: (\d+), ended: (\d+);", output)
+        found = re.match(r"process (\d+) .* passed to it: (\d+), ended: (\d+);", output)
         self.children.append(int(found[1]))
         return int(found[2]), int(found[3])
 
@@ -214,7 +214,7 @@ class Upgrade(support.Case):
         self.check_goes_on(waiting, 0)
         code, output, errors = self.ask("--all-or-nothing")
         self.assertEqual((code, errors), (0, ""))
-        self.assertRegex(output, "passed: 2, ended: 0;")
+        self.assertRegex(output, "passed to it: 2, ended: 0;")
         self.children.append(int(output.split()[1]))
         self.check_goes_on(waiting, 0)
         self.check_goes_on(plain, 0)
