@@ -32,14 +32,27 @@ served() # PATH NAME
 	cmp /tmp/copy $1
 	rm /tmp/copy
 }
+# Drives are numbered in the order in which the kernel has found them.
+drive() # SERIAL
+{
+	for folder in /sys/block/nvme*; do
+		read -r serial <$folder/device/serial
+		case ${folder##*/} in
+		*c*) ;; # a path to a drive
+		*) [ "$serial" != "$1" ] || echo "${folder##*/}" ;;
+		esac
+	done
+}
 uri='nbd+unix:///?socket=/tmp/s'
-for disk in vda nvme0n1; do
+one=$(drive one)
+two=$(drive two)
+for disk in vda $one; do
 	dd if=/dev/urandom of=/dev/$disk bs=1M count=32 2>/dev/null
 done
 sync
 
 served /dev/vda virtio
-served /dev/nvme0n1 nvme
+served /dev/$one nvme
 
 # A partition is as good as its disk, and as bad.
 printf 'o\nn\np\n1\n2048\n\nw\n' | fdisk /dev/vda >/dev/null
@@ -71,7 +84,7 @@ yes | mdadm --quiet --create /dev/md0 --level=1 --raid-devices=2 --force --assum
 	--metadata=1.2 /dev/vdb /dev/vdc
 refused "the disk is a RAID array" /dev/md0
 
-refused "the disk is a multipath NVMe device" /dev/nvme1n1
+refused "the disk is a multipath NVMe device" /dev/$two
 """
 
 
