@@ -220,8 +220,8 @@ struct session_kind {
 	/*
 	 * Called when others wait for memory and this session has made no progress for the stall
 	 * timeout. Returns true if the session holds memory and waits for its peer; the engine then
-	 * ends the session. Returns false if the session holds no memory, or has just released all
-	 * memory that it did not need. Optional, for kinds that never hold memory.
+	 * ends the session. Otherwise it returns false, and can release memory that the session
+	 * does not need. Optional, for kinds that never hold memory.
 	 */
 	bool (*stalled)(struct session *session);
 

@@ -645,7 +645,7 @@ static void store_file_fill_info(struct file_store *store, const struct store_op
 	info->memory_align = store->memory_align;
 	info->offset_align = store->offset_align;
 	info->memory_rights = MEM_ADDRESS;
-	/* block_min is at least a sector; direct I/O may require more. */
+	/* Direct I/O for writes can require larger blocks than the disk prefers. */
 	info->block_preferred = MAX(disk->block_preferred, info->block_min);
 	info->io_max = disk->io_max;
 	info->stripe_chunk = disk->stripe_chunk;

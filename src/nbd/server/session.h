@@ -166,7 +166,7 @@ struct send_batch {
 	uint32_t iov_count;
 	bool is_alive; /* the batch is only a sign of life, which does not count as progress */
 	size_t bytes;
-	bool filled; /* the socket could not take all of it immediately */
+	bool filled; /* a send of the batch was incomplete */
 	struct iovec iov[2 * SEND_SLOTS_MAX];
 	struct send_slot slots[SEND_SLOTS_MAX];
 };

@@ -75,7 +75,7 @@ struct flash_cache {
 	uint32_t cold_percent;
 	bool is_recorded; /* the anchor contains the tag */
 	bool is_busy;	  /* another process still uses the store, and has its own cache file */
-	bool is_found;	  /* the file was left by a process that was killed */
+	bool is_found;	  /* the file existed when the store was opened */
 	bool is_leaving; /* the file takes no new pages: it was found, but no cache is configured */
 	/* New writes bypass the cache, and its pages are written: snapshots leave so little space
 	 * that writes might soon be refused. */
