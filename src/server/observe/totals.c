@@ -53,7 +53,7 @@ static const struct counter direction_list[] = {
 	DIRECTION(disk_rate, BYTES_PER_SECOND, "disk_bytes_per_second",
 		"Measured data rate of the disk, on the fastest thread"),
 	DIRECTION(network_rate, BYTES_PER_SECOND, "network_bytes_per_second",
-		"Measured data rate of the network while large requests were split"),
+		"Measured data rate of the network while large reads were sent"),
 	DIRECTION(early_permille, PERMILLE, "early",
 		"How early the parts of a request complete: 0 if all complete at its end, 0.5 if "
 		"they are evenly spread",
