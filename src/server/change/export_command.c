@@ -63,8 +63,8 @@ static int take_added(struct job *job, const json_t *arguments, struct error *er
 	const char *path = json_string_value(json_object_get(arguments, "path"));
 
 	if (path == NULL || !json_is_string(json_object_get(arguments, "name"))) {
-		return error_set(error, -EINVAL,
-			"the argument \"name\" (text) is required, and \"path\" (text)");
+		return error_set(
+			error, -EINVAL, "the arguments \"name\" and \"path\" (text) are required");
 	}
 	job->path = strdup(path);
 	return job->path != NULL ? take_export(job, arguments, error) : error_oom(error);
