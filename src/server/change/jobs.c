@@ -802,6 +802,10 @@ bool jobs_destroy(struct jobs *jobs)
 	if (jobs->job != NULL) {
 		job_free(jobs->job);
 	}
+	/* A signal can add jobs after jobs_stop(). */
+	while ((node = list_pop_front(&jobs->waiting)) != NULL) {
+		job_free(list_entry(node, struct job, node));
+	}
 	while ((node = list_pop_front(&jobs->parked)) != NULL) {
 		struct job *job = list_entry(node, struct job, node);
 
