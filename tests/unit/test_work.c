@@ -67,6 +67,23 @@ static void unblock(struct blocked *blocked)
 	wait_for(&blocked->ended);
 }
 
+/* Waits until all earlier work of the owner has ended: its work runs in order, and here all of its
+ * workers run later work at once. Earlier descriptors of the owner no longer count then. */
+static void wait_for_earlier_work(uid_t owner)
+{
+	struct blocked later[WORKERS_OF_OWNER_MAX];
+
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		block(&later[i], owner);
+	}
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		wait_for(&later[i].begun);
+	}
+	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
+		unblock(&later[i]);
+	}
+}
+
 static void an_owner_delays_only_its_own_work(void **state)
 {
 	enum { COUNT = 2 * WORKERS_IN_DOUBT_MAX };
@@ -137,9 +154,7 @@ static void what_waits_to_be_closed_is_bounded(void **state)
 	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
 		unblock(&blocked[i]);
 	}
-	while (!dispose_has_room(ALICE)) {
-		sched_yield();
-	}
+	wait_for_earlier_work(ALICE);
 }
 
 /* As many as can, so that nothing doubtful of anybody is done. */
@@ -182,8 +197,8 @@ static void who_comes_last_has_room(void **state)
 	assert_true(dispose_has_room(geteuid()));
 	assert_true(dispose_has_room(0));
 	crowd_end(&crowd);
-	while (!dispose_has_room(DAVE)) {
-		sched_yield();
+	for (uid_t owner = ALICE; owner < user; owner++) {
+		wait_for_earlier_work(owner);
 	}
 }
 
@@ -217,9 +232,10 @@ static void one_user_leaves_room_to_others(void **state)
 	rights_refuse(listener);
 	assert_int_equal(dispose_may_accept(listener), !rights_may_come(listener));
 	crowd_end(&crowd);
-	while (!dispose_has_room(ALICE) || !dispose_may_accept(listener)) {
-		sched_yield();
-	}
+	wait_for_earlier_work(ALICE);
+	wait_for_earlier_work(BOB);
+	assert_true(dispose_has_room(ALICE));
+	assert_true(dispose_may_accept(listener));
 	close(listener);
 }
 
@@ -267,16 +283,6 @@ static int lingering_socket(int *peer_out)
 	return fd;
 }
 
-/* More of an owner's work runs after what was disposed of before. */
-static void closes_do_not_linger(uid_t owner)
-{
-	struct blocked after;
-
-	block(&after, owner);
-	wait_for(&after.begun);
-	unblock(&after);
-}
-
 static void sockets_that_linger_are_closed(void **state)
 {
 	int peers[2 * WORKERS_OF_OWNER_MAX];
@@ -284,7 +290,7 @@ static void sockets_that_linger_are_closed(void **state)
 	for (int i = 0; i < 2 * WORKERS_OF_OWNER_MAX; i++) {
 		dispose_fd(lingering_socket(&peers[i]), BOB, false);
 	}
-	closes_do_not_linger(BOB);
+	wait_for_earlier_work(BOB);
 	for (int i = 0; i < 2 * WORKERS_OF_OWNER_MAX; i++) {
 		close(peers[i]);
 	}
@@ -331,7 +337,7 @@ static void what_was_not_received_is_closed(int type, int flags)
 		dispose_socket(ends[1], CAROL, false);
 		close(ends[0]);
 	}
-	closes_do_not_linger(CAROL);
+	wait_for_earlier_work(CAROL);
 	for (int i = 0; i < WORKERS_OF_OWNER_MAX; i++) {
 		close(peers[i][0]);
 		close(peers[i][1]);
@@ -409,9 +415,8 @@ static void ends_without_descriptors_do_not_wait(void **state)
 	}
 	assert_int_equal(fill_room(ALICE), DISPOSE_OF_OWNER_MAX - 1);
 	crowd_end(&crowd);
-	while (is_open(ends[HOLDS_FILES][1]) || !dispose_has_room(ALICE)) {
-		sched_yield();
-	}
+	wait_for_earlier_work(ALICE);
+	assert_false(is_open(ends[HOLDS_FILES][1]));
 	for (int kind = 0; kind < KINDS; kind++) {
 		close(ends[kind][0]);
 	}
