@@ -101,10 +101,11 @@ enum clan_bell {
 
 struct clan_queue_options {
 	size_t size;
-	uint32_t flags;	    /* enum clan_queue_flags */
-	uint32_t bell;	    /* enum clan_bell */
-	uint32_t spin_us;   /* time that clan_queue_wait() polls before it sleeps, yielding to other
-			       threads; 0 = none */
+	uint32_t flags; /* enum clan_queue_flags */
+	uint32_t bell;	/* enum clan_bell */
+	/* time for which clan_queue_wait() polls before the thread sleeps, yielding the CPU to
+	 * other threads; 0 = no polling */
+	uint32_t spin_us;
 	uint32_t conns_max; /* limit on connections; 0 = 4096; at most 65536 */
 };
 
@@ -157,7 +158,7 @@ enum clan_event_type {
 	 * .status 0: no more data can arrive through the cookie. Without CLAN_REVOKE_STRICT,
 	 * .status is -ENOTCONN if the connection was lost before. */
 	CLAN_EVENT_REVOKED,
-	/* A put touched tripwire .number. It is off until clan_rearm(). */
+	/* A put touched tripwire .number. The tripwire is off until clan_rearm(). */
 	CLAN_EVENT_TRIPPED,
 	/* A put, get or fetch has ended with .status; .op is its argument. Not given on
 	 * connections with CLAN_CAN_MAP, where these end within the call. */
@@ -181,7 +182,7 @@ struct clan_event {
 	uint32_t type;		    /* enum clan_event_type */
 	int32_t status;		    /* 0 or a negative errno */
 	struct clan_conn *conn;	    /* always set in this version */
-	void *context;		    /* of the connection, see clan_conn_set_context() */
+	void *context;		    /* context of the connection, see clan_conn_set_context() */
 	void *op;		    /* REVOKED, DONE: argument op of the call */
 	struct clan_region *region; /* SHARED, UNSHARED */
 	uint32_t ready;		    /* READY: enum clan_ready */
@@ -257,7 +258,7 @@ struct clan_conn_options {
 	uint32_t peer_slots_max; /* limit on the peer's bulk slots; 0 = 65536. Ignored on networks,
 				    where they use no memory of ours */
 	uint32_t peer_regions_max;	/* limit on regions the peer shares; 0 = 16; at most 4096 */
-	uint64_t peer_region_bytes_max; /* limit on their total size; 0 = 64 MiB */
+	uint64_t peer_region_bytes_max; /* limit on the total size of these regions; 0 = 64 MiB */
 	uint32_t conns_max;		/* listeners: limit on connections; 0 = 4096 */
 	/* Listeners: limit on connections before clan_accept(); 0 = 64. On shm one user other than
 	 * root and our own can have half of them; on a network one address can have all.
@@ -294,7 +295,7 @@ enum { CLAN_ADDRESS_BYTES = 160 };
  * if port 0 was requested. Valid until the listener is closed. */
 const char *clan_listener_address(const struct clan_listener *listener);
 
-/* Stops listening and removes the socket file. A connection stays if its CLAN_EVENT_CONNECT or
+/* Stops listening and removes the socket file. A connection stays open if its CLAN_EVENT_CONNECT or
  * CLAN_EVENT_ARRIVED was given or is queued; the others are closed. NULL is a no-op. */
 void clan_listener_close(struct clan_listener *listener);
 
@@ -377,7 +378,7 @@ struct clan_conn_stats {
 	size_t size;
 	uint64_t messages_sent; /* including notifications and segments of streams */
 	uint64_t messages_received;
-	uint64_t bytes_sent; /* of messages and streams */
+	uint64_t bytes_sent; /* payload of messages and streams */
 	uint64_t bytes_received;
 	uint64_t puts;
 	uint64_t gets;
@@ -387,7 +388,7 @@ struct clan_conn_stats {
 	uint64_t bells_rung;  /* system calls to wake the peer */
 	uint64_t bells_heard; /* wake-ups of our queue by the peer's queue, through any connection
 				 between them */
-	uint64_t bells_idle;  /* the part of bells_heard after which there was no work */
+	uint64_t bells_idle;  /* bells_heard after which the queue found no work */
 	uint32_t bell;	      /* enum clan_bell: how the peer wakes us */
 	uint32_t peer_bell;   /* enum clan_bell: how we wake the peer */
 };
@@ -404,7 +405,7 @@ enum clan_class {
 };
 
 enum {
-	CLAN_CONTROL_BYTES_MAX = 1016, /* payload of a message */
+	CLAN_CONTROL_BYTES_MAX = 1016, /* limit on the payload of a message */
 	CLAN_BULK_BYTES_MAX = 8184,
 	CLAN_VALUE_MAX = 0x7fffffff, /* the value of a notification has 31 bits */
 };
@@ -418,7 +419,7 @@ enum clan_message_type {
 struct clan_message {
 	uint32_t cls;	/* CLAN_CONTROL or CLAN_BULK */
 	uint32_t type;	/* 0x01 to 0xef, or enum clan_message_type */
-	uint32_t bytes; /* of the payload */
+	uint32_t bytes; /* length of the payload */
 	uint32_t value; /* CLAN_TYPE_NOTIFY only */
 };
 

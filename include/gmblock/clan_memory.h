@@ -53,8 +53,8 @@ int clan_region_register(
 int clan_region_destroy(struct clan_region *region);
 
 enum clan_rights {
-	CLAN_READ = 1 << 0,  /* the peer can get from it */
-	CLAN_WRITE = 1 << 1, /* the peer can put to it */
+	CLAN_READ = 1 << 0,  /* the peer can get data */
+	CLAN_WRITE = 1 << 1, /* the peer can put data */
 };
 
 /*
@@ -133,7 +133,7 @@ void clan_peer_region_put(struct clan_conn *conn, uint32_t number);
 /* ---- cookies, put and get: the RDMA cookies of the CLAN paper, with revocation -------------- */
 
 enum clan_cookie_flags {
-	CLAN_COOKIE_ONCE = 1 << 0, /* void after one put or get */
+	CLAN_COOKIE_ONCE = 1 << 0, /* the cookie is void after one put or get */
 };
 
 /* A range of a region, in the form that is sent to the peer in a message. Little-endian, 32
@@ -173,8 +173,8 @@ int clan_cookie_revoke(
 	struct clan_conn *conn, const struct clan_cookie *cookie, uint32_t flags, void *op);
 
 enum clan_put_flags {
-	/* After the bytes, the peer receives a message CLAN_TYPE_NOTIFY with a value, in order with
-	 * bulk messages. Published as by clan_send(). */
+	/* The peer also receives a message CLAN_TYPE_NOTIFY with a value: after the bytes, and in
+	 * order with bulk messages. Published as by clan_send(). */
 	CLAN_NOTIFY = 1 << 0,
 };
 

@@ -42,7 +42,8 @@ enum {
 
 /* For a node that has no number of its own: each of its peers assigns it a number locally. */
 #define CLAN_RPC_NO_NODE UINT32_MAX
-/* Numbers chosen by programs are below this; locally assigned numbers start here. */
+/* Numbers that programs choose are below this limit; locally assigned numbers start at the
+ * limit. */
 #define CLAN_RPC_NODES_MAX UINT32_C(0x80000000)
 
 /* Zero selects the default of a member, except for node, where 0 is a number. A NULL pointer

@@ -78,7 +78,7 @@ enum gmb_log_level {
 	GMB_LOG_ERROR,
 	GMB_LOG_WARNING,
 	GMB_LOG_INFO,
-	GMB_LOG_DEBUG, /* what connections negotiated, why they were lost, refused requests */
+	GMB_LOG_DEBUG, /* negotiated parameters, reasons of lost connections, refused requests */
 };
 
 /* Called with each message, without a line feed. text is valid until it returns. Any thread, also
@@ -104,7 +104,7 @@ enum gmb_queue_flags {
 struct gmb_queue_options {
 	size_t size;
 	uint32_t entries; /* entries in the io_uring submission queue; 0 = 256; at most 4096 */
-	uint32_t flags;	  /* of enum gmb_queue_flags */
+	uint32_t flags;	  /* enum gmb_queue_flags */
 };
 
 /* Creates a completion queue. options may be NULL. Errors: -ENOSYS or -EPERM when the kernel has no
@@ -207,7 +207,8 @@ void gmb_buffer_free(struct gmb_queue *queue, void *base);
 
 enum gmb_open_flags {
 	GMB_OPEN_READ_ONLY = 1 << 0, /* refuse to write, whatever the server allows */
-	/* the requests on a lost connection fail, and all when the last connection is lost */
+	/* requests on a lost connection fail; when the last connection is lost, all requests
+	 * fail */
 	GMB_OPEN_NO_RECONNECT = 1 << 1,
 	GMB_OPEN_NO_EXTENDED = 1 << 2, /* NBD: do not ask for 64-bit extended headers */
 	GMB_OPEN_SIMPLE = 1 << 3,      /* NBD: ask for simple replies only (implies NO_EXTENDED) */
@@ -217,30 +218,31 @@ enum gmb_open_flags {
 };
 
 enum gmb_tls_flags {
-	GMB_TLS_NO_VERIFY = 1 << 0, /* accept any server */
+	GMB_TLS_NO_VERIFY = 1 << 0, /* do not verify the server's certificate */
 };
 
 /* Settings for a URI with TLS. A member that is not NULL replaces the parameter of the URI. Files
  * are read before each connection if they have changed; GMB_OPEN_URI_FILES is not needed. */
 struct gmb_tls_settings {
 	size_t size;
-	const char *certificates; /* folder, as tls-certificates */
-	const char *psk_file;	  /* file of pre-shared keys, as tls-psk-file */
-	const char *username;	  /* user whose key is used, as USER@ in the URI */
-	const char *hostname;	  /* name in the server's certificate, as tls-hostname */
-	uint32_t flags;		  /* enum gmb_tls_flags */
-	uint32_t reserved;	  /* 0 */
+	const char *certificates; /* folder, like the URI parameter tls-certificates */
+	const char *psk_file;	  /* file of pre-shared keys, like the URI parameter tls-psk-file */
+	const char *username;	  /* user whose key is used, like USER@ in the URI */
+	/* name in the server's certificate, like the URI parameter tls-hostname */
+	const char *hostname;
+	uint32_t flags;	   /* enum gmb_tls_flags */
+	uint32_t reserved; /* 0 */
 };
 
 enum gmb_event {
-	GMB_EVENT_LOST,	       /* a connection was lost; the text says why */
-	GMB_EVENT_RECONNECTED, /* restored after the last one was lost; requests in flight are
-				  replayed */
-	GMB_EVENT_GAVE_UP,     /* requests fail with -ENOTCONN from now on */
-	GMB_EVENT_RESIZED,     /* the export's size has changed, see gmb_get_info(). gmblock serve
-				  reports it while connected; other servers after a reconnect */
-	GMB_EVENT_RETRYING,    /* no connection could be restored yet; the text says why. Reported
-				  again when the reason changes */
+	GMB_EVENT_LOST, /* a connection was lost; the text says why */
+	/* a connection was restored after all had been lost; requests in flight are replayed */
+	GMB_EVENT_RECONNECTED,
+	GMB_EVENT_GAVE_UP,  /* requests fail with -ENOTCONN from now on */
+	GMB_EVENT_RESIZED,  /* the export's size has changed, see gmb_get_info(). gmblock serve
+			       reports it while connected; other servers after a reconnect */
+	GMB_EVENT_RETRYING, /* no connection could be restored yet; the text says why. Reported
+			       again when the reason changes */
 };
 
 struct gmb_options {
@@ -258,7 +260,7 @@ struct gmb_options {
 	/* Called when connections are lost or restored, from gmb_queue_wait(), gmb_close() and the
 	 * blocking calls; must not call the library, except gmb_get_info(). May be NULL. */
 	void (*event)(void *context, enum gmb_event event, const char *text);
-	void *context; /* for event and opened */
+	void *context; /* context of event() and opened() */
 	/* gmb_open_start() only: called once, when the export is open or cannot be opened, from
 	 * gmb_queue_wait(), a blocking call or gmb_close(). error->code is 0 and error->text "" on
 	 * success; error is valid until the callback returns. opened may make the calls that a
@@ -415,11 +417,12 @@ struct gmb_stats {
 	size_t size;
 	uint64_t requests;	/* completed, with any result */
 	uint64_t commands;	/* sent, including replays */
-	uint64_t bytes_read;	/* of reads that succeeded */
-	uint64_t bytes_written; /* of writes that succeeded */
-	uint64_t bytes_moved;  /* payload that was copied, because it could not be received in place
-				  or the server cannot access its memory (gmb) */
-	uint64_t system_calls; /* of the whole queue, since it was created or acquired */
+	uint64_t bytes_read;	/* payload of successful reads */
+	uint64_t bytes_written; /* payload of successful writes */
+	uint64_t bytes_moved; /* payload that was copied, because it could not be received in place
+				 or the server cannot access its memory (gmb) */
+	/* system calls of the whole queue, since it was created or acquired */
+	uint64_t system_calls;
 	uint64_t connections_lost;
 	uint64_t commands_replayed;
 	/* Bytes copied by the server (GMB_COPY), by method: blocks shared by both files, copied by
@@ -438,7 +441,7 @@ void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats);
 enum gmb_operation {
 	GMB_READ,
 	GMB_WRITE,
-	GMB_FLUSH,  /* requests that were done before its submit become durable */
+	GMB_FLUSH,  /* requests that were complete before the flush was submitted become durable */
 	GMB_TRIM,   /* contents undefined afterwards */
 	GMB_ZERO,   /* reads back as zeroes afterwards */
 	GMB_CACHE,  /* hint that the range will be read soon */
@@ -447,17 +450,18 @@ enum gmb_operation {
 };
 
 enum gmb_request_flags {
-	GMB_FUA = 1 << 0, /* WRITE, TRIM, ZERO, COPY: durable before done; a flush replaces it if
-			     the server has no FUA */
+	/* WRITE, TRIM, ZERO, COPY: durable before done is called; if the server has no FUA, the
+	 * library sends a flush */
+	GMB_FUA = 1 << 0,
 	GMB_NO_HOLE = 1 << 1, /* ZERO: keep the range allocated */
 	GMB_DF = 1 << 2,      /* READ: one piece, or -EOVERFLOW; applies to parts of a split read */
-	GMB_STATUS_ONE = 1 << 3, /* STATUS: only the first extent */
+	GMB_STATUS_ONE = 1 << 3, /* STATUS: report only the first extent */
 	GMB_FAST_ZERO = 1 << 4,	 /* ZERO: only if faster than writing; else -EOPNOTSUPP */
 };
 
 enum gmb_extent_flags {
-	GMB_EXTENT_HOLE = 1 << 0, /* not allocated */
-	GMB_EXTENT_ZERO = 1 << 1, /* reads as zeroes */
+	GMB_EXTENT_HOLE = 1 << 0, /* the range is not allocated */
+	GMB_EXTENT_ZERO = 1 << 1, /* the range reads as zeroes */
 };
 
 struct gmb_extent {
@@ -491,7 +495,7 @@ struct gmb_request {
 	struct gmb_extent *extents;
 
 	gmb_done *done; /* NULL: check in_flight */
-	void *context;	/* for the caller */
+	void *context;	/* for use by the caller */
 
 	/* Results. */
 	int32_t result;	       /* 0, or a negative errno: -EIO, -ENOSPC, -EPERM, -EINVAL, -ENOTCONN
