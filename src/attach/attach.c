@@ -277,10 +277,10 @@ static void stay(struct daemon *daemon)
 	}
 }
 
-/* Called when the flush has ended. */
 static void flush_finish(struct daemon *daemon)
 {
-	struct error error = { 0 }; /* not stop_error, which the stopper may be using */
+	/* a separate error, because the stopper may be using stop_error */
+	struct error error = { 0 };
 	int rc = disk_flush_end(daemon->flush, &error);
 
 	daemon->flush = NULL;
@@ -330,7 +330,6 @@ static bool stop_finish(struct daemon *daemon)
 
 /* --- time limits --------------------------------------------------------------------------- */
 
-/* Returns the default time limit of a detach. */
 static uint64_t usual_limit_ns(const struct daemon *daemon)
 {
 	const struct attach_options *options = daemon->options;
@@ -397,7 +396,7 @@ static void attach_give_up(struct daemon *daemon)
 	}
 }
 
-/* Returns the time until the next note or limit, in milliseconds for poll(). */
+/* Returns the time until the next progress message or time limit, in milliseconds for poll(). */
 static int due_ms(const struct daemon *daemon)
 {
 	uint64_t due_ns = note_due_ns(daemon);
@@ -778,7 +777,6 @@ static void daemon_end(struct daemon *daemon)
 	}
 }
 
-/* Runs the daemon until the disk is detached. */
 static int attach_keep(const struct attach_options *options, int report_fd, struct error *error)
 {
 	struct daemon daemon = {

@@ -33,7 +33,8 @@ enum {
 	FUSE_SLOTS_MAX = 64,
 	FUSE_GROUP_SLOTS = 5, /* slots whose buffers are allocated together */
 	FUSE_GROUPS_MAX = (FUSE_SLOTS_MAX + FUSE_GROUP_SLOTS - 1) / FUSE_GROUP_SLOTS,
-	FUSE_BACKGROUND_MAX = 48, /* asynchronous requests that the kernel sends in parallel */
+	/* limit on asynchronous requests that the kernel sends in parallel */
+	FUSE_BACKGROUND_MAX = 48,
 	/* extents requested at a time when searching for data or holes */
 	FUSE_EXTENTS = 32,
 };
@@ -65,13 +66,14 @@ struct fuse_slot {
 	uint64_t length;
 	struct fuse_inlet *inlet; /* inlet that holds the payload of a write */
 	const char *payload;
-	/* part of its group's buffer: FUSE_IO_BYTES_MAX and two blocks; NULL until needed */
+	/* part of the group's buffer: FUSE_IO_BYTES_MAX and two blocks; NULL until needed */
 	char *buffer;
 	enum fuse_step step;
 	uint64_t begin; /* range in whole blocks */
 	uint64_t end;
-	bool exclusive; /* the write has edges, so no other write may access these blocks */
-	int whence;	/* argument of an lseek request */
+	/* the write begins or ends inside a block, so no other write may access these blocks */
+	bool exclusive;
+	int whence; /* argument of an lseek request */
 	struct gmb_extent extents[FUSE_EXTENTS];
 };
 

@@ -359,7 +359,7 @@ static int unmount(const char *path, bool force, struct error *error)
 		return usage_explain_file(path, error);
 	}
 	if (rc == -EINVAL || rc == -ENOENT) {
-		return 0; /* not mounted, or unmounted by another program */
+		return 0; /* the folder is not mounted, or another program has unmounted it */
 	}
 	return rc == 0 ? 0 : error_set(error, rc, "cannot unmount %s: %s", path, strerror(-rc));
 }

@@ -221,7 +221,7 @@ int attach_list(bool json, struct error *error)
 
 struct wish {
 	const char *name;
-	bool as_shown; /* name is a path as the list prints it */
+	bool as_shown; /* name is a path as printed by the list */
 	char *real;    /* name as an absolute path without symbolic links, or NULL */
 	bool by_uri;   /* name is a URI, and not a path or name of a disk */
 	bool force;

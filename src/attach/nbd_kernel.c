@@ -55,7 +55,7 @@ static int nbd_kernel_errno(int result)
 	switch (-result) {
 	case NLE_AGAIN:
 		return -EAGAIN;
-	case NLE_NOMEM: /* also lost notifications */
+	case NLE_NOMEM: /* NLE_NOMEM also reports lost notifications */
 		return -ENOMEM;
 	case NLE_PERM:
 		return -EPERM;
@@ -89,7 +89,8 @@ static int take_message(struct nl_msg *message, void *argument)
 	if (header->nlmsg_seq != netlink->sequence) {
 		return NL_SKIP;
 	}
-	if (header->nlmsg_type == NLMSG_ERROR) { /* also the acknowledgement, with code 0 */
+	if (header->nlmsg_type ==
+		NLMSG_ERROR) { /* an acknowledgement is such a message with code 0 */
 		const struct nlmsgerr *result = nlmsg_data(header);
 
 		netlink->is_acknowledged = true;

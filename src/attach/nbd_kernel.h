@@ -29,7 +29,7 @@ struct netlink {
 	bool is_acknowledged;
 	uint8_t command;
 	int code;	   /* the result in the acknowledgement */
-	int32_t index;	   /* of a device; -EPROTO: none */
+	int32_t index;	   /* index of a device; -EPROTO: none */
 	bool is_connected; /* the state of a device */
 };
 
@@ -54,7 +54,7 @@ GMB_MUST_CHECK int nbd_kernel_listen(struct netlink *netlink);
 /* No-op if the connection is closed. */
 void nbd_kernel_close(struct netlink *netlink);
 
-/* Returns those of the export flags that the running kernel understands (P136 in
+/* Returns those of the export flags that the running kernel supports (P136 in
  * docs/protocol/nbd.md). */
 uint16_t nbd_kernel_flags(uint16_t flags);
 

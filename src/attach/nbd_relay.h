@@ -23,7 +23,7 @@
 struct nbd_relay;
 
 struct nbd_relay_options {
-	struct nbd_dial_options dial; /* URI with TLS, and its credentials */
+	struct nbd_dial_options dial; /* URI with TLS, and credentials */
 	bool hands_over; /* the driver may get the socket if the kernel encrypts records */
 	int cancel_fd;	 /* readable: -ECANCELED; or -1 */
 	/* Sets options of the socket to the server. */

@@ -16,7 +16,8 @@
 
 /* The daemon's single report to its parent. */
 struct process_report {
-	int32_t code; /* 0: it is running; otherwise a negative errno, with the reason in text */
+	/* 0: the daemon is running; otherwise a negative errno, with the reason in text */
+	int32_t code;
 	char text[ATTACH_PATH_BYTES]; /* the path of the disk, or the error message */
 	struct timings timings;	      /* code 0: the timings, if requested */
 };

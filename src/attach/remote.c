@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 
-/* Logs events of the library. Its messages are complete sentences, so only the level is added. */
+/* Logs events of the library. The library's messages are complete, so only the level is added. */
 static void remote_remote_event(void *context, enum gmb_event event, const char *text)
 {
 	struct remote *remote = context;

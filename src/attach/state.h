@@ -24,7 +24,7 @@
 #include "attach/attach.h"
 
 struct state_entry {
-	char name[64]; /* file name without its extension */
+	char name[64]; /* file name without extension */
 	char kind[8];
 	char path[ATTACH_PATH_BYTES]; /* path of the disk */
 	char *uri;		      /* bytes that are not text are escaped */

@@ -115,10 +115,10 @@ enum {
 enum ublk_phase {
 	UBLK_PHASE_OPENING, /* the thread connects */
 	UBLK_PHASE_OPEN,    /* connected; waits for the order to serve or to end */
-	UBLK_PHASE_GO,	    /* ordered to serve */
+	UBLK_PHASE_GO,	    /* the thread was ordered to serve */
 	UBLK_PHASE_SERVING, /* the kernel may send requests */
 	UBLK_PHASE_LEAVING, /* the device is stopped: last flush */
-	UBLK_PHASE_CANCEL,  /* ordered to end before it served */
+	UBLK_PHASE_CANCEL,  /* the thread was ordered to end before serving */
 	UBLK_PHASE_ENDED,   /* result and error are valid */
 };
 

@@ -364,7 +364,7 @@ static void undo(struct ublk_disk *disk)
 		return;
 	}
 	if (disk->exists) {
-		/* Queues that already serve end because of this command. */
+		/* Queues that already serve requests end because of this command. */
 		rc = command(disk, UBLK_STOP, NULL, 0, 0);
 		if (rc < 0) {
 			log_error("cannot stop /dev/ublkb%u: %s", ublk_device_number_of(disk),

@@ -186,8 +186,8 @@ static bool names_have(const struct names *names, const char *path)
 
 /* The block device or file whose users are searched for. A process that has it open is a user. */
 struct wanted {
-	const struct disks *disks; /* a block device, by number */
-	const struct names *names; /* or a file, by path */
+	const struct disks *disks; /* a block device, by number; NULL: a file */
+	const struct names *names; /* a file, by path */
 };
 
 static bool descriptor_matches(const char *link_path, const struct wanted *wanted)
