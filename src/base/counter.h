@@ -13,7 +13,7 @@
 #include "base/compiler.h"
 
 enum counter_kind {
-	COUNTER_TOTAL, /* since the start; never decreases */
+	COUNTER_TOTAL, /* counted since the start; never decreases */
 	COUNTER_NOW,   /* a current level, which rises and falls */
 };
 
@@ -26,7 +26,8 @@ enum counter_unit {
 	COUNTER_BOOL,
 };
 
-/* Value of a level that does not exist: a limit that is not set, a rate that is not known. */
+/* Value of a level that does not exist, such as a limit that is not set or a rate that is not
+ * known. */
 #define COUNTER_NONE UINT64_MAX
 
 struct counter {

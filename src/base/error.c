@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Ends text with "..." if snprintf() had to cut it. wanted: snprintf()'s return value. */
+/* Ends text with "..." if snprintf() had to cut the text. wanted: snprintf()'s return value. */
 static void mark_if_cut(char *text, int wanted)
 {
 	if (wanted >= ERROR_TEXT_BYTES) {

@@ -143,7 +143,7 @@ static int export_uri_take_parameter(
 		const char *name;
 		char **field;
 		const char *protocol; /* NULL: any protocol, but only on Unix sockets */
-		bool of_network;      /* only without a Unix socket */
+		bool of_network;      /* true: not permitted for a Unix socket */
 		const char *values[VALUES_MAX];
 	} known[] = {
 		{ "tls-certificates", &uri->tls_certificates, "nbd", false, { NULL } },

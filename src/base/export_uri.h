@@ -41,7 +41,7 @@ struct export_uri {
 	char *host;
 	uint16_t port;		    /* TCP: 0 only if the URI contains ":0" (listening) */
 	char *socket_path;	    /* Unix: path; an abstract name starts with a zero byte */
-	uint32_t socket_path_bytes; /* without the terminator */
+	uint32_t socket_path_bytes; /* length without the terminator */
 	char *export_name; /* percent-decoded, may be empty, never NULL, no zero byte inside */
 	char *user;	   /* or NULL */
 	/* Only with tls, otherwise NULL. tls_certificates and tls_psk_file name local files, so
@@ -72,7 +72,7 @@ GMB_MUST_CHECK int export_uri_format(const struct export_uri *uri, const char *e
 /* Returns the address for clan_connect() and clan_listen(), which the caller frees; NULL: no
  * memory. */
 char *export_uri_clan_address(const struct export_uri *uri);
-/* Returns the port of a clan address such as "tcp:HOST:PORT". */
+/* Returns the port in a clan address such as "tcp:HOST:PORT". */
 uint16_t export_uri_clan_port(const char *address);
 
 /* Checks that a client can use a disk at this address. Returns -EPROTONOSUPPORT for a push

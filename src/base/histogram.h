@@ -54,7 +54,7 @@ static inline void histogram_record(struct histogram *histogram, uint64_t value)
 /* Empties the histogram. */
 void histogram_reset(struct histogram *histogram);
 
-/* Adds all values of the histogram from to the histogram into. */
+/* Adds all values of the histogram `from` to the histogram `into`. */
 void histogram_merge(struct histogram *into, const struct histogram *from);
 
 /* Return the smallest and the largest value of a bucket. index < HISTOGRAM_BUCKETS. */

@@ -17,11 +17,11 @@
 enum {
 	/* An identity that exceeds one of these limits is rejected. */
 	IDENTITY_VALUES_MAX = 128,
-	IDENTITY_VALUE_BYTES_MAX = 8192, /* canonical form of a distinguished name */
+	IDENTITY_VALUE_BYTES_MAX = 8192, /* longest canonical form of a distinguished name */
 	/* maximum size of all other values, and of one attribute of a distinguished name */
 	IDENTITY_STRING_BYTES_MAX = 256,
 	IDENTITY_RDNS_MAX = 32,
-	IDENTITY_OID_BYTES_MAX = 64, /* an OID as text */
+	IDENTITY_OID_BYTES_MAX = 64, /* longest OID as text */
 	IDENTITY_TEXT_BYTES = 160,
 	IDENTITY_DIGEST_BYTES = 32,
 };

@@ -139,7 +139,7 @@ static bool send_to_journal(enum log_level level, const struct log_about *about,
 						  : snprintf(fields + used, room, "%s=%s\n",
 							    list[i].name, list[i].value);
 
-		if (bytes > 0 && (size_t)bytes < room) { /* otherwise the field is left out */
+		if (bytes > 0 && (size_t)bytes < room) { /* a field that does not fit is left out */
 			used += bytes;
 		}
 	}

@@ -42,13 +42,13 @@ GMB_MUST_CHECK int network_parse(
 struct tls_client;
 
 struct place {
-	char *text;	      /* as written, without credentials */
+	char *text;	      /* text as written, without credentials */
 	const char *protocol; /* static: "nbd" with the prefix nbd or nbds, otherwise "push" */
 	bool tls;	      /* prefix nbds: only over TLS */
 	/* exclusive with tls_psk_file; NULL if not given, like the next three */
 	char *tls_certificates;
 	char *tls_psk_file;
-	char *tls_username; /* with tls_psk_file */
+	char *tls_username; /* used with tls_psk_file */
 	/* name expected in the server's certificate; NULL: the host of the URI */
 	char *tls_hostname;
 	/* The server's TLS client for these credentials; borrowed. */

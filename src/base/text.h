@@ -65,7 +65,7 @@ bool text_same(const char *a, const char *b);
 struct near {
 	const char *word;
 	const char *name;  /* nearest name so far, or NULL */
-	uint32_t distance; /* its distance */
+	uint32_t distance; /* distance of that name */
 };
 
 void near_begin(struct near *near, const char *word);

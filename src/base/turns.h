@@ -135,8 +135,8 @@ static inline struct turn *turns_next(struct turns *turns)
 	return turn;
 }
 
-/* Moves the group of a member that was served behind the other groups. round is NULL if the caller
- * serves one waiter at a time and never calls turns_in_vain(). */
+/* Called when a member was served: moves its group behind the other groups. round is NULL if the
+ * caller serves one waiter at a time and never calls turns_in_vain(). */
 static inline void turns_had(
 	struct turns *turns, const struct turn *turn, struct turns_round *round)
 {

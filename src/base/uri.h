@@ -16,7 +16,7 @@
 #include "base/error.h"
 
 struct uri {
-	char *scheme; /* as written, with "+unix" */
+	char *scheme; /* scheme as written, with "+unix" */
 	bool is_unix;
 	bool has_port;
 	uint16_t port; /* valid with has_port; 0 only if the URI contains ":0" */
@@ -24,7 +24,7 @@ struct uri {
 	/* without brackets, "localhost" if the URI has none; NULL with is_unix */
 	char *host;
 	char *socket_path; /* with is_unix: not empty; an abstract name starts with a zero byte */
-	uint32_t socket_path_bytes; /* without the terminator */
+	uint32_t socket_path_bytes; /* length without the terminator */
 	/* without the first slash; may be empty; contains no zero byte */
 	char *path;
 	uint32_t path_bytes;

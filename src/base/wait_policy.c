@@ -4,8 +4,8 @@
 #include <string.h>
 
 enum {
-	/* Polling must reduce the time per request at least to this percentage of the time with
-	 * BLOCK. */
+	/* Polling is kept only if it reduces the time per request to at most this percentage of the
+	 * time with BLOCK. */
 	SPIN_PERCENT_MAX = 90,
 	/* With batching, the time per request may be up to this percentage of the time without
 	 * batching, because measurements are noisy and batching costs no CPU time. */
@@ -178,7 +178,7 @@ static void trial_window_done(struct wait_policy *policy, uint64_t elapsed_ns)
 	}
 	policy->windows_left--;
 	if (policy->way_now == WAIT_BATCH && !fills_batches(policy)) {
-		leave_out(policy, WAIT_BATCH); /* it only delays these requests */
+		leave_out(policy, WAIT_BATCH); /* batching only delays these requests */
 	}
 	if (policy->way_now == WAIT_BLOCK && policy->in_trial[WAIT_SPIN] && !is_for_spin(policy)) {
 		leave_out(policy, WAIT_SPIN);

@@ -36,7 +36,7 @@ enum wait_way { WAIT_BLOCK, WAIT_BATCH, WAIT_SPIN, WAIT_WAY_COUNT };
 
 enum {
 	WAIT_BATCH_NS = 60000,	      /* longest time that BATCH waits for more completions */
-	WAIT_BATCH_MAX = 64,	      /* number of completions that end this wait */
+	WAIT_BATCH_MAX = 64,	      /* number of completions that end the wait of BATCH */
 	WAIT_SPIN_NS = 50000,	      /* maximum time of polling before sleeping */
 	WAIT_WINDOW_NS = 1000000,     /* minimum duration of a measurement */
 	WAIT_WINDOW_REQUESTS = 64,    /* minimum number of requests in a measurement */
@@ -52,7 +52,7 @@ enum {
 /* The result of one turn of the event loop. */
 struct wait_turn {
 	uint64_t now_ns;
-	uint32_t requests; /* that arrived, or that were answered */
+	uint32_t requests; /* number of requests that arrived or were answered */
 	/* The requests came from an event source (ring/ring.h), such as memory shared with the
 	 * peer. One completion announces a whole batch of them, so BATCH would only delay them. */
 	bool by_source;
@@ -65,7 +65,7 @@ struct wait_policy {
 	bool may_spin;
 	bool is_trying;
 	enum wait_way way;     /* the method in use outside of trials */
-	enum wait_way way_now; /* the method in use in this window */
+	enum wait_way way_now; /* the method used in this window */
 	bool in_trial[WAIT_WAY_COUNT];
 	uint64_t window_start_ns;
 	uint64_t window_cpu_ns; /* the thread's CPU time when the window started; only in trials */

@@ -20,7 +20,8 @@ enum {
 	 * thread takes longer than many pieces of work. */
 	IDLE_MS = 200,
 	DRAINS_MAX = 4096, /* more messages than a socket can hold */
-	/* messages that the caller's thread examines before it passes the socket to a worker */
+	/* limit on messages that the caller's thread examines before it passes the socket to a
+	 * worker */
 	LOOKS_MAX = 64,
 };
 

@@ -56,14 +56,13 @@ void work_finish(struct work_results *results);
  * does not wait until its unsent data is delivered. */
 enum {
 	DISPOSE_FDS_MAX = 256,
-	/* Limits for descriptors that are not yet closed: those that peers have passed, and sockets
-	 * of ours that may contain such descriptors. A user can have at most DISPOSE_OF_OWNER_MAX
-	 * descriptors, and at most as many as are still unused of DISPOSE_ALL_MAX. So a new user
-	 * can always have as many descriptors as any other user. The second limit does not apply to
-	 * root and our own user. A user can exceed the limits by one message (up to 253
-	 * descriptors), because the limits are checked before the message is received, and by the
-	 * sockets of connections that end later. The descriptors of a user beyond
-	 * DISPOSE_OF_OWNER_MAX do not reduce what others can have. */
+	/* Limits on descriptors that are not yet closed: those that peers have passed, and sockets
+	 * of ours that may contain such descriptors. A user can have at most DISPOSE_OF_OWNER_MAX.
+	 * A user other than root and our own cannot have more than are left of DISPOSE_ALL_MAX, so
+	 * a new user can always have as many as any other user. Of the descriptors of one user, at
+	 * most DISPOSE_OF_OWNER_MAX count towards the total. The limits are checked before a
+	 * message is received, so a user can exceed them by one message (up to 253 descriptors),
+	 * and by the sockets of connections that end later. */
 	DISPOSE_OF_OWNER_MAX = 512,
 	DISPOSE_ALL_MAX = 2048,
 };
@@ -88,9 +87,9 @@ void dispose_end(int fd, uid_t owner);
 /* Shuts down our end of a Unix socket, connected or listening. Closes it immediately if no
  * descriptors are left in its queue, otherwise in a worker thread. */
 void dispose_socket(int fd, uid_t owner, bool in_caller);
-/* Counts descriptors that a peer has passed, and that dispose() will not close. */
+/* Counts descriptors that a peer has passed and that dispose() will not close. */
 void dispose_count_more(uid_t owner, uint32_t fd_count);
-/* Called when such descriptors are closed: they no longer count. */
+/* Called when descriptors counted by dispose_count_more() are closed. */
 void dispose_count_less(uid_t owner, uint32_t fd_count);
 /* Returns whether the limits allow receiving a message with descriptors from this user now, or
  * keeping a new connection of this user that permits them. */
