@@ -137,7 +137,7 @@ struct clan_conn {
 	struct clan_peer peer;
 	uint8_t *hello;
 	size_t hello_bytes;
-	struct clan_conn_options options; /* with the defaults filled in */
+	struct clan_conn_options options; /* options with the defaults filled in */
 	struct clan_conn_stats stats;
 	struct list_node shares;   /* struct clan_share: our regions that are shared */
 	uint32_t share_generation; /* generation of the last share */
@@ -162,9 +162,9 @@ struct clan_listener {
  * has checked the arguments. Calls on a connection are made only while it is OPEN, unless noted
  * otherwise. */
 struct clan_provider {
-	const char *schemes[2]; /* schemes of its addresses, without the colon; unused entries are
-				   NULL */
-	uint32_t caps;		/* enum clan_conn_caps */
+	/* schemes of the provider's addresses, without the colon; unused entries are NULL */
+	const char *schemes[2];
+	uint32_t caps; /* enum clan_conn_caps */
 
 	int (*listen)(struct clan_queue *queue, const char *address,
 		const struct clan_conn_options *options, struct clan_listener **listener_out,
@@ -176,7 +176,7 @@ struct clan_provider {
 	int (*connect)(struct clan_queue *queue, const char *address,
 		const struct clan_conn_options *options, const void *hello, size_t hello_bytes,
 		struct clan_conn **conn_out, struct error *error);
-	/* Called in OFFERED. */
+	/* Called in state OFFERED. */
 	int (*accept)(struct clan_conn *conn, const void *hello, size_t hello_bytes);
 	/* Called in state OFFERED, or in OPENING if the program has the handle. */
 	void (*reject)(struct clan_conn *conn, const char *text);
@@ -184,7 +184,7 @@ struct clan_provider {
 	 * the connection, drops each share as soon as the peer cannot reach it, and sets CLOSED
 	 * when nothing of the connection is in use any more. */
 	void (*close)(struct clan_conn *conn);
-	void (*destroy)(struct clan_conn *conn); /* called in CLOSED */
+	void (*destroy)(struct clan_conn *conn); /* called in state CLOSED */
 	/* Called in the child after fork() for each connection and each listener (the other
 	 * argument is NULL), and then with both NULL for the provider's state of the queue. shm
 	 * frees the object; net only closes descriptors. */
@@ -195,9 +195,9 @@ struct clan_provider {
 		uint32_t iov_count, size_t bytes);
 	void (*flush)(struct clan_conn *conn);
 	int (*recv)(struct clan_conn *conn, uint32_t classes, struct clan_message *message,
-		void *buffer, uint32_t bytes); /* also called in LOST */
+		void *buffer, uint32_t bytes); /* can also be called in state LOST */
 	ssize_t (*readv)(struct clan_conn *conn, const struct iovec *iov, uint32_t iov_count,
-		bool peek); /* also called in LOST */
+		bool peek); /* can also be called in state LOST */
 
 	/* Adds the counters that the provider keeps itself. Called in any state. */
 	void (*get_stats)(const struct clan_conn *conn, struct clan_conn_stats *stats);

@@ -515,7 +515,6 @@ static void clan_net_opened(struct net_conn *conn)
 	conn->conn.enabled = CLAN_READY_CONTROL | CLAN_READY_BULK | CLAN_READY_COOKIES;
 }
 
-/* Processes HELLO or WELCOME. */
 static int clan_net_hello_arrived(struct net_conn *conn, const uint8_t *data, uint32_t bytes)
 {
 	bool connector = conn->conn.connector;

@@ -48,10 +48,11 @@ enum {
 
 /* The counts report to the peer what the sender of this frame has received. */
 struct net_frame_head {
-	uint16_t bytes;	   /* size of the frame */
-	uint16_t credits;  /* frames received since the sender's last frame */
-	uint32_t taken[2]; /* slots of its control and bulk rings that its program has consumed */
-	uint32_t popped;   /* cookies that its program has popped */
+	uint16_t bytes;	  /* size of the frame */
+	uint16_t credits; /* frames received since the sender's last frame */
+	/* slots of the sender's control and bulk rings whose messages its program has received */
+	uint32_t taken[2];
+	uint32_t popped; /* number of cookies that the sender's program has popped */
 };
 
 enum net_class { NET_CONTROL, NET_BULK, NET_RING_COUNT, NET_SYSTEM = NET_RING_COUNT };
@@ -207,7 +208,7 @@ struct net_ring { /* received messages that the program has not consumed */
 	uint32_t slots;
 	uint32_t write;
 	uint32_t read;
-	uint32_t told;	    /* the value of the member read that our last frame reported */
+	uint32_t told;	    /* value of `read` that our last frame reported */
 	uint32_t stream_at; /* consumed bytes, if the next message was partly read; else 0 */
 };
 
@@ -223,7 +224,7 @@ struct net_grant {
 	struct net_owed owed; /* a pending GRANT or REVOKE record */
 	struct clan_cookie cookie;
 	struct clan_share *share; /* NULL: the peer has returned the region */
-	uint32_t generation;	  /* last one used */
+	uint32_t generation;	  /* generation last used in this slot */
 	uint32_t reads;		  /* READs of the peer that the transport is answering */
 	uint8_t state;		  /* enum net_grant_state */
 	bool used;		  /* the peer has used the cookie; only if transport->sees_puts */
@@ -234,7 +235,7 @@ struct net_ticket {
 	struct net_owed owed;	   /* a pending REVOKED record */
 	struct clan_cookie cookie; /* generation 0: void */
 	struct net_peer_region *region;
-	uint32_t generation; /* of the last GRANT or REVOKE */
+	uint32_t generation; /* generation of the last GRANT or REVOKE */
 	uint32_t running;    /* puts and gets in progress */
 	bool revoked;	     /* REVOKE has arrived, and REVOKED must be sent */
 };
@@ -280,8 +281,9 @@ struct net_conn {
 	uint32_t controls_in_row;
 
 	/* Memory. */
-	struct list_node regions;	       /* struct net_peer_region */
-	struct net_peer_region **region_table; /* by number; NULL until the peer shares one */
+	struct list_node regions; /* struct net_peer_region */
+	/* indexed by number; NULL until the peer shares a region */
+	struct net_peer_region **region_table;
 	uint32_t region_count;
 	uint64_t region_bytes;
 	struct net_grant *grants;
@@ -302,7 +304,7 @@ struct net_conn {
 
 	/* Puts and gets. */
 	struct list_node rmas;	  /* puts and gets that wait to be posted */
-	struct list_node running; /* posted, or ended */
+	struct list_node running; /* puts and gets that were posted, or have ended */
 	uint64_t rmas_begun;
 	uint64_t rmas_posted;
 	uint32_t pieces; /* number of parts of puts and gets that the transport is executing */
@@ -356,7 +358,7 @@ struct net_transport {
 	void (*listener_close)(struct net_listener *listener);
 
 	/* Starts to connect. net_connected() or net_conn_cut() follows, but not within this call.
-	 * Owns found. */
+	 * Takes ownership of found. */
 	int (*dial)(struct net_conn *conn, void *found);
 	/* Closes the endpoint, if there is one. When it returns, no memory is written or read any
 	 * more, and no function is called for the connection. */

@@ -238,7 +238,7 @@ static bool post_frame(struct net_conn *conn, struct net_buffer *buffer)
 	memcpy(buffer->data, &head, sizeof(head));
 	result = conn->transport->post_frame(conn, buffer);
 	if (result == -EAGAIN) {
-		net_changed(conn); /* retried in the next turn */
+		net_changed(conn); /* the frame is posted again in the next turn */
 		return false;
 	}
 	if (result != 0) {
@@ -412,7 +412,7 @@ int net_send(struct clan_conn *base, uint32_t cls, uint32_t type, const struct i
 	struct net_conn *conn = net_conn(base);
 	enum net_class class = cls == CLAN_CONTROL ? NET_CONTROL : NET_BULK;
 
-	GMB_UNUSED(iov_count); /* bytes is the sum of the vector */
+	GMB_UNUSED(iov_count); /* `bytes` is the length of the whole vector */
 	if (type == CLAN_TYPE_STREAM) {
 		return (int)net_frame_send_stream(conn, iov, bytes);
 	}
@@ -434,7 +434,7 @@ void net_notify(struct net_conn *conn, uint32_t value)
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* Checks O1 to O4: the fields of a frame's head that refer to our side. */
+/* Checks rules O1 to O4: the fields of a frame's head that refer to our side. */
 static bool net_frame_head_is_valid(
 	struct net_conn *conn, const struct net_frame_head *head, size_t bytes)
 {

@@ -17,7 +17,8 @@
 #define FIFO_NONE UINT32_MAX
 
 enum {
-	STRICT_MS = 1000, /* time limit for the peer's answer: even a busy program answers in it */
+	/* time limit for the peer's answer; even a busy program answers within this time */
+	STRICT_MS = 1000,
 };
 
 enum net_grant_state {
@@ -918,7 +919,7 @@ int net_memory_record(struct net_conn *conn, enum net_system_type type, const ui
 		return revoked_arrived(conn, &record.revoke);
 	case NET_COOKIE:
 		return net_memory_cookie_arrived(conn, &record.cookie);
-	case NET_PUT: /* reports a put of the peer; only on ofi, where the transport sees none */
+	case NET_PUT: /* reports a put; needed only on ofi, where the transport reports none */
 		if (conn->transport->sees_puts) {
 			break;
 		}

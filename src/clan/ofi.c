@@ -30,7 +30,7 @@ struct ofi_local {
 struct ofi_held {
 	void *descs[CLAN_IOV_MAX];
 	struct fid_mr *mrs[CLAN_IOV_MAX]; /* registrations for this operation only */
-	void *copies[CLAN_IOV_MAX];	  /* of memory that cannot be registered */
+	void *copies[CLAN_IOV_MAX];	  /* copies of parts in memory that cannot be registered */
 };
 
 static void *desc_of(struct fid_mr *mr)

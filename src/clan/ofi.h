@@ -20,7 +20,7 @@
 #include <rdma/fi_eq.h>
 #include <rdma/fi_errno.h>
 #include <rdma/fi_rma.h>
-#undef container_of /* ours checks the type */
+#undef container_of /* our own container_of() checks the type */
 
 #include "clan/net.h"
 
@@ -82,7 +82,7 @@ _Static_assert(offsetof(struct ofi_conn, net) == 0 && offsetof(struct ofi_listen
 
 /* --- ofi.c ------------------------------------------------------------------------------------ */
 
-/* Called when a listener receives a connection request. Owns info. */
+/* Called when a listener receives a connection request. Takes ownership of info. */
 void ofi_connection_requested(struct ofi_listener *listener, struct fi_info *info);
 /* Called when the endpoint of a connection is connected. Further calls have no effect. */
 void ofi_connected(struct ofi_conn *conn);

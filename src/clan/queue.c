@@ -393,8 +393,8 @@ int clan_queue_fd(const struct clan_queue *queue)
 	return waiter_fd(queue->waiter);
 }
 
-/* Requests a wake-up from every peer. Waits for futex words that this adds to queue->waiter must
- * still be submitted with waiter_submit(). Returns false if there is work already. */
+/* Requests a wake-up from every peer. Returns false if there is work already. May add waits for
+ * futex words to queue->waiter, which must then be submitted with waiter_submit(). */
 static bool ask_for_wake_ups(struct clan_queue *queue)
 {
 	clan_queue_publish(queue);

@@ -45,7 +45,8 @@ static void region_link(struct clan_queue *queue, struct clan_region *region)
 	queue->region_count++;
 }
 
-/* Maps the region and adds it to the queue's list. Owns values->fd: closes it on failure. */
+/* Maps the region and adds it to the queue's list. Takes ownership of values->fd, and closes it on
+ * failure. */
 static int region_enter(struct clan_queue *queue, const struct clan_region *values,
 	struct clan_region **region_out, void **base_out)
 {
@@ -173,7 +174,6 @@ int clan_region_destroy(struct clan_region *region)
 
 /* --- shares ----------------------------------------------------------------------------------- */
 
-/* The permitted transitions. */
 static const uint32_t share_edges[CLAN_SHARE_STATE_COUNT] = {
 	[CLAN_SHARE_ASKED] = BIT(CLAN_SHARE_LIVE) | BIT(CLAN_SHARE_ENDED),
 	[CLAN_SHARE_LIVE] = BIT(CLAN_SHARE_ENDING),

@@ -36,7 +36,8 @@ struct rpc_setup {
 
 /* The states of a link. */
 enum link_state {
-	LINK_NEW,     /* waits until its connection is open; the peer or this side connects */
+	/* waits until the link's connection is open; the peer or this side connects */
+	LINK_NEW,
 	LINK_GREETED, /* waits until SETUP was sent and received */
 	LINK_UP,      /* usable for calls */
 	LINK_CLOSING, /* waits for CLAN_EVENT_CLOSED */
@@ -66,7 +67,7 @@ struct rpc_link {
 	void **ops;
 	uint32_t *waiting; /* notification values of puts that found no room */
 	uint16_t *free;
-	bool *busy; /* by slot of our calls */
+	bool *busy; /* by slot: one of our calls uses the slot */
 };
 
 /* The states of a node. */
@@ -103,7 +104,7 @@ struct clan_rpc {
 	struct list_node ready;	  /* struct rpc_link */
 	struct list_node changed; /* struct rpc_node */
 	uint64_t request_number;
-	bool ending;			       /* in clan_rpc_destroy() */
+	bool ending;			       /* clan_rpc_destroy() is in progress */
 	struct list_node buckets[RPC_BUCKETS]; /* struct rpc_node, by number */
 };
 

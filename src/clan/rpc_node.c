@@ -346,7 +346,7 @@ int clan_rpc_dial(
 	} else if (node->open_count == 0) {
 		rpc_node_free(node);
 	} else {
-		rpc_node_end(node, result); /* ends without an event */
+		rpc_node_end(node, result); /* the node ends without an event */
 	}
 	return result;
 }

@@ -14,8 +14,9 @@
 
 /* Sets of seals, as the kernel numbers them (F_SEAL_...). */
 enum {
-	SEGMENT_SEALED_SIZE = 0x0002 | 0x0004,			 /* the size is fixed */
-	SEGMENT_SEALED_READ_ONLY = SEGMENT_SEALED_SIZE | 0x0010, /* and no new writable mappings */
+	SEGMENT_SEALED_SIZE = 0x0002 | 0x0004, /* the size is fixed */
+	/* like SEGMENT_SEALED_SIZE; also no new writable mappings */
+	SEGMENT_SEALED_READ_ONLY = SEGMENT_SEALED_SIZE | 0x0010,
 	SEGMENT_SEALED_WRITER = 0x0010 | 0x0001, /* no new writable mappings, and no more seals */
 };
 

@@ -28,7 +28,7 @@
 
 enum {
 	LISTEN_BACKLOG = 128,
-	ACCEPT_MAX = 16, /* connections per turn */
+	ACCEPT_MAX = 16, /* limit on connections accepted per turn */
 	ACCEPT_RETRY_MS = 100,
 };
 
@@ -463,7 +463,7 @@ static int shm_address_error(struct error *error, const char *place)
 		place);
 }
 
-/* Attaches the socket and reads the peer's credentials. Owns fd if it returns 0. */
+/* Attaches the socket and reads the peer's credentials. Takes ownership of fd if it returns 0. */
 static int shm_conn_start(struct shm_conn *conn, int fd)
 {
 	int result = read_credentials(conn, fd);

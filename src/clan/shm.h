@@ -48,7 +48,7 @@ struct shm_group {
 	struct shm_conn *publish_conn; /* the connection whose socket rings the bell */
 	struct clan_queue *queue;
 	uint64_t id;
-	pid_t pid; /* of the process at the other end */
+	pid_t pid; /* process at the other end */
 	uid_t uid;
 	char *place; /* the address that the connector used; NULL on the acceptor's side */
 	uint32_t conn_count;
@@ -85,7 +85,7 @@ struct shm_group {
 /* Our ring of one class, as its writer. The indices count slots and wrap at 2^32. */
 struct shm_out {
 	uint8_t *slots;
-	uint32_t mask; /* slots - 1 */
+	uint32_t mask; /* number of slots - 1 */
 	uint32_t write;
 	uint32_t published;
 	uint32_t read_seen; /* largest read index received from the peer */
@@ -108,10 +108,10 @@ struct shm_in {
 
 /* The states of a region of the peer. */
 enum shm_peer_region_state {
-	SHM_REGION_MAPPING, /* waits for the worker that maps it */
+	SHM_REGION_MAPPING, /* a worker maps the region */
 	SHM_REGION_LIVE,    /* usable */
 	SHM_REGION_LEAVING, /* waits for the release of the last hold */
-	SHM_REGION_REMOVED, /* waits for delivery of its last event */
+	SHM_REGION_REMOVED, /* waits for delivery of the region's last event */
 	SHM_REGION_STATE_COUNT
 };
 
@@ -195,7 +195,7 @@ struct shm_cookie_fifo {
 
 struct shm_conn {
 	struct clan_conn conn;
-	struct waiter_file file; /* the socket */
+	struct waiter_file file; /* the connection's socket */
 	struct shm_group *group;
 	struct shm_listener *listener; /* the listener that counts this connection; or NULL */
 	char *place;		       /* the address that the connector used; or NULL */
@@ -208,14 +208,17 @@ struct shm_conn {
 
 	struct shm_conn_head *own;
 	size_t own_bytes;
-	int own_fd;		 /* memfd of our segment until the peer has received it, then -1 */
-	int group_fd;		 /* the same for our head of a new group; -1 if the group existed */
-	struct list_node unsent; /* socket messages that the kernel has not accepted yet */
-	struct clan_deadline resend; /* when to send the messages in unsent again */
+	int own_fd; /* memfd of our segment until the peer has received it, then -1 */
+	/* memfd of our head of a new group, until the peer has received it; -1 if the group
+	 * existed */
+	int group_fd;
+	struct list_node unsent;     /* socket messages that the kernel has not accepted yet */
+	struct clan_deadline resend; /* time to send the messages in unsent again */
 	uint64_t resend_ns;	     /* the last interval until resend; doubled each time */
 	uint64_t unsent_until_ns;
-	int unsent_status; /* why the kernel rejects the first in unsent: -ETOOMANYREFS, -EPERM */
-	struct clan_deadline reread; /* when to receive again; see dispose_has_room() */
+	/* reason why the kernel rejects the first message in unsent: -ETOOMANYREFS, -EPERM */
+	int unsent_status;
+	struct clan_deadline reread; /* time at which to receive again; see dispose_has_room() */
 	const struct shm_conn_head *peer;
 	size_t peer_bytes;
 	struct shm_cookie *own_cookies;
@@ -241,7 +244,7 @@ struct shm_conn {
 
 	/* Private copy of our busy word. It is odd while we copy with cookies of the peer. */
 	uint64_t busy;
-	uint32_t busy_count;	 /* number of such copies in progress */
+	uint32_t busy_count;	 /* number of copies with cookies of the peer in progress */
 	struct list_node copies; /* struct shm_copy */
 	uint32_t copies_running; /* copies that workers are making */
 	/* Set when the connection is lost or closed. The only member that workers read; see
@@ -265,7 +268,8 @@ struct shm_conn {
 	uint32_t cookies_popped; /* cookies of the peer that the program has popped */
 	uint32_t peer_popped_seen;
 
-	struct shm_peer_region **regions; /* by number; NULL until the peer shares one */
+	/* indexed by number; NULL until the peer shares a region */
+	struct shm_peer_region **regions;
 	struct list_node region_list;
 	uint64_t region_bytes;
 	uint32_t regions_held; /* regions in a state other than REMOVED */
@@ -293,8 +297,8 @@ struct shm_listener {
 	struct waiter_file file;
 	uint32_t conn_count;
 	uint32_t handshake_count;
-	struct clan_deadline retry; /* when to accept again after EMFILE */
-	dev_t device;		    /* of the socket file; 0: abstract */
+	struct clan_deadline retry; /* time at which to accept again after EMFILE */
+	dev_t device;		    /* device of the socket file; 0: abstract address */
 	ino_t inode;
 	char *path;
 	bool closed; /* closed by the program; freed with the last connection in conn_count */
@@ -446,7 +450,7 @@ int shm_no_room(struct shm_conn *conn, enum shm_class class, size_t bytes, uint3
 /* --- shm_region.c ----------------------------------------------------------------------------- */
 
 /* Processes REGION. Returns 0 if an answer was sent or follows, or a negative errno if the
- * connection has been ended. Owns fd. */
+ * connection has been ended. Takes ownership of fd. */
 int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, int fd);
 int shm_region_asked_back(struct shm_conn *conn, uint32_t number, uint32_t generation);
 /* Called when the connection is lost or closed: releases each region of the peer as soon as nothing
@@ -517,7 +521,7 @@ struct shm_copy_order {
 	uint32_t value;
 	uint32_t region;	/* number of the peer's region, held until the copy has ended */
 	uint32_t cookie_region; /* region number in the cookie, for tripwires */
-	/* Offset in that region, for tripwires. */
+	/* Offset in region `cookie_region`, for tripwires. */
 	uint64_t touched_at;
 	size_t bytes;
 	void *op; /* argument of CLAN_EVENT_DONE */

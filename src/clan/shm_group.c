@@ -98,8 +98,8 @@ void shm_group_free(struct shm_group *group)
 	free(group);
 }
 
-/* Checks K1 to K4 in that order. The head is copied once, and only the copy is checked and used.
- * *rule_out is the rule being checked when the call fails. */
+/* Checks rules K1 to K4 in that order. The head is copied once, and only the copy is checked and
+ * used. *rule_out is the rule being checked when the call fails. */
 int shm_group_map_peer(struct shm_group *group, int fd, uint32_t *rule_out)
 {
 	struct segment_identity identity;
@@ -667,7 +667,8 @@ bool shm_arm(struct clan_queue *queue)
 			continue;
 		}
 		if (group->muted_until_ns != 0) {
-			continue; /* no wait for the bell: a deadline checks a muted group */
+			/* no futex operation is needed: a deadline checks a muted group */
+			continue;
 		}
 		if (group->futex != NULL && !group->futex->in_flight) {
 			waiter_futex_start(

@@ -19,14 +19,14 @@
 enum {
 	SHM_VERSION = 1,
 	SHM_SLOT_BYTES = 64,
-	SHM_HEAD_BYTES = 8, /* of a message */
+	SHM_HEAD_BYTES = 8, /* head of a message */
 	SHM_HEADER_BYTES = 0x400,
 	SHM_SEGMENT_ALIGN = 4096,
 
 	SHM_READY_SLOTS = 512, /* slots of our ready rings */
 	SHM_READY_SLOTS_MIN = 16,
 	SHM_READY_SLOTS_MAX = 8192,
-	SHM_NUMBERS_MAX = 4096, /* numbers of a group's connections are lower than this */
+	SHM_NUMBERS_MAX = 4096, /* the numbers of a group's connections are lower */
 
 	SHM_CONTROL_SLOTS = 32,
 	SHM_SYSTEM_SLOTS = 32,

@@ -239,7 +239,7 @@ static bool type_allowed(enum shm_class class, const struct shm_message_head *he
 	}
 }
 
-/* Checks K14 to K16 on the private copy of the head. */
+/* Checks rules K14 to K16 on the private copy of the head. */
 static int check_head(
 	struct shm_conn *conn, enum shm_class class, const struct shm_message_head *head)
 {
@@ -535,7 +535,7 @@ bool shm_take_system(struct shm_conn *conn)
 	return taken > 0;
 }
 
-/* Checks K22 on the peer's counter before it is used. */
+/* Checks rule K22 on the peer's counter before it is used. */
 bool shm_cookie_room(struct shm_conn *conn)
 {
 	uint32_t cookies = conn->conn.options.cookies;

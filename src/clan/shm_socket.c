@@ -20,7 +20,7 @@
 
 enum {
 	DESCRIPTORS_SENT_MAX = 2,
-	MESSAGES_MAX = 64, /* processed per turn */
+	MESSAGES_MAX = 64, /* limit on messages processed per turn */
 };
 
 #define NS_PER_MS     UINT64_C(1000000)
@@ -702,7 +702,7 @@ static int shm_socket_receive(struct shm_conn *conn, struct arrival *arrival)
 			return -EAGAIN;
 		}
 		length = 0;
-		message.msg_controllen = 0; /* the kernel has not set it */
+		message.msg_controllen = 0; /* the failed call has not set msg_controllen */
 	}
 	arrival->length = (size_t)length;
 	arrival->fd_count = rights_collect(&message, arrival->fds);

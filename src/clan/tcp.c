@@ -22,7 +22,7 @@
 
 enum {
 	LISTEN_BACKLOG = 128,
-	ACCEPT_MAX = 16, /* connections per turn */
+	ACCEPT_MAX = 16, /* limit on connections accepted per turn */
 	ACCEPT_RETRY_MS = 100,
 };
 
@@ -99,7 +99,7 @@ static void socket_happened(struct waiter_file *file, uint32_t events)
 	tcp_ready(conn);
 }
 
-/* Attaches a socket to a connection. Owns fd. */
+/* Attaches a socket to a connection. Takes ownership of fd. */
 static int socket_add(struct tcp_conn *conn, int fd)
 {
 	const int on = 1;
@@ -217,7 +217,7 @@ static void dial_look(struct tcp_conn *conn)
 			error = errno;
 		}
 		if (error == 0) {
-			return; /* not decided yet */
+			return; /* the connection attempt has not been decided yet */
 		}
 		conn->error = dial_next(conn, -error);
 	}

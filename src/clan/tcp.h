@@ -35,7 +35,7 @@ struct tcp_head {
 	uint8_t kind;
 	uint8_t reserved;
 	uint16_t slot;	/* WRITE, READ: slot of the cookie */
-	uint32_t bytes; /* after the head; READ: requested bytes */
+	uint32_t bytes; /* length of the payload; READ: requested bytes */
 };
 
 struct tcp_access_head { /* WRITE and READ */
@@ -75,7 +75,7 @@ struct tcp_conn {
 	bool hung_up; /* recv() will report an end or an error after the remaining data */
 	int error;    /* the error of the last address tried, or of sending; 0: none */
 
-	struct addrinfo *addresses; /* of the connector: the resolved addresses */
+	struct addrinfo *addresses; /* connector: the resolved addresses */
 	struct addrinfo *next;
 
 	/* Sending. out_write and out_read are free-running counts. */

@@ -216,7 +216,6 @@ void tcp_flush(struct net_conn *base)
 
 /* --- receiving -------------------------------------------------------------------------------- */
 
-/* Called when the current payload is complete. */
 static void payload_done(struct tcp_conn *conn)
 {
 	if (conn->target != NULL) {
@@ -386,7 +385,6 @@ static bool tcp_stream_take_head(struct tcp_conn *conn)
 	return net_frame_received(&conn->net, from + sizeof(head.head), head.head.bytes) == 0;
 }
 
-/* Processes all complete messages in in[]. */
 static void tcp_stream_take_messages(struct tcp_conn *conn)
 {
 	bool more = true;

@@ -21,7 +21,7 @@ enum { OP_FUTEX_WAIT = 51, FUTEX_SIZE_U32 = 2 };
 
 enum {
 	RING_ENTRIES = 64,
-	EVENTS_MAX = 32, /* descriptors processed in one turn */
+	EVENTS_MAX = 32, /* limit on descriptors processed in one turn */
 };
 
 struct waiter {

@@ -34,7 +34,7 @@ struct waiter_futex {
 	const _Atomic(uint32_t) *word;
 	uint32_t expected;
 	bool in_flight; /* set only by the waiter: the kernel has a wait for the word */
-	bool orphaned;	/* private: it was destroyed with a wait in flight */
+	bool orphaned;	/* private: the futex was destroyed with a wait in flight */
 };
 
 enum waiter_kind { WAITER_EPOLL, WAITER_URING };
