@@ -109,7 +109,6 @@ static int check_list(const struct arguments *arguments, int argc)
 	return argc == optind ? CLI_GO_ON : cli_usage_error(name, "--list takes no URI");
 }
 
-/* Rejects arguments that contradict each other. */
 static int check_arguments(const struct arguments *arguments, int argc)
 {
 	const struct attach_options *attach = &arguments->attach;
@@ -229,7 +228,6 @@ static int cli_attach_parse_arguments(struct arguments *arguments, int argc, cha
 	return check_arguments(arguments, argc);
 }
 
-/* Attaches, and prints the path. */
 static int attach(struct arguments *arguments, struct error *error)
 {
 	static char path[ATTACH_PATH_BYTES];

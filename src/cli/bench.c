@@ -191,7 +191,6 @@ static int buffers_check(const struct bench_work *work)
 		units_format_bytes(most, BENCH_BUFFERS_BYTES_MAX));
 }
 
-/* Checks arguments that depend on each other. */
 static int bench_arguments_check(struct bench_arguments *arguments)
 {
 	struct bench_work *work = &arguments->work;

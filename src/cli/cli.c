@@ -37,8 +37,8 @@ enum {
  * given instead of one. */
 static const struct habit {
 	const char *command;
-	const char *word; /* without dashes */
-	const char *hint; /* without the final full stop */
+	const char *word; /* word without dashes */
+	const char *hint; /* hint without the final full stop */
 } habits[] = {
 	{ "", "mount", "'gmblock attach' attaches an export as a local disk" },
 	{ "", "connect", "'gmblock attach' attaches an export as a local disk" },
@@ -399,7 +399,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 		watcher.see(command, watcher.context);
 		return CLI_OK;
 	}
-	optind = 0; /* restarts getopt, even if it has parsed other arguments before */
+	optind = 0; /* restarts getopt, which may have parsed other arguments before */
 	opterr = 0;
 	while (status == CLI_GO_ON &&
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {

@@ -128,7 +128,6 @@ static uint32_t requests_max(const struct copy_arguments *arguments)
 	return (uint32_t)MIN(fewer, (uint64_t)REQUESTS_ADAPTIVE_MAX);
 }
 
-/* Rejects options that contradict each other. */
 static int contradictions_check(const struct copy_arguments *arguments)
 {
 	const struct {
@@ -209,7 +208,7 @@ static int refuse_no_file(const char *text)
 	if (!is_host_port(text) && strncmp(text, "nbd:", strlen("nbd:")) != 0) {
 		return CLI_GO_ON;
 	}
-	/* parsed only for the text of the error */
+	/* the URI is parsed only for the text of the error */
 	if (export_uri_parse(text, &uri, &error) == 0) {
 		export_uri_fini(&uri);
 		return CLI_GO_ON;

@@ -45,7 +45,6 @@ static const char notes[] = "\n"
 			    "  gmblock info --map nbd://storage/data\n"
 			    "  gmblock info --local\n";
 
-/* Rejects arguments that contradict each other. */
 static int cli_info_arguments_check(const struct info_arguments *arguments)
 {
 	if (arguments->local && (arguments->uri != NULL || arguments->list || arguments->map)) {

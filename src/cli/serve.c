@@ -116,7 +116,7 @@ static int print_check(const struct server_config *config)
 	return cli_print(text);
 }
 
-/* The protocols of this program; no other list exists. */
+/* All protocols of this program. */
 static const struct session_kind *const kinds[] = {
 	&nbd_session_kind,
 #ifdef GMBLOCK_CLAN

@@ -72,7 +72,7 @@ struct running {
 struct wish {
 	char **command; /* command of the new process; NULL: the old process's */
 	bool is_dry;
-	bool keeps_all; /* no connection may end */
+	bool keeps_all; /* the upgrade may not end any connection */
 };
 
 /* The messages of the new process before it takes over the server's standard error. */
@@ -267,7 +267,7 @@ static int leave_open(int fd, const char *variable)
 /* The program to run, and how. It is trusted, because it comes from the caller or from the record
  * of the server's start. */
 struct start {
-	const char *folder; /* NULL: the folder of this command */
+	const char *folder; /* NULL: the working directory of this command */
 	const char *program;
 	char **arguments;
 	bool keeps_all;
