@@ -13,8 +13,8 @@
  *
  * Threading: the ring's thread. Ownership: the client owns carriers and commands; a command, its
  * scatter list and its buffers belong to the carrier from add until carrier_done or take_back.
- * Errors: carrier_failed with a sentence that begins with the server's address, after which the
- * client calls lose. Lengths obey the facts, because the client splits longer requests.
+ * Errors: carrier_failed with an error message that begins with the server's address, after which
+ * the client calls lose. Lengths obey the facts, because the client splits longer requests.
  */
 #pragma once
 
@@ -25,10 +25,10 @@
 #include "ring/ring.h"
 
 enum {
-	CARRIER_DEPTH_MAX = 1024,  /* commands on one carrier */
-	CARRIER_REPLACES_MAX = 32, /* lost connections that one carrier can replace */
+	CARRIER_DEPTH_MAX = 1024,  /* limit on commands of one carrier */
+	CARRIER_REPLACES_MAX = 32, /* limit on lost connections that one carrier can replace */
 	CARRIER_TOKEN_BYTES_MAX = 48,
-	CARRIER_TEXT_BYTES_MAX = 256, /* the server's text about a failure, escaped */
+	CARRIER_TEXT_BYTES_MAX = 256, /* longest text from the server about a failure, escaped */
 	CARRIER_NAME_BYTES_MAX = 4097,
 	CARRIER_LABEL_BYTES_MAX = 160,
 	CARRIER_TLS_BYTES_MAX = 96,
@@ -97,12 +97,12 @@ struct command {
 	struct list_node node; /* in client.replays or client.free_commands */
 	uint64_t covers;       /* FLUSH: client.changes when the command was first sent */
 
-	alignas(16) uint8_t space[]; /* used by the carrier: ops->command_bytes bytes */
+	alignas(16) uint8_t space[]; /* private data of the carrier, ops->command_bytes bytes */
 };
 
 /* Parameters of a new connection. Texts are copied. */
 struct carrier_start {
-	uint64_t timeout_ns; /* for resolving, connecting and the handshake together */
+	uint64_t timeout_ns; /* time limit for resolving, connecting and the handshake together */
 	uint32_t open_flags; /* enum gmb_open_flags */
 	/* Name of this connection, and names of the lost connections that it replaces. */
 	const char *token;

@@ -209,7 +209,6 @@ void client_dispatch(struct gmb_client *client)
 
 /* --- start and loss of connections ------------------------------------------------------------ */
 
-/* Fails the commands that lost connections have returned. */
 static void fail_replays(struct gmb_client *client, int err)
 {
 	while (!list_is_empty(&client->replays)) {
@@ -221,7 +220,6 @@ static void fail_replays(struct gmb_client *client, int err)
 	}
 }
 
-/* Fails all waiting requests. */
 static void fail_all(struct gmb_client *client, int err)
 {
 	fail_replays(client, err);
@@ -496,7 +494,8 @@ int client_connection_ready(
 			client_resized(client, facts->bytes);
 		}
 		if (err == 0 && !may_be_several(client)) {
-			connection_leave(connection); /* used only to replace lost connections */
+			/* the connection served only to replace lost connections */
+			connection_leave(connection);
 		}
 		return err;
 	}
@@ -605,7 +604,8 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 
 	connection->was_ready = false;
 	if (client->state == CLIENT_DEAD) {
-		fail_all(client, -ENOTCONN); /* includes commands that this connection returned */
+		/* includes the commands that this connection returned */
+		fail_all(client, -ENOTCONN);
 		return;
 	}
 	client->trouble = connection->reason;
@@ -925,7 +925,7 @@ int gmb_close(struct gmb_client *client)
 	}
 	close_connections(client);
 	while (!list_is_empty(&client->queue->ended)) {
-		queue_round(client->queue, 0); /* for results of other clients' callbacks */
+		queue_round(client->queue, 0); /* this round reports results of other clients */
 	}
 	client_client_free(client);
 	return 0;

@@ -51,7 +51,8 @@ struct gmb_queue {
 	struct queue_part *part; /* carrier.h */
 	struct list_node ended;	 /* requests whose result is set but not reported yet */
 	uint64_t completed;	 /* number of done() calls */
-	/* done() calls made by client_end(), which the next gmb_queue_wait() adds to its count */
+	/* Number of done() calls made by client_end(), which the next gmb_queue_wait() adds to its
+	 * count. */
 	uint64_t told_early;
 	bool inside; /* a callback is running */
 	struct ring_message wake;
@@ -103,8 +104,9 @@ struct connection {
 	 * when there have been any. */
 	uint32_t waiting[2];
 	uint64_t waiting_since_ns[2];
-	bool is_stopped;	 /* CLOSING: the carrier has no operation in flight */
-	struct ring_op timer_op; /* timer of the back-off, or for a silent server */
+	bool is_stopped; /* CLOSING: the carrier has no operation in flight */
+	/* timer of the pause before the next attempt, or of the limit for a silent server */
+	struct ring_op timer_op;
 };
 
 enum client_state {
@@ -122,7 +124,7 @@ struct gmb_client {
 	const struct carrier_ops *ops;
 	struct carrier_target *target;	     /* target of the URI */
 	char label[CARRIER_LABEL_BYTES_MAX]; /* the server's address */
-	struct gmb_options options;	     /* with the defaults filled in */
+	struct gmb_options options;	     /* options with the defaults filled in */
 	struct log_limit refusals;	     /* rate limit of log lines about rejected requests */
 	/* why the client is dead, or why a connection was last lost */
 	struct error trouble;
@@ -135,11 +137,12 @@ struct gmb_client {
 	uint32_t capabilities; /* GMB_CAN_ flags allowed by the facts and the options */
 	/* start of the current outage (no connection, or no answer); 0: no outage */
 	uint64_t lost_ns;
-	uint64_t deleted_ns; /* since when the server reports that the snapshot is gone; 0: never */
+	/* time since which the server has reported that the snapshot is gone; 0: never */
+	uint64_t deleted_ns;
 
-	/* For takeover; see docs/design/0006-reconnect.md. */
+	/* Members for takeover; see docs/design/0006-reconnect.md. */
 	char token[40];	      /* 128 secret random bits */
-	uint32_t number_next; /* for the next connection */
+	uint32_t number_next; /* number of the next connection */
 	/* lost connections whose commands the server may still execute */
 	uint32_t lost[CLIENT_LOST_MAX];
 	uint32_t lost_count;
@@ -158,8 +161,9 @@ struct gmb_client {
 	struct list_node ranges;
 	uint32_t ranges_in_flight; /* commands of the requests in `ranges` */
 	bool range_was_last;
-	uint64_t range_bytes[GMB_COPY + 1]; /* powers of two */
-	struct list_node replays;	    /* commands without a connection, in order */
+	/* size of the commands of a long range, by operation; powers of two */
+	uint64_t range_bytes[GMB_COPY + 1];
+	struct list_node replays; /* commands without a connection, in order */
 	struct list_node free_commands;
 	uint8_t *commands; /* array of struct command, each with its space[] */
 	uint32_t requests_in_flight;

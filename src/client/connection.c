@@ -410,7 +410,7 @@ static void client_connection_start(struct connection *connection)
 	};
 
 	if (options.alive_ms < ALIVE_MS_MIN) {
-		options.alive_ms = 0; /* signs of life cannot come often enough */
+		options.alive_ms = 0; /* the timeout is too short for signs of life */
 	}
 	connection->number = client->number_next++;
 	connection_name(connection, names[0]);

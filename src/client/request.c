@@ -251,10 +251,11 @@ static void end_now(struct gmb_client *client, struct gmb_request *request, int 
 {
 	struct request_state *state = request_state(request);
 
-	state->whole = true; /* no more commands; gmb_cancel() returns -EALREADY */
+	state->whole = true; /* no more commands will follow; gmb_cancel() returns -EALREADY */
 	request->result = err;
 	if (err == 0 && request->operation == GMB_STATUS) {
-		request->result = -EINVAL; /* an empty range has no extents */
+		/* STATUS of an empty range is invalid, because it has no extents */
+		request->result = -EINVAL;
 	}
 	leave_client(client, request);
 	list_push_back(&client->queue->ended, &state->node);
@@ -316,7 +317,7 @@ int gmb_cancel(struct gmb_client *client, struct gmb_request *request)
 		return -EINVAL;
 	}
 	state->whole = true;
-	list_remove(&state->node); /* from client->waiting or client->ranges */
+	list_remove(&state->node); /* remove from client->waiting or client->ranges */
 	if (state->parts == 0) {
 		if (request->operation == GMB_COPY) {
 			request->copied = MIN(state->copied, state->split);
@@ -478,7 +479,7 @@ void request_fail(struct gmb_client *client, struct gmb_request *request, int er
 	}
 	if (!state->whole) {
 		state->whole = true;
-		list_remove(&state->node); /* from client->waiting or client->ranges */
+		list_remove(&state->node); /* remove from client->waiting or client->ranges */
 	}
 	if (state->parts == 0) {
 		client_request_end(client, request);
