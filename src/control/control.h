@@ -32,10 +32,11 @@ enum {
 	CONTROL_PROTOCOL = 1, /* version in the hello line; changes when old clients must fail */
 	CONTROL_COMMAND_BYTES = 32 << 10, /* longest line from a client */
 	CONTROL_ANSWER_BYTES = 256 << 20, /* longest line that a client accepts */
-	CONTROL_CLIENTS_MAX = 32, /* per server; more wait in the listening socket's queue */
-	CONTROL_SOCKETS_MAX = 16, /* listening sockets of a server for a page */
+	/* limit on clients of one server; more wait in the listening socket's queue */
+	CONTROL_CLIENTS_MAX = 32,
+	CONTROL_SOCKETS_MAX = 16, /* limit on listening sockets of a server */
 	CONTROL_COMMANDS_MAX = 16,
-	CONTROL_FILES_MAX = 4, /* descriptors sent with one note */
+	CONTROL_FILES_MAX = 4, /* limit on descriptors sent with one note */
 };
 
 /* --- the server's side --------------------------------------------------------------------- */

@@ -17,7 +17,7 @@ enum {
 };
 
 struct http_request {
-	bool head; /* HEAD: no content is sent */
+	bool head; /* the method is HEAD: no content is sent */
 	const char *target;
 	size_t target_bytes;
 	/* Weights of the formats in the client's Accept field: 0 (not accepted) to 1000. */

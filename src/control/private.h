@@ -14,11 +14,11 @@
 
 enum client_state {
 	CLIENT_FREE,
-	CLIENT_READING,	 /* waits for its request */
+	CLIENT_READING,	 /* waits for the request */
 	CLIENT_RUNNING,	 /* waits for the command's answer */
 	CLIENT_ANSWERED, /* waits for the client to read the answer */
 	CLIENT_HELD,	 /* answer was read; waits for the client to close */
-	CLIENT_CLOSING,	 /* waits for the ring to release it */
+	CLIENT_CLOSING,	 /* waits until the ring has completed its operations */
 	CLIENT_STATE_COUNT
 };
 
@@ -91,7 +91,7 @@ struct control_server {
 	struct control_client clients[CONTROL_CLIENTS_MAX];
 };
 
-/* Like control_server_create(). */
+/* Creates a server for a protocol, like control_server_create(). */
 GMB_MUST_CHECK int control_server_open(const struct control_protocol *protocol,
 	const int *listen_fds, uint32_t count, struct control_server **server_out,
 	struct error *error);
