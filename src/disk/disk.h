@@ -41,7 +41,8 @@ struct disk_info {
 	const char *format;
 	/* a page read into the cache during a direct write can remain there and be stale */
 	bool keeps_stale;
-	bool ignores_dsync;	      /* a write with RWF_DSYNC may complete before it is durable */
+	/* a write with RWF_DSYNC may complete before the data is durable */
+	bool ignores_dsync;
 	bool has_holes;		      /* a file with less space allocated than its size */
 	bool punches_holes;	      /* fallocate PUNCH_HOLE (files) or unmap (devices) may work */
 	uint32_t direct_offset_align; /* O_DIRECT offset and length alignment; 0 = no O_DIRECT */

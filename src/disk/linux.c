@@ -25,7 +25,8 @@ enum {
 	SECTOR_BYTES = 512,
 	PROBE_BYTES_MAX = 65536,
 	PREFERRED_BYTES_MAX = 1 << 20,
-	CLAIM_TRIES_MAX = 40, /* with CLAIM_PAUSE_NS between two tries, one second in total */
+	/* limit on tries, with CLAIM_PAUSE_NS between two of them: one second in total */
+	CLAIM_TRIES_MAX = 40,
 	CLAIM_PAUSE_NS = 25000000,
 };
 
@@ -305,7 +306,7 @@ static int lock_byte(int fd, short type, off_t offset)
 	return errno == EAGAIN || errno == EACCES ? -EBUSY : -errno;
 }
 
-/* Opens path again. Returns -ESTALE if it is no longer the wanted file. */
+/* Opens path again. Returns -ESTALE if path no longer leads to the wanted file. */
 static int open_again(const char *path, int flags, const struct stat *wanted, int *fd_out)
 {
 	struct stat status;

@@ -21,7 +21,7 @@
  * sending from the window only has more page faults.
  */
 enum {
-	/* has 128 KiB of page tables, which are freed in a fraction of a ms */
+	/* a window has 128 KiB of page tables, which are freed in a fraction of a ms */
 	WINDOW_BYTES = 64 << 20,
 	WINDOWS_MAX = 256,
 	RESIDENT_PAGES = 1024,

@@ -33,7 +33,7 @@ static enum disk_zone_state state_of(const struct blk_zone *zone)
 	case BLK_ZONE_COND_EXP_OPEN:
 	case BLK_ZONE_COND_CLOSED:
 		return DISK_ZONE_ACTIVE;
-	default: /* read-only, offline */
+	default: /* zones that are read-only or offline */
 		return DISK_ZONE_BROKEN;
 	}
 }
@@ -48,7 +48,7 @@ static struct disk_zone zone_of(const struct blk_zone *zone, bool has_capacity)
 	if (found.state == DISK_ZONE_FULL) { /* the write pointer of a full zone is undefined */
 		found.written = found.capacity;
 	} else if (found.state == DISK_ZONE_BROKEN) {
-		found.written = found.capacity; /* any part of it may still be readable */
+		found.written = found.capacity; /* any part of the zone may still be readable */
 	} else if (found.state == DISK_ZONE_ACTIVE && zone->wp >= zone->start) {
 		found.written = MIN(zone->wp - zone->start, capacity) << SECTOR_SHIFT;
 	}
