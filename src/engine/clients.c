@@ -6,8 +6,8 @@
 
 #include "engine/engine.h"
 
-/* Returns the client with this principal. If there is none, returns the client that has been
- * without sessions for the longest time, or NULL. */
+/* Returns the client with this principal. If there is none, returns the client that has had no
+ * sessions for the longest time, or NULL. */
 static struct engine_client *clients_find(
 	struct engine *engine, const struct takeover_principal *principal, bool *is_known)
 {

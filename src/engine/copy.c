@@ -35,7 +35,7 @@ static const uint32_t piece_edges[PIECE_STATE_COUNT] = {
 	[PIECE_CHANGING] = BIT(PIECE_IDLE),
 };
 
-/* The work of a piece; offsets are relative to the beginning of the copy. */
+/* The current work of a piece. Offsets are relative to the beginning of the copy. */
 struct step {
 	enum store_op op; /* STORE_READ: reads from the source and writes to the target */
 	enum store_copy_way way;
@@ -56,7 +56,7 @@ struct piece {
 	struct mem_segment segment;    /* the fragment's memory */
 };
 
-/* Memory for more pieces and a larger block map, if it is available. */
+/* Optional memory for more pieces and a larger block map. */
 struct copy_room {
 	struct store_extent extents[COPY_EXTENTS];
 	struct piece pieces[COPY_PIECES - 1];
@@ -66,9 +66,10 @@ _Static_assert(sizeof(struct copy_room) <= 16 << 10, "the struct must fit into i
 
 struct session_copy {
 	struct session *session;
-	struct engine_export *source; /* the source; its entry stays in use until the copy ends */
+	/* the source; the export's entry stays in use until the copy ends */
+	struct engine_export *source;
 	struct session_copy_options options;
-	uint64_t at;   /* where the next piece starts */
+	uint64_t at;   /* offset at which the next piece starts */
 	uint64_t held; /* offset of the first range not copied; options.length: none */
 	int error;
 	bool abandoned;
@@ -98,7 +99,7 @@ struct session_copy {
 	struct list_node busy;
 	struct piece *serial; /* running clone or range, during which no piece starts; or NULL */
 	struct arena_buf room;
-	/* Used if room could not be allocated. */
+	/* Used if `room` could not be allocated. */
 	struct piece first;
 	struct store_extent few[EXTENTS_FEW];
 };
@@ -235,16 +236,15 @@ static void write_progress(struct path_request *request)
 	engine_copy_advance(copy);
 }
 
-/* Writes the fragment directly from its memory. */
 static void write_fragment(struct piece *piece)
 {
 	struct session_copy *copy = piece->copy;
 	struct path_request *change = &piece->change;
 	struct path_export *target = copy->session->path_export;
-	/* Leaves out the CPU's rights to this memory, unless the store needs them. The target then
-	 * writes blocks that are not aligned in memory through the page cache. With the CPU's
-	 * rights, the target would copy these blocks to other memory, and could wait for that
-	 * memory while this piece holds some. */
+	/* Leaves out the CPU's rights to this memory, unless the store needs them. So if a block is
+	 * not aligned in memory, the target writes it through the page cache. Otherwise the target
+	 * would copy the block to other memory, and could wait for that memory while this piece
+	 * holds some. */
 	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
 
 	piece->method = mem_may(piece->fragment.memory, MEM_CPU_READ) ? COPY_RAM : COPY_DEVICE;

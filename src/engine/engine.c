@@ -642,7 +642,7 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns)
 	}
 	if (!session->stopping) {
 		session->stopping = true;
-		if (rate_waits(&session->rate)) { /* the request that waits is rejected */
+		if (rate_waits(&session->rate)) { /* reject the request that waits for the rate */
 			rate_give_up(&session->rate);
 			session->kind->resume(session);
 		}

@@ -100,9 +100,10 @@ struct engine_export {
 	/* Private members. */
 	struct engine *engine;
 	struct store_watch watch;
-	/* sessions, copies and engine_quiesce() calls that use it, plus one for a barrier check */
+	/* sessions, copies and engine_quiesce() calls that use the entry, plus one for a barrier
+	 * check */
 	uint32_t session_count;
-	uint32_t inflight_count; /* request slots that its sessions occupy */
+	uint32_t inflight_count; /* request slots that the export's sessions occupy */
 	bool prepared; /* engine_export_show() was not called yet: no session can find it */
 	bool removed;
 	struct list_node barred; /* sessions that wait until store_barrier() is open */
@@ -165,10 +166,10 @@ const struct engine_export *engine_export_entry(
 	const struct engine *engine, const struct export *export, uint32_t *hint_inout);
 
 /*
- * Interface through which a kind passes on connections that it has accepted itself. take() counts
- * the connection, checks the limits, and passes the connection to the engine. take() returns false
- * if it rejects the connection. address: the peer's numeric address, "HOST:PORT", with brackets
- * around IPv6. Called on the engine's thread.
+ * Passes on connections that a kind has accepted itself. take() counts the connection, checks the
+ * limits, and passes the connection to the engine; it returns false if it rejects the connection.
+ * address: the peer's numeric address, "HOST:PORT", with brackets around IPv6. Called on the
+ * engine's thread.
  */
 struct engine_door {
 	bool (*take)(void *context, const struct session_kind *kind, const char *address);
@@ -187,8 +188,9 @@ enum session_rest {
 struct session_kind {
 	const char *name;
 	const char *const *schemes; /* URI schemes, ending with NULL */
-	bool keeps_messages;	    /* its Unix sockets are SOCK_SEQPACKET, not SOCK_STREAM */
-	bool maps_memory;	    /* maps memory of peers on Unix sockets, see engine_rights() */
+	/* the kind's Unix sockets are SOCK_SEQPACKET, not SOCK_STREAM */
+	bool keeps_messages;
+	bool maps_memory; /* maps memory of peers on Unix sockets, see engine_rights() */
 
 	/* Create and destroy the kind's state in an engine, the `service` of the functions below.
 	 * Both are optional: without them, service is the engine. */
@@ -262,11 +264,11 @@ struct session_kind {
 /* --- sessions -------------------------------------------------------------------------------- */
 
 enum session_state {
-	SESSION_NEGOTIATING, /* until the peer has chosen an export */
+	SESSION_NEGOTIATING, /* the peer has not chosen an export yet */
 	SESSION_READY,	     /* waits for requests */
 	SESSION_DRAINING,    /* accepts no further requests; finishes the ones in flight */
-	SESSION_LINGERING,   /* has shut down its sending side; waits for the peer to close */
-	SESSION_TERMINATING, /* waits for its operations to complete */
+	SESSION_LINGERING,   /* sending side shut down; waits for the peer to close */
+	SESSION_TERMINATING, /* waits for the session's operations to complete */
 	SESSION_STATE_COUNT
 };
 
@@ -325,7 +327,7 @@ struct session {
 	bool stopping;		  /* must end: drain() was called */
 	bool handing_over;	  /* must be handed over to another process; see handover.h */
 	bool paused;		  /* starts no requests and receives no data */
-	bool was_told;		  /* its state was sent to the other process */
+	bool was_told;		  /* the session's state was sent to the other process */
 	bool handed_over;	  /* the other process owns the connection */
 	bool was_ready;		  /* a log line has reported that the client uses the export */
 	struct export *export;	  /* NULL before session_choose() */
@@ -334,7 +336,7 @@ struct session {
 	uint32_t rights;	   /* enum engine_rights; can change, see EXPORT_RIGHTS */
 	/* current size of the export; changes are announced by EXPORT_RESIZED */
 	uint64_t export_bytes;
-	/* request slots that the session occupies, see engine_request_begin() */
+	/* number of request slots that the session occupies, see engine_request_begin() */
 	uint32_t inflight_count;
 	/* Time of the last network progress, or when the current transfer started. Set by the
 	 * kind, and by the engine at the start, when it pauses, and after peer_receives(). */
@@ -345,12 +347,12 @@ struct session {
 	/* Private members. */
 	struct engine_peer *of_peer;
 	struct engine_export *chosen;
-	/* points to chosen->inflight_count, or to the count of all sessions without an export */
+	/* points to chosen->inflight_count; without an export, to the count of all such sessions */
 	uint32_t *export_inflight_count;
 	struct engine_identity *of_identity; /* NULL: no rate rule matches the session */
 	struct engine_client *of_client;     /* NULL before session_choose() */
 	struct export *takeover_export;	     /* the export whose takeover group contains member */
-	uint64_t deadline_ns; /* when the handshake or the wait in state LINGERING ends */
+	uint64_t deadline_ns; /* time at which the handshake or the wait in state LINGERING ends */
 	uint64_t stop_deadline_ns;
 	struct list_node node;		 /* in engine->sessions */
 	struct list_node deadline_node;	 /* in engine->handshakes or engine->lingering */
@@ -497,14 +499,14 @@ struct engine_counters {
 	uint64_t tls_sessions_kernel; /* the part of tls_sessions with kernel TLS */
 };
 
-extern const struct counter_table engine_counter_table; /* of struct engine_counters */
+extern const struct counter_table engine_counter_table; /* describes struct engine_counters */
 
 struct engine_review {
 	/* Returns whether the review permits a session, whose peer is authenticated, to
 	 * continue. */
 	bool (*may_stay)(void *context, const struct session *session);
-	/* Called when all sessions were checked. ended: how many sessions were rejected or have
-	 * lost all rights since the last call of done(). */
+	/* Called when all sessions were checked. ended: number of sessions that were rejected or
+	 * have lost all rights since the previous call of done(). */
 	void (*done)(void *context, uint64_t number, uint32_t ended);
 	void *context;
 	uint64_t number;      /* number of the review; never decreases */
@@ -546,9 +548,10 @@ struct engine {
 	/* Private members. */
 	uint32_t rights_serial; /* number of calls of engine_export_rights() */
 	struct engine_options options;
-	void *services[ENGINE_KINDS_MAX]; /* by index in options.kinds */
+	/* by index in options.kinds: the kind's state in this engine */
+	void *services[ENGINE_KINDS_MAX];
 	uint32_t service_count;
-	struct engine_export **exports; /* in ascending order of their serials */
+	struct engine_export **exports; /* sorted by serial */
 	uint32_t export_count;
 	uint32_t export_room;
 	uint64_t export_serial;
@@ -573,7 +576,7 @@ struct engine {
 	/* statistics of the clients for which the table has no room */
 	struct engine_client other_clients;
 	struct list_node ending;
-	struct engine_review review; /* the latest one */
+	struct engine_review review; /* the latest review */
 	struct list_node to_review;  /* sessions that the review has not checked yet */
 	struct ring_message review_message;
 	bool review_posted;
@@ -587,9 +590,9 @@ struct engine {
 	uint64_t turn_bytes;  /* bytes of replies that sessions have sent in this turn */
 	struct ring_op again; /* starts another turn, for work that was deferred */
 	struct ring_op timer;
-	uint64_t timer_due_ns; /* when the timer in flight expires */
+	uint64_t timer_due_ns; /* time at which the timer in flight expires */
 	uint64_t stop_due_ns;  /* the earliest stop_deadline_ns of a stopping session */
-	uint64_t idle_due_ns;  /* when to check for idle sessions next */
+	uint64_t idle_due_ns;  /* time of the next check for idle sessions */
 	/* Log limits by listener, so that clients of one listener cannot suppress log lines about
 	 * clients of others. */
 	struct log_limit log_limits[ENGINE_LISTENERS_MAX];
@@ -723,9 +726,9 @@ GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 	return true;
 }
 
-/* Returns how many bytes of a request count for the rates: data that is transferred between client,
- * server and disk, and zeroes that the disk has to write. A rejected read, a trim and a zero that
- * leaves a hole count 0 bytes. */
+/* Returns how many bytes of a request count for the rates: data transferred between client, server
+ * and disk, and zeroes that the disk has to write. A rejected read, a trim, and a zero that leaves
+ * a hole count as 0 bytes. */
 uint64_t engine_request_bytes(const struct session *session, enum store_op op, uint32_t flags,
 	uint64_t offset, uint64_t length);
 

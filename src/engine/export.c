@@ -168,9 +168,8 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 	if (wait == NULL) {
 		return error_oom_for(error, "an export");
 	}
-	/* Count the new export as a user of the old one, so that the old one stays in use while the
-	 * new one is added to its list. If the old one is not in use any more, the new one need not
-	 * wait. */
+	/* Count the new export as a user of the old one, so that the old one stays in use until the
+	 * new one is in its list. If the old one is no longer in use, the new one need not wait. */
 	do {
 		if (engines == 0) {
 			free(wait);

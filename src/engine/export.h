@@ -45,12 +45,14 @@ struct export
 	/* another export, which must be closed after this export, see struct export_options; a
 	 * reference, or NULL */
 	struct export *parent;
-	uint32_t overlap;	/* part size of reads and writes, see struct path_export */
-	int device_error;	/* see struct path_export; set before it is added to an engine */
-	_Atomic bool read_only; /* true if configured so, or if the store cannot be written */
-	struct access_slot *access;	  /* its access rules, or NULL; see engine_rights() */
-	_Atomic uint32_t connections_max; /* 0 = no limit of its own */
-	_Atomic uint32_t connections; /* sessions that have chosen this export, in all engines */
+	uint32_t overlap; /* part size of reads and writes, see struct path_export */
+	/* see struct path_export; set before the export is added to an engine */
+	int device_error;
+	_Atomic bool read_only;	    /* true if configured so, or if the store cannot be written */
+	struct access_slot *access; /* access rules, or NULL; see engine_rights() */
+	_Atomic uint32_t connections_max; /* 0 = no limit */
+	/* number of sessions that have chosen this export, in all engines */
+	_Atomic uint32_t connections;
 	/* A number that changes if acknowledged writes that were not flushed might have been lost:
 	 * for a disk at each boot, for memory at each start of the server, and when the store
 	 * reports it. 0 = unknown. */
@@ -61,8 +63,8 @@ struct export
 	/* After a change of rate or memory_max, engine_export_limits_changed() must be called on
 	 * each engine. */
 	struct rate rate;
-	/* Maximum payload memory of its sessions, in all engines together (struct path_quota); 0 =
-	 * no limit. */
+	/* Maximum payload memory of the export's sessions, in all engines together (struct
+	 * path_quota); 0 = no limit. */
 	_Atomic uint64_t memory_max;
 
 	/* Maximum length of an atomic write: path_atomic_bytes() of the first engine that has
@@ -139,8 +141,8 @@ GMB_MUST_CHECK int export_replaces(
 struct export_use *export_use_get(struct export *export);
 /* Drops a reference. NULL is a no-op. */
 void export_use_put(struct export_use *use);
-/* Returns true if no engine uses the export any more, nor any export that it replaces. The export
- * must have been served. */
+/* Returns true if no engine uses the export or any export that it replaces. The export must have
+ * been served. */
 bool export_use_is_over(const struct export_use *use);
 void export_get(struct export *export);
 /* Drops a reference. Dropping the last one closes the store, which can block; no engine may use the

@@ -15,8 +15,8 @@ static bool can_be_handed_over(const struct session *session)
 	       session->kind->can_hand_over != NULL && session->kind->can_hand_over(session);
 }
 
-/* Returns whether a session is handed over. Returns false if the session started to end after it
- * was paused; such a session ends in this process. */
+/* Returns whether a session is handed over. A session that has started to end since it was paused
+ * is not handed over; it ends in this process. */
 static bool engine_is_handing_over(const struct session *session)
 {
 	return session->handing_over && session->state == SESSION_READY;
@@ -96,8 +96,8 @@ static bool has_stalled(struct session *session, uint64_t now_ns)
 	return now_ns - session->progress_ns >= STALL_NS;
 }
 
-/* Returns the state of a session that is ending. The session is not at rest while it has requests
- * in the store, or replies that its peer has not received. */
+/* Returns the state of a session that is ending: not at rest while it has requests in the store, or
+ * replies that its peer has not received. */
 static enum session_rest rest_of_ending(const struct session *session)
 {
 	return session->inflight_count == 0	       ? SESSION_RESTS

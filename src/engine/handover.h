@@ -58,8 +58,8 @@ struct session_record {
 	int fd;
 };
 
-/* How far paused sessions are from rest, summed over engines. Engines are at rest when busy and
- * waiting are 0. */
+/* The paused sessions that are not at rest yet, summed over engines. Engines are at rest when busy
+ * and waiting are 0. */
 struct engine_rest {
 	/* sessions with a request in the store, and requests of struct engine_snapshot */
 	uint32_t busy;
@@ -79,14 +79,15 @@ struct engine_fate {
 	} end[ENGINE_KINDS_MAX];
 };
 
-/* Adds the engine's sessions to *fate. Sessions that are already ending are not counted. */
+/* Adds the expected effect on the engine's sessions to *fate. Sessions that are already ending are
+ * not counted. */
 void engine_foresee(const struct engine *engine, struct engine_fate *fate);
 /* Pauses the sessions until engine_resume(). Called again after engine_serve(). Returns how many
  * sessions it starts to drain because they cannot be handed over. */
 uint32_t engine_pause(struct engine *engine);
 /* On a paused engine: adds this engine's sessions to *rest, including requests of connections that
  * have ended. Sessions that continue after engine_serve(), or were accepted since, are not counted.
- * may_end: ends sessions whose peers have stalled. */
+ * may_end: also ends sessions whose peers have stalled. */
 void engine_look(struct engine *engine, struct engine_rest *rest, bool may_end);
 /* On a paused engine: lets all sessions continue, except for those that wait for their peers. */
 void engine_serve(struct engine *engine);

@@ -58,9 +58,9 @@ enum {
  * timeout. */
 #define ENGINE_BARRIER_PAUSE_NS	   (ENGINE_SECOND_NS / 1000)
 #define ENGINE_BARRIER_PAUSE_SHARE 64
-/* Interval of checks for stalled sessions while a client waits for memory. */
+/* Interval at which stalled sessions are searched for while a client waits for memory. */
 #define ENGINE_STALL_LOOK_NS ENGINE_SECOND_NS
-/* Interval of checks for sessions that do not end although their deadline has passed. */
+/* Interval at which sessions are checked that have not ended at their deadline. */
 #define ENGINE_STOP_LOOK_NS (ENGINE_SECOND_NS / 10)
 /* Minimum idle timeout. With a shorter one, the checks would cost more than idle connections. */
 #define ENGINE_IDLE_TIMEOUT_NS_MIN (ENGINE_SECOND_NS / 10)

@@ -72,12 +72,12 @@ struct rate_limits {
 /* Parses "RATE[:requests=N][:burst=TIME]", "requests=N[:burst=TIME]" or "off". RATE: bytes per
  * second. */
 GMB_MUST_CHECK int rate_parse(const char *text, struct rate_limits *limits, struct error *error);
-/* Formats limits so that rate_parse() returns them. Returns out. */
+/* Formats limits in the form that rate_parse() reads. Returns out. */
 const char *rate_format(const struct rate_limits *limits, char out[RATE_TEXT_BYTES]);
 
 /* Parses a size from RATE_MEMORY_MIN to RATE_MEMORY_MAX, or "off", which is 0. */
 GMB_MUST_CHECK int rate_parse_memory(const char *text, uint64_t *bytes, struct error *error);
-/* Formats a size so that rate_parse_memory() returns it. Returns out. */
+/* Formats a size in the form that rate_parse_memory() reads. Returns out. */
 const char *rate_format_memory(uint64_t bytes, char out[RATE_TEXT_BYTES]);
 
 static inline bool rate_limits_are_off(const struct rate_limits *limits)
@@ -91,7 +91,7 @@ struct rate {
 	_Atomic uint64_t burst_ns;
 	_Atomic uint32_t serial;		     /* number of rate_set() calls */
 	_Atomic uint32_t queue_count;		     /* number of engines that have a queue */
-	_Atomic uint64_t booked_ns[RATE_UNIT_COUNT]; /* when the bookings of each unit end */
+	_Atomic uint64_t booked_ns[RATE_UNIT_COUNT]; /* by unit: the end of all bookings */
 };
 
 /* Sets the limits from now_ns on, and removes all bookings. No burst is available at now_ns. Queues
@@ -109,14 +109,14 @@ struct rate_counters {
 	uint64_t delayed_ns;
 };
 
-extern const struct counter_table rate_counter_table; /* of struct rate_counters */
+extern const struct counter_table rate_counter_table; /* describes struct rate_counters */
 
 /* All rate queues of one engine. */
 struct rate_room {
 	struct ring *ring;
 	struct list_node waited_for; /* queues with waiting members */
 	struct ring_op timer;
-	uint64_t due_ns; /* when the timer in flight expires */
+	uint64_t due_ns; /* time at which the timer in flight expires */
 };
 
 struct rate_queue {
@@ -126,7 +126,7 @@ struct rate_queue {
 	struct rate_limits limits;	/* the rate's limits when the queue last read them */
 	uint32_t serial;		/* rate->serial when limits was read */
 	uint64_t left[RATE_UNIT_COUNT]; /* amount that is booked and not used yet */
-	uint64_t ready_ns;		/* when the booking can be used */
+	uint64_t ready_ns;		/* time at which the booking can be used */
 	struct turns waiting;
 	struct list_node groups; /* struct rate_group: peers with members in the queue */
 	struct list_node node;	 /* in room->waited_for while members wait */
@@ -139,15 +139,15 @@ enum rate_stage { RATE_IDENTITY, RATE_EXPORT, RATE_QUEUES };
 
 struct rate_group;
 
-/* A session, or one direction of a copy, whose requests are subject to rates. */
+/* A user of rate queues: a session, or one direction of a copy. */
 struct rate_member {
 	/* Private members. */
 	struct rate_queue *queues[RATE_QUEUES]; /* NULL: none */
 	struct rate_group *groups[RATE_QUEUES];
 	struct turn turn;
-	uint32_t stage;	   /* queue in which the member waits; RATE_QUEUES: it can start */
+	uint32_t stage;	   /* queue in which the member waits; RATE_QUEUES: the request can start */
 	uint64_t bytes;	   /* size of the request */
-	uint64_t since_ns; /* when it started to wait */
+	uint64_t since_ns; /* time at which the member started to wait */
 	bool asks;	   /* rate_ask() was called for a request that has not started yet */
 	void (*ready)(struct rate_member *member);
 };
@@ -162,7 +162,7 @@ void rate_queue_fini(struct rate_queue *queue);
 /* Called after rate_set(): applies the new limits to waiting members. */
 void rate_queue_changed(struct rate_queue *queue);
 
-/* ready: called on the ring when a request that rate_ask() has delayed can start. */
+/* ready: called on the ring when a request delayed by rate_ask() can start. */
 void rate_member_init(struct rate_member *member, void (*ready)(struct rate_member *member));
 /* Adds the member to a queue. Members with the same peer share one turn. Fails with -ENOMEM. */
 GMB_MUST_CHECK int rate_join(struct rate_member *member, enum rate_stage stage,

@@ -132,7 +132,7 @@ static struct rate_identity *rate_identity_find(
 	return NULL;
 }
 
-/* Called under the lock. Returns NULL if there is no memory. */
+/* Adds an identity. Called under the lock. Returns NULL if there is no memory. */
 static struct rate_identity *rate_identity_add(
 	struct rate_rules *rules, const struct takeover_principal *principal, uint32_t rule)
 {

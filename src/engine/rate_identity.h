@@ -38,9 +38,9 @@ struct rate_identity {
 
 	/* Private members. */
 	struct list_node node;
-	struct list_node idle_node; /* in rules->idle while it has no sessions */
+	struct list_node idle_node; /* in rules->idle while the identity has no sessions */
 	struct takeover_principal principal;
-	_Atomic uint64_t memory_max; /* memory_max of its rule */
+	_Atomic uint64_t memory_max; /* memory_max of the identity's rule */
 	uint32_t rule;
 	uint32_t session_count;
 };

@@ -77,8 +77,8 @@ void session_set_state(struct session *session, enum session_state state)
 
 /* --- identity of the peer -------------------------------------------------------------------- */
 
-/* Returns the principal to which the connection belongs: the proved identity, or without one the
- * user or host. */
+/* Returns the principal (owner) of a connection: the proved identity, or without one the user or
+ * host. */
 static struct takeover_principal principal_of(const struct peer *peer)
 {
 	struct takeover_principal principal = { 0 };
@@ -202,7 +202,7 @@ static struct access_subject subject_of(const struct peer *peer)
 	};
 }
 
-/* Why a session has its rights. */
+/* The rights of a session on an export, and their origin. */
 struct decision {
 	char text[ORIGIN_BYTES];
 	const char *reason; /* one word, for the journal */

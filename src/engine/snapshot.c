@@ -137,7 +137,7 @@ static void engine_snapshot_made(struct ring *ring, struct ring_message *message
 		snapshot, result == 0 ? ENGINE_SNAPSHOT_MADE : ENGINE_SNAPSHOT_NONE);
 	if (result == 0 && !snapshot->is_unwanted) {
 		result = open_snapshot(snapshot, &error);
-		/* -ENOENT: the store has already deleted it for lack of space */
+		/* -ENOENT: the store has already deleted the snapshot for lack of space */
 		if (result < 0 && result != -ENOENT) {
 			error_prefix(&error, "has an unreadable snapshot");
 		}

@@ -52,7 +52,7 @@ struct takeover_member {
 	 * member has no token. */
 	struct ring *ring;
 	struct takeover_principal principal;
-	/* called when another connection replaces this one */
+	/* called when another connection takes this one's place */
 	void (*end)(struct takeover_member *member);
 	/* called when the replaced connection has ended */
 	void (*wake)(struct takeover_member *member);
@@ -78,7 +78,7 @@ void takeover_join(struct takeover *takeover, struct takeover_member *member, co
 
 enum takeover_found {
 	TAKEOVER_NOBODY,
-	/* connections with this token exist, but only of other principals; no action */
+	/* only other principals have connections with this token; none was ended */
 	TAKEOVER_OTHERS,
 	/* the connection is being ended; the caller tries again after wake() */
 	TAKEOVER_OWN,
