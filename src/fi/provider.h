@@ -105,7 +105,7 @@ struct prov_fabric {
 	struct list_node peps;
 	struct list_node requests; /* requests whose passive endpoint was closed */
 	struct list_node again;	   /* endpoints to process with the next progress */
-	uint32_t objects;	   /* objects opened on it and not closed */
+	uint32_t objects;	   /* number of open objects of this fabric */
 	uint32_t armed;		   /* sleeping threads, and watched wait objects */
 	uint32_t closing;	   /* connections being closed, without CLAN_EVENT_CLOSED yet */
 };
@@ -190,7 +190,7 @@ struct prov_entry {
 	uint64_t flags;
 	size_t bytes;
 	uint64_t data;
-	size_t lost_bytes; /* with FI_ETRUNC: bytes that did not fit */
+	size_t lost_bytes; /* with FI_ETRUNC: number of bytes that did not fit */
 	int error;	   /* a positive errno */
 };
 
@@ -279,9 +279,9 @@ struct prov_pep {
 
 /* A connection request of a peer, until it is accepted, rejected or lost. */
 struct prov_request {
-	struct fid fid; /* FI_CLASS_CONNREQ: fi_info.handle points to it */
+	struct fid fid; /* FI_CLASS_CONNREQ: fi_info.handle points to this member */
 	struct prov_fabric *fabric;
-	struct list_node node;	/* in pep->requests; after its close in fabric->requests */
+	struct list_node node;	/* in pep->requests; after pep was closed, in fabric->requests */
 	struct clan_conn *conn; /* NULL: the peer has ended the connection */
 	uint32_t peer_ops;
 };

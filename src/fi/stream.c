@@ -37,7 +37,6 @@ enum {
 
 _Static_assert(SHORT_BYTES == 24 && LONG_BYTES == 40, "records have no padding");
 
-/* Returns the length of a record's head. */
 static size_t fi_stream_head_bytes(uint8_t kind)
 {
 	return kind == PROV_RECORD_WRITE || kind == PROV_RECORD_READ ? LONG_BYTES : SHORT_BYTES;
@@ -155,7 +154,6 @@ static void complete_op(struct prov_ep *ep, struct prov_op *op, int error)
 	list_push_front(&ep->ops_free, &op->node);
 }
 
-/* Completes the oldest posted receive. */
 static void complete_receive(struct prov_ep *ep, struct prov_entry *entry)
 {
 	struct prov_receive *receive = &ep->receives[ep->receive_first];
