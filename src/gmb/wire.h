@@ -32,8 +32,8 @@ enum {
 	NATIVE_SEGMENTS_MAX = 64,
 	NATIVE_INLINE_BYTES_MAX = 512,
 	NATIVE_REGIONS_MAX = 16,
-	NATIVE_MESSAGE_BYTES_MAX = 8184, /* clan's bulk class */
-	NATIVE_TEXT_BYTES_MAX = 256,	 /* error text of a request */
+	NATIVE_MESSAGE_BYTES_MAX = 8184, /* limit of clan's bulk class */
+	NATIVE_TEXT_BYTES_MAX = 256,	 /* maximum length of the error text of a request */
 	NATIVE_ALIVE_UNIT_MS = 10,
 };
 
@@ -109,7 +109,7 @@ struct native_wire_export {
 	uint32_t block_preferred;
 	uint16_t name_bytes;
 	uint16_t text_bytes;
-	uint32_t atomic_bytes; /* from NATIVE_VERSION_ATOMIC on; 0 before */
+	uint32_t atomic_bytes; /* only from NATIVE_VERSION_ATOMIC on; before, 0 */
 };
 
 struct native_wire_request {
@@ -178,7 +178,8 @@ _Static_assert(sizeof(struct native_wire_copied) == 40, "layout");
 _Static_assert(sizeof(struct native_wire_reply) == 16, "layout");
 _Static_assert(sizeof(struct native_wire_extent) == 16, "layout");
 _Static_assert(sizeof(struct native_wire_event) == 16, "layout");
-_Static_assert(sizeof(struct clan_cookie) == 32, "layout"); /* all of REGION */
+/* a REGION message consists of a cookie */
+_Static_assert(sizeof(struct clan_cookie) == 32, "layout");
 
 enum {
 	NATIVE_REQUEST_BYTES_MAX = sizeof(struct native_wire_request) +
@@ -263,7 +264,7 @@ struct native_welcome {
 /* Contents of a REPLY with status 0. */
 enum native_reply_kind { NATIVE_REPLY_BARE, NATIVE_REPLY_EXTENTS, NATIVE_REPLY_COPIED };
 
-/* Checks G1. */
+/* Checks rule G1. */
 const char *native_welcome_parse(const void *bytes, size_t len, struct native_welcome *welcome);
 /* Parses a REPLY (G3, G14, G20). kind, extents_max and length are those of its request. */
 const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_kind kind,

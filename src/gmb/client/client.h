@@ -37,7 +37,8 @@ enum {
 	HUB_POOL = 0, /* number of the pool's buffer */
 	HUB_POOL_BYTES = 8 << 20,
 	HUB_PAGE_BYTES = 4096,
-	HUB_COMMAND_BYTES_MAX = 1 << 20, /* payload of one command; less than HUB_POOL_BYTES */
+	/* limit on the payload of one command; less than HUB_POOL_BYTES */
+	HUB_COMMAND_BYTES_MAX = 1 << 20,
 };
 
 struct hub_buffer {
@@ -109,7 +110,7 @@ struct native_carrier {
 	struct hub *hub; /* NULL before the first start */
 	const struct native_target *target;
 	enum native_carrier_state state;
-	struct list_node node;	      /* in hub->carriers from dialing until it is idle */
+	struct list_node node;	      /* in hub->carriers from dialing until the carrier is idle */
 	struct list_node hungry_node; /* in hub->hungry */
 	struct clan_conn *conn;	      /* NULL: not connected, or CLOSED was received */
 	bool needs_cookies;	      /* the server accesses memory by put and get */
@@ -135,7 +136,7 @@ struct native_carrier {
 
 struct native_target {
 	char *address;	   /* address of the server, for clan_connect() */
-	char *socket_path; /* as in struct uri, for messages */
+	char *socket_path; /* path of the Unix socket, as in struct uri, for messages */
 	char *name;	   /* export name */
 	char label[CARRIER_LABEL_BYTES_MAX];
 };

@@ -141,7 +141,6 @@ static int buffer_make(struct hub *hub, uint32_t number, size_t bytes, uint32_t 
 	return result;
 }
 
-/* Creates a buffer from existing memory. */
 static int buffer_import(struct hub *hub, uint32_t number, int memfd, uint64_t offset, size_t bytes)
 {
 	struct clan_region *region;

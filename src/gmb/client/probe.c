@@ -13,7 +13,7 @@
 enum {
 	EVENTS_MAX = 8,
 	NS_PER_MS = 1000000,
-	LISTED_MAX = 65536, /* exports in one list */
+	LISTED_MAX = 65536, /* limit on exports in one list */
 };
 
 struct probe {

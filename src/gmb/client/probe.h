@@ -3,7 +3,7 @@
  * Queries the exports of a gmb server and waits for the answers.
  *
  * Threading: any; it blocks. Ownership: found() borrows its arguments. Errors: a negative errno and
- * a sentence.
+ * an error message.
  */
 #pragma once
 

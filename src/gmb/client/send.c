@@ -190,7 +190,7 @@ static bool send_copy(struct native_carrier *carrier, struct native_call *call)
 	};
 
 	if (clan_sendv(carrier->conn, CLAN_BULK, NATIVE_COPY, iov, 2) != 0) {
-		return false; /* tried again when an event reports room in the ring */
+		return false; /* the carrier tries again when an event reports room in the ring */
 	}
 	gmb_send_sent(carrier, call, head.tag);
 	return true;
@@ -238,7 +238,7 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 		if (call->staged.pages > 0) {
 			hub_pool_put(carrier->hub, &call->staged);
 		}
-		return false; /* tried again when an event reports room in the ring */
+		return false; /* the carrier tries again when an event reports room in the ring */
 	}
 	call->buffers = draft.buffers;
 	gmb_send_sent(carrier, call, draft.head.tag);

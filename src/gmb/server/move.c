@@ -34,7 +34,6 @@ int native_mover_create(struct native_session *session)
 	return 0;
 }
 
-/* Returns whether another move may begin. */
 static bool gmb_move_has_room(const struct native_mover *mover)
 {
 	return !list_is_empty(&mover->idle) && mover->busy_bytes < NATIVE_MOVE_BYTES_MAX;

@@ -253,7 +253,8 @@ static void gmb_request_start(struct native_request *request)
 	path->progress = gmb_request_progress;
 	request->started = true;
 	path_start(session->base.engine->path, path);
-	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL); /* placement is RAM */
+	/* every store can use a placement in RAM */
+	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL);
 	if (request->moved && path->op == STORE_WRITE) {
 		native_request_move(request); /* the moves of a read begin when the disk has data */
 	}
@@ -470,7 +471,6 @@ static uint32_t put_copied(const struct session_copy *copy, uint8_t *out)
 	return sizeof(copied);
 }
 
-/* Writes the reply. Returns its length. */
 static uint32_t gmb_request_answer(const struct native_request *request, uint8_t *out)
 {
 	const struct path_request *path = &request->path;

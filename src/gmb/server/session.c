@@ -146,7 +146,7 @@ static void answer_text(
 	size_t used = sizeof(*head) + head->name_bytes;
 	size_t bytes = text != NULL ? strlen(text) : 0;
 
-	if (bytes <= sizeof(handshake->answer) - used) { /* otherwise the text is left out */
+	if (bytes <= sizeof(handshake->answer) - used) { /* a text that does not fit is left out */
 		head->text_bytes = (uint16_t)bytes;
 		memcpy(handshake->answer + used, text != NULL ? text : "", bytes);
 		used += bytes;

@@ -35,14 +35,15 @@ enum {
 	NATIVE_MOVE_BYTES_MAX = 2 << 20,
 };
 
-#define NATIVE_REGION_BYTES_MAX		(UINT64_C(256) << 20) /* of one client */
-#define NATIVE_SERVICE_REGION_BYTES_MAX (UINT64_C(2) << 30)   /* sum over all clients */
+/* Limits on the regions of one client, and of all clients together. */
+#define NATIVE_REGION_BYTES_MAX		(UINT64_C(256) << 20)
+#define NATIVE_SERVICE_REGION_BYTES_MAX (UINT64_C(2) << 30)
 
 struct native_region {
 	uint32_t generation; /* generation of the region with this number; 0: there is none */
-	uint32_t users;	     /* number of requests that use it */
+	uint32_t users;	     /* number of requests that use the region */
 	uint32_t rights;     /* enum clan_rights */
-	bool ending;	     /* the client has withdrawn it */
+	bool ending;	     /* the client has withdrawn the region */
 	uint64_t bytes;
 	struct mem_region memory;  /* if mapped; otherwise base is NULL */
 	struct clan_cookie cookie; /* if not mapped */
@@ -76,7 +77,7 @@ struct native_request {
 	struct list_node waiting_node; /* in mover->waiting */
 	union {
 		struct mem_segment segments[NATIVE_SEGMENTS_MAX];
-		/* for moved requests */
+		/* segments of moved requests */
 		struct native_wire_segment far_segments[NATIVE_SEGMENTS_MAX];
 	};
 	uint8_t inlined[NATIVE_INLINE_BYTES_MAX];
