@@ -14,7 +14,7 @@
  * location twice, or the last bytes of a chunk first.
  *
  * Threading: trace_run() creates and joins its threads; all other functions run on the main thread.
- * Ownership: as stated at each function. Errors: 0, or a negative errno with a sentence.
+ * Ownership: as stated at each function. Errors: 0, or a negative errno and an error message.
  */
 #pragma once
 
@@ -47,14 +47,14 @@ int lab_trace(int argc, char **argv);
 enum trace_how {
 	TRACE_EARLY,	     /* seen before the completion of the read */
 	TRACE_AT_COMPLETION, /* not seen before the completion of the read */
-	TRACE_UNSEEN, /* its data equals the marker, so that its arrival cannot be detected */
+	TRACE_UNSEEN, /* the chunk's data equals the marker, so its arrival cannot be detected */
 };
 
 struct trace_arrival {
-	/* since submission; with TRACE_EARLY, when it was seen, otherwise the time of the
+	/* time since submission until the chunk was seen (with TRACE_EARLY), otherwise until the
 	 * completion */
 	uint64_t time_ns;
-	uint32_t look; /* number of the look that has seen it; undefined with TRACE_UNSEEN */
+	uint32_t look; /* number of the look that has seen the chunk; undefined with TRACE_UNSEEN */
 	/* set by trace_analyse(): from 1; 0: none, because it is not TRACE_EARLY */
 	uint16_t stream;
 	uint16_t how; /* enum trace_how */
@@ -159,7 +159,7 @@ struct trace_result {
 	struct trace_group groups[TRACE_SIZES_MAX];
 	uint32_t group_count;
 	uint32_t read_count; /* number of reads in all groups */
-	bool interrupted;    /* SIGINT or SIGTERM has ended it early */
+	bool interrupted;    /* SIGINT or SIGTERM has ended the trace early */
 };
 
 /*

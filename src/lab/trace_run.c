@@ -23,7 +23,8 @@ enum {
 	MARKER_BYTES = 8,
 	LOOKS_BETWEEN_YIELDS = 64,
 	HUGE_BYTES = 2 << 20,
-	RETRIES_MAX = 1000, /* one second in total, RETRY_NS between two tries */
+	/* limit on tries: one second in total, with RETRY_NS between two tries */
+	RETRIES_MAX = 1000,
 	RETRY_NS = 1000000,
 };
 
@@ -584,7 +585,7 @@ struct stream {
 struct workspace {
 	struct event *events; /* one per chunk */
 	struct run *runs;
-	uint32_t *run_of; /* by chunk: index of its run */
+	uint32_t *run_of; /* by chunk: index of the chunk's run */
 };
 
 static int compare_events(const void *a, const void *b)
