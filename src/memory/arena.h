@@ -38,7 +38,7 @@ struct arena_buf {
 
 struct arena_info {
 	const char *kind; /* "ram", or the name of the PCI device */
-	uint32_t rights;  /* enum mem_right: rights that all its memory has */
+	uint32_t rights;  /* enum mem_right: rights that all memory of the arena has */
 	uint64_t limit_bytes;
 	uint64_t mapped_bytes; /* size of the existing slabs */
 	uint64_t used_bytes;   /* size of the buffers in use */
@@ -54,7 +54,7 @@ struct arena_info {
 
 /* Provider of an arena's memory. */
 struct arena_source {
-	const char *kind; /* for arena_info.kind; must outlive the arena */
+	const char *kind; /* value of arena_info.kind; must outlive the arena */
 	uint32_t rights;  /* enum mem_right */
 	bool registers;	  /* the ring can register the memory as fixed buffers */
 	/* Maps page-aligned memory: ARENA_SLAB_BYTES, or less for the last slab of a device.

@@ -11,7 +11,7 @@
  * with such a buffer return -EFAULT, and access by instructions raises SIGBUS.
  *
  * Threading: opened and examined on one thread; after that, any thread may map. Ownership: the
- * caller's struct owns the descriptor. Errors: negative errno and a sentence.
+ * caller's struct owns the descriptor. Errors: a negative errno and an error message.
  */
 #pragma once
 
