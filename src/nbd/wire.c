@@ -125,7 +125,6 @@ static bool take_u16(struct cursor *cursor, uint16_t *value)
 	return true;
 }
 
-/* Reads a 32-bit length and that many bytes. */
 static bool take_string(struct cursor *cursor, struct option_string *string)
 {
 	if (!take_u32(cursor, &string->length) || cursor->left < string->length) {

@@ -202,7 +202,8 @@ void nbd_client_watch_size(struct nbd_client *client)
 			.type = NBD_CMD_BLOCK_STATUS,
 			.offset = client->size,
 		};
-		queue(client, &client->size_call, 0); /* its serial makes the cookie unique */
+		/* the new serial number makes the cookie unique */
+		queue(client, &client->size_call, 0);
 	}
 }
 
@@ -273,7 +274,7 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes)
 		client->sent_of_first = 0;
 		client->sent_payload_bytes += payload_to_send(call);
 		list_remove(&call->node);
-		if (call != &client->size_call) { /* its answer is not expected in order */
+		if (call != &client->size_call) { /* the answer to size_call can come at any time */
 			list_push_back(&client->awaiting, &call->node);
 		}
 		call->sent = true;
@@ -283,7 +284,7 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes)
 		if (call->answered) {
 			int err = nbd_client_finish(client, call, NULL);
 
-			GMB_ASSERT(err == 0); /* it was checked when the answer arrived */
+			GMB_ASSERT(err == 0); /* the answer was checked when it arrived */
 		}
 	}
 }
@@ -322,8 +323,8 @@ static bool plan_predict(struct nbd_client *client, struct nbd_call *call)
 	}
 	if (i == 0) {
 		if (prefix <= client->stage_bytes) {
-			/* The stage holds more bytes than the prefix has, so they are another
-			 * reply's. */
+			/* The stage holds more bytes than this prefix, so the rest belongs to
+			 * another reply. */
 			return false;
 		}
 		prefix -= client->stage_bytes;

@@ -33,12 +33,13 @@
 #include "nbd/client/handshake.h"
 
 enum {
-	NBD_CLIENT_SLOTS_MAX = 1024, /* commands in flight */
+	NBD_CLIENT_SLOTS_MAX = 1024, /* limit on commands in flight */
 	NBD_CLIENT_STAGE_BYTES = 8192,
-	NBD_CLIENT_PREDICTED_MAX = 64, /* replies predicted for one receive */
+	NBD_CLIENT_PREDICTED_MAX = 64, /* limit on replies predicted for one receive */
 	NBD_CLIENT_PREDICTED_BYTES_MAX = 256 << 10,
 	NBD_CLIENT_IOV_MAX = 256,
-	NBD_CLIENT_PREFIX_BYTES_MAX = 40, /* extended reply header and the offset of a data chunk */
+	/* largest prefix of a reply: the extended reply header and the offset of a data chunk */
+	NBD_CLIENT_PREFIX_BYTES_MAX = 40,
 	/* A rest of a payload of at least this size is received alone. */
 	NBD_CLIENT_WHOLE_BYTES_MIN = 64 << 10,
 	/* Limit for one receive or send, so that on a slow network it ends often enough to show
@@ -46,10 +47,11 @@ enum {
 	NBD_CLIENT_STEP_BYTES_MAX = 1 << 20,
 	NBD_CLIENT_FAREWELL_BYTES_MAX = 32,
 	NBD_CLIENT_TEXT_BYTES = 256,
-	NBD_CLIENT_INTERVALS_MAX = 65536, /* disjoint ranges of one reply */
-	/* error chunks of one reply: one for each block of 32 MiB */
+	NBD_CLIENT_INTERVALS_MAX = 65536, /* limit on disjoint ranges of one reply */
+	/* limit on error chunks of one reply: one for each block of 32 MiB */
 	NBD_CLIENT_ERRORS_MAX = 65536,
-	NBD_CLIENT_SIZES_MAX = 1024, /* x-gmblock:size replies without a change */
+	/* limit on x-gmblock:size replies without a change of the size */
+	NBD_CLIENT_SIZES_MAX = 1024,
 };
 
 struct nbd_client;
@@ -81,7 +83,7 @@ struct nbd_call {
 	uint64_t covered; /* READ: bytes received as data or holes; STATUS: bytes described */
 	bool partial;	  /* READ: the data comes in several chunks, so intervals are used */
 	bool described;	  /* STATUS: the reply has arrived */
-	bool laid_out;	  /* its bytes were given to the owner for sending */
+	bool laid_out;	  /* the call's bytes were given to the owner for sending */
 	bool sent;	  /* completely sent, and in the list awaiting */
 	bool answered;	  /* answered before the owner reported it as sent */
 	struct nbd_interval *intervals;
@@ -124,7 +126,7 @@ struct nbd_client {
 	const struct nbd_client_handler *handler;
 	const struct nbd_facts *facts;
 	enum nbd_client_state state;
-	uint64_t serial; /* for the next cookie */
+	uint64_t serial; /* serial number of the next cookie */
 	struct list_node
 		/* nbd_call.node: not or only partly sent, in order of nbd_client_add() */
 		unsent;
@@ -133,11 +135,12 @@ struct nbd_client {
 	uint32_t reads_awaiting;
 	uint64_t sent_of_first; /* sent bytes of the first unsent call */
 
-	/* x-gmblock:size: a call of the client itself, without a slot and not counted. */
+	/* x-gmblock:size: a call of the client itself, which has no slot and is not counted in
+	 * call_count. */
 	struct nbd_call size_call;
 	bool size_asked;       /* size_call is outstanding */
-	bool size_refused;     /* stop asking */
-	uint32_t size_answers; /* x-gmblock:size replies without a change */
+	bool size_refused;     /* the server rejected x-gmblock:size; do not ask again */
+	uint32_t size_answers; /* number of x-gmblock:size replies without a change */
 	uint64_t size;	       /* size of the export, as last reported by the server */
 
 	struct nbd_call *current; /* call of the current chunk */
@@ -210,7 +213,8 @@ const struct iovec *nbd_client_input(
 /* Reports that this many bytes (> 0) were received into the addresses of nbd_client_input(). */
 GMB_MUST_CHECK int nbd_client_received(
 	struct nbd_client *client, size_t bytes, struct error *error);
-/* Called instead if the receive has ended without data: discards the layout. */
+/* Called instead of nbd_client_received() if the receive has ended without data: discards the
+ * layout. */
 void nbd_client_input_drop(struct nbd_client *client);
 
 /* Returns the oldest call of a broken client, in its state before nbd_client_add(); NULL if none is

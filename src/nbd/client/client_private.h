@@ -26,7 +26,7 @@ GMB_MUST_CHECK int nbd_client_cover(
 	struct nbd_call *call, uint64_t start, uint64_t length, struct error *error);
 
 /* Prepares to receive `bytes` bytes of payload at place, relative to the call's offset. ends:
- * whether the answer is complete after them. */
+ * whether these bytes complete the answer. */
 void nbd_client_begin_data(struct nbd_client *client, struct nbd_call *call, uint64_t place,
 	uint64_t bytes, bool ends);
 

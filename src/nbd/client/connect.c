@@ -36,7 +36,8 @@ static void nbd_connect_set_state(struct connector *connector, enum connector_st
 
 /* --- name lookup ------------------------------------------------------------------------------ */
 
-/* Shared by the ring's thread and the thread that resolves; the last user frees it. */
+/* Shared by the ring's thread and the thread that resolves the name; the last user frees the
+ * struct. */
 struct lookup {
 	atomic_int users;
 	atomic_bool finished; /* stored with release after err and addresses are written */

@@ -9,9 +9,9 @@
  * with its thread, which frees it.
  *
  * Threading: the ring's thread. Ownership: the URI and the struct are borrowed until done(); then
- * the caller owns the socket. Errors: a negative errno, with a sentence that begins with the
- * server's address in error: -EHOSTUNREACH for the name, -ETIMEDOUT, -ECANCELED, -ENOMEM, and the
- * errors of socket(2), connect(2) and of starting the thread.
+ * the caller owns the socket. Errors: a negative errno, and an error message that begins with the
+ * server's address: -EHOSTUNREACH for the name, -ETIMEDOUT, -ECANCELED, -ENOMEM, and the errors of
+ * socket(2), connect(2) and of starting the thread.
  *
  * tests/sim/connector_sim.c is the simulated version, selected when a test is linked.
  */
@@ -43,10 +43,10 @@ struct connector {
 	enum connector_state state;
 	int result;
 	bool timed_out;
-	uint64_t timeout_ns; /* for the error message */
+	uint64_t timeout_ns; /* timeout of the attempt, for the error message */
 	uint64_t end_ns;     /* limit of all attempts */
 	uint64_t step_end_ns;
-	struct ring_op wait_op; /* until the lookup finishes or the socket is connected */
+	struct ring_op wait_op; /* waits until the lookup finishes or the socket is connected */
 	struct ring_op timer_op;
 	struct lookup *lookup;
 	struct addrinfo *addresses;

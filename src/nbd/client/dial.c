@@ -137,7 +137,7 @@ static void encrypted(struct stream *stream, int result)
 	}
 }
 
-/* The server has agreed to TLS. From here on, nothing is sent or accepted in clear. */
+/* The server has agreed to TLS. From here on, nothing is sent or accepted in cleartext. */
 static void encrypt(struct nbd_dial *dial)
 {
 	struct tls_layer_options options = {
@@ -257,7 +257,7 @@ static void dial_received(struct ring_op *op, int result)
 		err = nbd_handshake_end_of_stream(dial->handshake, &dial->error);
 	}
 	/* With TLS 1.3 our side of the handshake ends before the server has checked our
-	 * credentials, so this may be the server's refusal. */
+	 * credentials, so the error may be the server's refusal. */
 	if (err != 0 && dial->stream.state == STREAM_LAYERED && !dial->is_trusted) {
 		error_set(&dial->error, err,
 			"the server closed the connection after the TLS handshake");
@@ -320,7 +320,8 @@ static void dial_connected(struct connector *connector, int err)
 			stream_shutdown(&dial->stream);
 		}
 	} else if (err != 0) {
-		dial->error = connector->error; /* the sentence already begins with the address */
+		/* the error message already begins with the address */
+		dial->error = connector->error;
 		dial_end(dial, err);
 	} else {
 		dial_set_state(dial, NBD_DIAL_SHAKING);
@@ -348,7 +349,7 @@ static void loaded(struct ring_op *op, int result)
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
 
 	if (dial->state == NBD_DIAL_ENDING) {
-		/* It was cancelled. */
+		/* The load was cancelled. */
 	} else if (result != 0) {
 		dial->error = dial->load_error;
 		dial_end(dial, result);

@@ -38,7 +38,7 @@ struct nbd_dial_options {
 	const struct export_uri *uri;
 	/* for a URI with TLS, otherwise unused; nbd_dial_wait() creates its own */
 	struct tls_client *tls;
-	/* for everything: name resolution, connecting and the handshakes */
+	/* limit for name resolution, connecting and the handshakes together */
 	uint64_t timeout_ns;
 	/* The URI defines its export name and whether it uses TLS. Tokens are copied. */
 	struct nbd_handshake_options handshake;
@@ -53,7 +53,7 @@ struct nbd_dial {
 	/* Private. */
 	struct ring *ring;
 	struct tls_client *tls;
-	struct tls_context *tls_context; /* for the layer */
+	struct tls_context *tls_context; /* context for the TLS layer */
 	void (*done)(struct nbd_dial *dial, int err);
 	enum nbd_dial_state state;
 	enum nbd_goal goal;

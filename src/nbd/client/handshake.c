@@ -23,7 +23,7 @@
 #include "nbd/client/client.h"
 
 enum {
-	CONTEXT_REPLIES_MAX = 16,    /* replies to the selection of one context */
+	CONTEXT_REPLIES_MAX = 16,    /* limit on replies to the selection of one context */
 	TAKEOVER_REPLIES_MAX = 1024, /* unsolicited contexts */
 	INFO_REPLIES_MAX = 64,
 	REFUSAL_BYTES = 384,
@@ -69,7 +69,7 @@ struct nbd_handshake {
 	enum nbd_goal goal;
 	enum handshake_state state;
 	struct error *error;  /* where the call in progress stores its error */
-	bool in_payload;      /* otherwise in the header of a reply */
+	bool in_payload;      /* false: the header of a reply is expected */
 	uint32_t replies;     /* replies to the current option, including the current one */
 	uint32_t reply_type;  /* NBD_REP_ type of the current reply */
 	uint32_t reply_bytes; /* payload size of the current reply */
@@ -98,7 +98,7 @@ struct nbd_handshake {
 	uint8_t input[REPLY_BYTES_MAX];
 };
 
-/* A step of the dialogue. Returns 0, or a negative errno with the sentence in *talk->error. */
+/* A step of the dialogue. Returns 0, or a negative errno with an error message in *talk->error. */
 typedef int step_fn(struct nbd_handshake *talk);
 
 #define EDGE(state) (1u << STATE_##state)
@@ -308,7 +308,7 @@ static int after_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 
 static int after_takeover(struct nbd_handshake *talk)
 {
-	talk->token[0] = '\0'; /* sent only once */
+	talk->token[0] = '\0'; /* the token is sent only once */
 	return after_style(talk, talk->offers.style);
 }
 
@@ -374,13 +374,11 @@ static uint64_t get_u64(const uint8_t *bytes)
 
 /* --- replies with content ------------------------------------------------------------------ */
 
-/* REP_SERVER. */
 static int handle_server(struct nbd_handshake *talk)
 {
 	return nbd_offers_take_server(&talk->offers, talk->input, talk->reply_bytes, talk->error);
 }
 
-/* REP_META_CONTEXT. */
 static int handle_context(struct nbd_handshake *talk)
 {
 	struct nbd_text name;
@@ -417,7 +415,6 @@ static int handle_context(struct nbd_handshake *talk)
 	return 0;
 }
 
-/* REP_INFO. */
 static int handle_info(struct nbd_handshake *talk)
 {
 	if (talk->replies > INFO_REPLIES_MAX) {
@@ -503,7 +500,7 @@ static bool refusal_is_final(struct nbd_handshake *talk)
 	return false;
 }
 
-/* Called when the server refuses TLS. The dialogue cannot continue in clear (rules P53, P57). */
+/* The server refuses TLS, and the dialogue cannot continue in cleartext (rules P53, P57). */
 static int tls_refused(struct nbd_handshake *talk)
 {
 	error_set(&talk->outcome, -EPROTONOSUPPORT,

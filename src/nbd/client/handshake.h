@@ -15,7 +15,7 @@
  * a table in handshake.c.
  *
  * With TLS no export name is sent before the stream is encrypted. If the server refuses TLS the
- * dialogue ends; it never continues in clear (rules P52, P53).
+ * dialogue ends; it never continues in cleartext (rules P52, P53).
  *
  * Threading: the caller's object. Ownership: the handshake owns its answers; options are copied.
  * Errors: nbd_handshake_input() returns -EPROTO, -EPROTONOSUPPORT, -E2BIG or -ENOMEM if the
@@ -35,7 +35,7 @@ enum {
 	NBD_HANDSHAKE_QUERIES_BYTES_MAX = 3072,
 	NBD_HANDSHAKE_OPTION_BYTES_MAX =
 		4 + NBD_STRING_BYTES_MAX + 4 + NBD_HANDSHAKE_QUERIES_BYTES_MAX,
-	/* The client flags and one option. */
+	/* Largest output: the client flags and one option. */
 	NBD_HANDSHAKE_OUTPUT_BYTES_MAX =
 		4 + sizeof(struct nbd_wire_option) + NBD_HANDSHAKE_OPTION_BYTES_MAX,
 };
@@ -95,13 +95,14 @@ void nbd_handshake_encrypted(
 GMB_MUST_CHECK int nbd_handshake_end_of_stream(
 	struct nbd_handshake *handshake, struct error *error);
 
-/* Returns whether it is finished and everything was sent, so that there is an outcome. */
+/* Returns whether the handshake is finished and everything was sent, so that there is an
+ * outcome. */
 bool nbd_handshake_is_finished(const struct nbd_handshake *handshake);
 
-/* Only when finished. Returns 0 (GO: the connection is in the transmission phase), or the server's
- * refusal: -ENOENT no such export (INFO: the offers then contain the existing exports, if the
- * server lists them), -EACCES its policy, -ESHUTDOWN, -EPROTONOSUPPORT. After a refusal, and after
- * the goals LIST and INFO, the caller closes the connection. */
+/* Called only when the handshake is finished. Returns 0 (GO: the connection is in the transmission
+ * phase), or the server's refusal: -ENOENT no such export (INFO: the offers then contain the
+ * existing exports, if the server lists them), -EACCES its policy, -ESHUTDOWN, -EPROTONOSUPPORT.
+ * After a refusal, and after the goals LIST and INFO, the caller closes the connection. */
 GMB_MUST_CHECK int nbd_handshake_outcome(
 	const struct nbd_handshake *handshake, struct error *error);
 

@@ -18,10 +18,10 @@
 #include "nbd/wire.h"
 
 enum {
-	NBD_OFFERS_MAX = 65536,	       /* exports in one list */
-	NBD_OFFER_CONTEXTS_MAX = 4096, /* metadata contexts of one export */
+	NBD_OFFERS_MAX = 65536,	       /* limit on exports in one list */
+	NBD_OFFER_CONTEXTS_MAX = 4096, /* limit on metadata contexts of one export */
 	NBD_NOTES_MAX = 32,
-	NBD_OFFERS_BYTES_MAX = 32 << 20, /* sum of all texts */
+	NBD_OFFERS_BYTES_MAX = 32 << 20, /* limit on the sum of all texts */
 };
 
 enum nbd_reply_style { NBD_REPLIES_SIMPLE, NBD_REPLIES_STRUCTURED, NBD_REPLIES_EXTENDED };
@@ -116,7 +116,7 @@ GMB_MUST_CHECK int nbd_offers_add_context(struct nbd_offers *offers, struct nbd_
  * P42). */
 void nbd_offers_drop_contexts(struct nbd_offers *offers, struct nbd_offer *offer);
 
-/* Stores a sentence; it is dropped if there are NBD_NOTES_MAX already. */
+/* Stores a note, one sentence; it is dropped if there are NBD_NOTES_MAX already. */
 void nbd_offers_note(struct nbd_offers *offers, const char *format, ...) GMB_PRINTF(2, 3);
 
 /* Adds the notes about one export. */
@@ -143,7 +143,8 @@ struct nbd_facts {
 	bool says_alive;
 	/* the server agreed to x-gmblock:size, which needs structured or extended replies */
 	bool says_size;
-	char name[NBD_STRING_BYTES_MAX + 1];	    /* the server's own name, or as requested */
+	/* the name given by the server, or the requested name */
+	char name[NBD_STRING_BYTES_MAX + 1];
 	char description[NBD_STRING_BYTES_MAX + 1]; /* or "" */
 };
 

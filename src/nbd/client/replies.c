@@ -13,7 +13,7 @@ enum {
 	/* Chunks of unknown error types up to this size are skipped; a longer one is a
 	 * violation. */
 	UNKNOWN_ERROR_BYTES_MAX = 1 << 20,
-	EXTENTS_MAX = 1 << 20, /* rule P103 */
+	EXTENTS_MAX = 1 << 20, /* limit from rule P103 */
 };
 
 /* A reply header in a form common to all three styles. */
@@ -102,7 +102,7 @@ int nbd_client_finish(struct nbd_client *client, struct nbd_call *call, struct e
 			"the server completed a block status request without a result (rule P100)");
 	}
 	if (!call->sent) {
-		/* its last bytes are being sent, so nbd_client_sent() completes it */
+		/* the call's last bytes are being sent, so nbd_client_sent() completes it */
 		call->answered = true;
 		return 0;
 	}

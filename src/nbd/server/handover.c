@@ -18,11 +18,12 @@
 
 enum nbd_state_flag {
 	NBD_STATE_STRUCTURED = 1 << 0,
-	NBD_STATE_EXTENDED = 1 << 1, /* with NBD_STATE_STRUCTURED */
-	/* base:allocation is selected with id CONTEXT_ID_BASE_ALLOCATION */
+	NBD_STATE_EXTENDED = 1 << 1, /* only together with NBD_STATE_STRUCTURED */
+	/* base:allocation is selected with the ID CONTEXT_ID_BASE_ALLOCATION */
 	NBD_STATE_CONTEXT = 1 << 2,
-	NBD_STATE_SIZE = 1 << 3, /* x-gmblock:size was negotiated; with NBD_STATE_STRUCTURED */
-	NBD_STATE_TLS = 1 << 4,	 /* the TLS state follows the received bytes */
+	/* x-gmblock:size was negotiated; only together with NBD_STATE_STRUCTURED */
+	NBD_STATE_SIZE = 1 << 3,
+	NBD_STATE_TLS = 1 << 4, /* the TLS state follows the received bytes */
 	/* struct nbd_wire_begun follows the received bytes, before TLS */
 	NBD_STATE_BEGUN = 1 << 5,
 	NBD_STATE_FLAGS = (1 << 6) - 1,

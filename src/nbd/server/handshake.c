@@ -217,7 +217,8 @@ static void list_some(struct nbd_session *session)
 
 		if (tx_left(handshake) <
 			length + 2 * (uint32_t)sizeof(struct nbd_wire_option_reply)) {
-			return; /* called again when the replies in the buffer are sent */
+			/* this function is called again when the replies in the buffer are sent */
+			return;
 		}
 		tx_reply_header(handshake, NBD_REP_SERVER, length);
 		tx_put(handshake, &name_length, sizeof(name_length));

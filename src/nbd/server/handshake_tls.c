@@ -45,8 +45,8 @@ uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **r
 	return 0;
 }
 
-/* Discards everything negotiated and received in clear, because an attacker on the network may have
- * injected it (P51, P56). The client flags stay, because they precede options. */
+/* Discards everything negotiated and received in cleartext, because an attacker on the network may
+ * have injected it (P51, P56). The client flags stay, because they precede options. */
 static void handshake_tls_forget(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;

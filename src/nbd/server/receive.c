@@ -76,14 +76,15 @@ static void rx_make_large(struct nbd_session *session)
 	if (session->rx_large == NULL) {
 		fresh = service_rx_get(session);
 		if (fresh != NULL || rx_available(session) == 0) {
-			rx_move(session, fresh); /* without memory: rx_small from its start */
+			/* if there is no memory, moves to the start of rx_small */
+			rx_move(session, fresh);
 		}
 	} else if (rx_available(session) == 0 && session->rx_large->refs == 1) {
 		session->rx_start = 0;
 		session->rx_end = 0;
 	} else if (session->rx_end == session->rx_bytes && rx_available(session) == 0) {
 		fresh = service_rx_get(session);
-		rx_move(session, fresh); /* or rx_small, if memory is short */
+		rx_move(session, fresh); /* moves the data to rx_small, if memory is short */
 	}
 }
 
@@ -341,7 +342,7 @@ static void dispatch(struct nbd_session *session, struct request_head *head, uin
 		start_write(session, request);
 		return;
 	}
-	if (payload > 0) { /* BLOCK_STATUS: its payload has been parsed, and is discarded */
+	if (payload > 0) { /* BLOCK_STATUS: the payload has been parsed, and is discarded */
 		discard_payload(session, NULL, payload);
 	}
 	if (head->type == NBD_CMD_FLUSH) {

@@ -225,7 +225,7 @@ static void emit_one_piece_fragment(struct send_batch *send, struct send_slot *s
 	put_iov(send, mem_socket_ptr(slot->fragment.memory), slot->fragment.length);
 	if (slot->fragment.last && request->done_owed) {
 		/* The header was sent with the first fragment, so the slot's header is free for
-		 * another one. */
+		 * another chunk. */
 		GMB_ASSERT(request->content_bytes > 0);
 		length = put_chunk_header(request, slot->header, NBD_REPLY_TYPE_NONE, true, 0);
 		put_iov(send, slot->header, length);
@@ -337,7 +337,7 @@ static void emit_alive(struct send_batch *send, struct nbd_session *session)
 		bool parsed = request_head_parse(
 			session->rx_data + session->rx_start, session->extended, &waiting);
 
-		GMB_ASSERT(parsed); /* checked when this request began to wait */
+		GMB_ASSERT(parsed); /* the request was checked when it began to wait */
 	} else {
 		const struct nbd_request *oldest = list_entry(
 			list_first(&session->requests), struct nbd_request, session_node);
@@ -356,7 +356,6 @@ bool reply_size_is_due(const struct nbd_session *session)
 					      session->size_known != session->base.export_bytes);
 }
 
-/* Replies to the request of x-gmblock:size. */
 static void emit_size(struct send_batch *send, struct nbd_session *session)
 {
 	struct send_slot *slot = &send->slots[send->slot_count++];
@@ -708,7 +707,7 @@ void reply_done(struct ring_op *op, int result)
 	session->has_sent = true;
 	session->unacked_bytes = UINT64_MAX;
 	if (!whole && session->base.state != SESSION_TERMINATING) {
-		if (result > 0 || result == -EINTR) { /* partial send: continue after it */
+		if (result > 0 || result == -EINTR) { /* partial send: send the rest */
 			send_advance(send, result > 0 ? (size_t)result : 0);
 			reply_send_rest(session);
 			return;

@@ -302,7 +302,7 @@ void request_progress(struct path_request *path)
 		}
 	}
 	if (session->rx_discard_request == request) {
-		return; /* answered after its payload is consumed */
+		return; /* the request is answered after its payload is consumed */
 	}
 	if (path->op == STORE_READ || path_status(path) != PATH_PENDING) {
 		request_sendable(request);

@@ -19,7 +19,8 @@ struct rx_buf *service_rx_get(struct nbd_session *session)
 	struct rx_buf *rx;
 
 	if (rate_is_limited(&session->base.rate)) {
-		return NULL; /* the requests in the buffer would only wait for the rate limit */
+		/* the requests in the buffer would only wait for the rate limit again */
+		return NULL;
 	}
 	node = list_pop_front(&service->rx_free);
 	/* New buffers are allocated only while the number of busy connections grows. */

@@ -44,7 +44,8 @@ enum {
 	/* RX_GATHER_BYTES_MAX for stores that need aligned memory, where gathering costs a copy. */
 	RX_GATHER_ALIGNED_BYTES_MAX = 16 << 10,
 	SEND_SLOTS_MAX = 64,
-	SEND_HEADER_BYTES_MAX = 256, /* reply header, chunk header and error text */
+	/* largest reply header, chunk header and error text together */
+	SEND_HEADER_BYTES_MAX = 256,
 	SEND_BYTES_MAX = 2 << 20,
 	SEND_NOW_BYTES_MAX = 256 << 10,
 	HANDSHAKE_TX_BYTES = 32 << 10,
@@ -86,7 +87,7 @@ struct handshake {
 	uint32_t option_bytes;
 	uint32_t option_got;
 	const void *tls_context; /* context of STARTTLS: only compared, never dereferenced */
-	bool is_fixed;		 /* both sides use fixed newstyle */
+	bool is_fixed;		 /* client and server use fixed newstyle */
 	bool no_zeroes;
 	uint64_t list_serial; /* LIST: serial of the next export to list */
 	bool list_active;
@@ -114,12 +115,12 @@ struct rx_buf {
 };
 
 struct nbd_request {
-	struct path_request path; /* request_progress() finds the request by it */
+	struct path_request path; /* request_progress() finds the request by this member */
 	struct nbd_session *session;
 	struct list_node session_node; /* in session->requests */
 	struct list_node send_node;    /* in session->sendable while there is something to send */
 	uint64_t cookie;
-	uint64_t offset; /* as sent by the client; extended replies echo it */
+	uint64_t offset; /* offset as the client sent it; extended replies repeat it */
 	uint64_t length;
 	uint16_t command;
 	uint16_t command_flags;
@@ -127,8 +128,8 @@ struct nbd_request {
 	const char *error_text; /* static explanation of `error`, or NULL */
 	bool started;		/* the path has the request */
 	bool one_piece;		/* a read whose reply must not be interrupted by other replies */
-	bool replying;		/* its last chunk is in a send in flight */
-	/* its chunk began without DONE (P89), so a final chunk must carry it */
+	bool replying;		/* the request's last chunk is in a send in flight */
+	/* the request's chunk began without DONE (P89), so a final chunk must carry DONE */
 	bool done_owed;
 	uint64_t content_bytes; /* bytes of a read handed to the network */
 	/* holds the payload of a write that is stored from the receive buffer */
@@ -179,7 +180,7 @@ struct nbd_session {
 	struct ring_op send_op;
 	struct handshake *handshake;
 	struct ring_traffic traffic; /* traffic counters at the last check */
-	uint64_t traffic_ns;	     /* time of that check */
+	uint64_t traffic_ns;	     /* time of the last check */
 	uint64_t hole_bytes;	     /* bytes sent as holes since the last check */
 	/* unacknowledged bytes of the send in flight at the last check, or UINT64_MAX */
 	uint64_t unacked_bytes;
@@ -198,12 +199,12 @@ struct nbd_session {
 
 	uint64_t alive_ns; /* interval of signs of life that the peer requested; 0: none */
 	struct ring_op alive_op;
-	bool alive_due; /* nothing was sent since the timer was set, and requests wait */
+	bool alive_due; /* nothing was sent since the timer was set although requests wait */
 	bool has_sent;	/* sent since the timer was set */
 
 	bool says_size;	     /* x-gmblock:size was negotiated */
 	bool size_asked;     /* a request for the size has not been answered */
-	bool size_due;	     /* answer it even if the size is unchanged */
+	bool size_due;	     /* answer the request for the size even if the size is unchanged */
 	uint64_t size_known; /* size that the peer knows, from its request */
 	uint64_t size_cookie;
 
@@ -214,7 +215,8 @@ struct nbd_session {
 	uint32_t rx_end;
 	struct rx_buf *rx_large;	/* buffer that rx_data points into; NULL: rx_small */
 	struct nbd_request *rx_request; /* write whose payload is being received */
-	struct path_stream *rx_stream;	/* where its payload goes now; NULL: waits for memory */
+	/* stream that receives the payload of rx_request; NULL: waits for memory */
+	struct path_stream *rx_stream;
 	uint32_t rx_stream_got;
 	/* bytes of rx_request's payload that were not received yet */
 	uint64_t rx_payload_left;
@@ -311,8 +313,8 @@ bool handshake_needs_tls(const struct nbd_session *session);
 bool handshake_offers_tls(const struct nbd_session *session);
 /* Returns the reply type with which STARTTLS is rejected, and the reason; 0: it is accepted. */
 uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **reason);
-/* Starts the TLS handshake after the ACK is sent, and discards everything negotiated in clear. The
- * next option is read once TLS is established; a failure ends the session. */
+/* Starts the TLS handshake after the ACK is sent, and discards everything negotiated in cleartext.
+ * The next option is read once TLS is established; a failure ends the session. */
 void handshake_begin_tls(struct nbd_session *session);
 /* Continues the TLS of a session from another process. Returns 0 or the errors of
  * tls_layer_adopt(), and also -EACCES if the address does not offer TLS. */
