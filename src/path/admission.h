@@ -65,9 +65,10 @@ enum {
 	PATH_WINDOW_BYTES = 2 << 20,
 	PATH_WINDOW_BYTES_MAX = 8 << 20,
 	PATH_RESERVE_BYTES = ARENA_BLOCK_BYTES_MIN,
-	PATH_CLIENT_DIVISOR = 4,     /* a client can hold 1/4 of the free memory */
-	PATH_EXPORT_FACTOR = 3,	     /* an export can hold 3 times the free memory */
-	PATH_COSTLY_MAX = 8,	     /* slots for costly requests, in addition to one per export */
+	PATH_CLIENT_DIVISOR = 4, /* a client can hold 1/4 of the free memory */
+	PATH_EXPORT_FACTOR = 3,	 /* an export can hold 3 times the free memory */
+	/* limit on slots for costly requests, in addition to one per export */
+	PATH_COSTLY_MAX = 8,
 	PATH_CHEAP_BYTES = 64 << 10, /* see admission_is_costly() */
 	/* Blocks for atomic writes: one can have 1/8 of the memory, all together 1/2. */
 	PATH_ATOMIC_DIVISOR = 8,
@@ -88,7 +89,7 @@ struct path_quota {
 	uint32_t short_count; /* number of clients that wait because of this quota now */
 };
 
-extern const struct counter_table path_quota_counter_table; /* of struct path_quota */
+extern const struct counter_table path_quota_counter_table; /* describes struct path_quota */
 
 /* State of an arena that all clients share. */
 struct path_arena {
@@ -102,7 +103,7 @@ struct path_arena {
 	int condemned;
 };
 
-extern const struct counter_table path_arena_counter_table; /* of struct path_arena */
+extern const struct counter_table path_arena_counter_table; /* describes struct path_arena */
 
 /* Kinds of quotas: by authenticated identity, and by export. */
 enum path_quota_kind { PATH_QUOTA_IDENTITY, PATH_QUOTA_EXPORT, PATH_QUOTAS };
@@ -158,7 +159,7 @@ struct path_client {
 	uint32_t atomic_count; /* number of blocks for atomic writes that the client uses */
 	bool reserve_used;
 	bool is_short; /* the client's first waiting request waits for memory that others hold */
-	struct path_quota *quotas[PATH_QUOTAS]; /* by kind; NULL: none */
+	struct path_quota *quotas[PATH_QUOTAS]; /* by kind; NULL: no quota of this kind */
 	/* quota because of which admission_get() has just failed, or NULL */
 	struct path_quota *lacking;
 	bool lacks_device; /* admission_get() has just failed for lack of device memory */
@@ -184,8 +185,8 @@ void path_quota_set(struct path_quota *quota, struct path *path, uint64_t max_by
 void path_client_join(
 	struct path_client *client, enum path_quota_kind kind, struct path_quota *quota);
 
-/* Called when a message with fragments was sent. filled: the network did not accept all of it
- * immediately. */
+/* Called when a message with fragments was sent. filled: the network did not accept all of the
+ * bytes immediately. */
 void path_client_sent(struct path_client *client, uint64_t bytes, bool filled);
 
 /* Gets a buffer from the path's RAM for data other than request payload. Returns -EAGAIN if a

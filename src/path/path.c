@@ -196,7 +196,7 @@ static void stream_put(struct path_stream *stream)
 static void stream_drop(struct path_stream *stream)
 {
 	if (stream->in_store) {
-		return; /* path_part_done() releases it */
+		return; /* path_part_done() releases the stream */
 	}
 	if (stream->done == stream->sent) {
 		stream_put(stream);
@@ -718,7 +718,6 @@ static void start_plain(struct path_request *request)
 	(void)path_part_submit(stream, request->length, false);
 }
 
-/* Prepares a read or write. */
 static void path_begin(struct path *path, struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
@@ -826,7 +825,7 @@ static void serve(struct path_request *request)
 	} else if (request->op == STORE_READ || request->placement != NULL) {
 		pump(request);
 		if (request->whole && path_is_stalled(request)) {
-			request->progress(request); /* other replies can now be sent first */
+			request->progress(request); /* lets the session send other replies first */
 		}
 	} else { /* for a write, the session calls path_write_open() again */
 		request->progress(request);

@@ -93,7 +93,8 @@ struct path_export {
 	uint64_t page_cache_send_bytes; /* bytes of reads sent from the page cache */
 	/* Number of reads for which the store could not provide the data in the page cache. */
 	uint64_t page_cache_send_misses;
-	/* Bytes of all other reads and writes, by the place of their payload. */
+	/* Bytes of reads and writes, except those sent from the page cache, by the place of their
+	 * payload. */
 	uint64_t ram_bytes;
 	uint64_t placed_bytes; /* payload in the requester's memory (placement) */
 	uint64_t device_bytes;
@@ -118,7 +119,7 @@ struct path_export {
 /* Name of the metric that contains the counters ram_bytes, placed_bytes and device_bytes. */
 #define PATH_PLACEMENT_METRIC "export_placement_bytes"
 
-extern const struct counter_table path_export_counter_table; /* of struct path_export */
+extern const struct counter_table path_export_counter_table; /* describes struct path_export */
 
 /* Initializes all members except the store and its queue; the name is set to NULL. late: shared by
  * all reactors; must exist until path_export_fini(). */
@@ -193,7 +194,7 @@ struct path_request {
 	/* maximum size of the request's buffers; one part is always allowed */
 	uint64_t window_bytes;
 	bool ascending; /* fragments must be in the order of their offsets */
-	bool whole;	/* no fragment is needed before all bytes are valid */
+	bool whole;	/* fragments are needed only when all bytes of the request are valid */
 	/* data is not sent over a network, so the request is neither cut nor measured */
 	bool internal;
 	/* enum mem_right: the session's access to payload memory */
@@ -213,7 +214,7 @@ struct path_request {
 	void (*progress)(struct path_request *request);
 
 	/* Results for the session. */
-	int error;		      /* 0, or why the request was aborted */
+	int error;		      /* 0, or the error that aborted the request */
 	uint64_t error_offset;	      /* first byte of the part that failed */
 	struct store_extent *extents; /* result of a committed STORE_EXTENTS, until path_finish() */
 	uint32_t extent_count;

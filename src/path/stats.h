@@ -46,7 +46,7 @@ struct path_stats {
 	uint64_t latency[PATH_LATENCY_BUCKETS];
 };
 
-extern const struct counter_table path_stats_counter_table; /* of struct path_stats */
+extern const struct counter_table path_stats_counter_table; /* describes struct path_stats */
 
 /* Statistics of one operation. */
 struct path_operation {
