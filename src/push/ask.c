@@ -211,7 +211,6 @@ static int ask_refused(const struct push_answer *answer, struct error *error)
 	return error_set(error, code, "%s", text[0] != '\0' ? text : strerror(-code));
 }
 
-/* Sends a message and waits for the reply. */
 static int exchange(struct push_ask *ask, uint32_t type, const struct iovec *parts,
 	uint32_t part_count, struct clan_message *head, struct error *error)
 {

@@ -3,8 +3,8 @@
  * A coordinator's connection to a server, with blocking calls. Used by `gmblock push`.
  *
  * Threading: one thread; the calls block. Ownership: push_ask_open() allocates, push_ask_close()
- * frees. Received messages are borrowed until the next call. Errors: a negative errno and a
- * sentence.
+ * frees. Received messages are borrowed until the next call. Errors: a negative errno and an error
+ * message.
  */
 #pragma once
 

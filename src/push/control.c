@@ -247,7 +247,7 @@ void push_control_note(struct push_session *session, bool again)
 	}
 	if (open && push_job_of(session->job != 0 ? session->job : session->noted_job, &job) &&
 		send_job(session, &job) == -EAGAIN) {
-		return; /* sent again when there is room */
+		return; /* the message is sent again when there is room */
 	}
 	session->note_due = false;
 	if (session->job == 0 && session->base.state == SESSION_READY) {

@@ -45,7 +45,7 @@ struct push_nbd {
 	struct push_source *source;
 	struct push_nbd_hub *hub;
 	struct list_node node;	   /* in hub.ending */
-	struct gmb_client *client; /* NULL: not open, or it has ended */
+	struct gmb_client *client; /* NULL: the client is not open, or has ended */
 	bool was_ended;
 	/* START has PUSH_DETACH: once START is answered, the job does not need the coordinator */
 	bool detach;

@@ -72,7 +72,7 @@ struct push_sink {
 	struct push_session *session;
 	struct push_claim claim;
 	struct store_place source;  /* start of the range that the source reads */
-	struct clan_region *region; /* NULL: not created yet */
+	struct clan_region *region; /* the destination's memory; NULL: not created yet */
 	uint32_t slot_count;
 	/* memory from which pieces are written: the region, or `fetched` */
 	struct mem_region memory;

@@ -715,7 +715,7 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
 		push_source_fail(source, -EIO, "%s has a different digest", "the destination");
 	} else if (source->finishing) {
 		push_link_close(&session->out);
-		push_session_job_end(session, 0, NULL); /* may end the session */
+		push_session_job_end(session, 0, NULL); /* the call may end the session */
 	}
 }
 
@@ -799,7 +799,8 @@ static void source_connected(struct push_source *source)
 		fail_rule(source, rule);
 		return;
 	}
-	clan_conn_peer(session->out.conn, &peer); /* from SO_PEERCRED, on a Unix socket */
+	/* on a Unix socket, the identity is from SO_PEERCRED */
+	clan_conn_peer(session->out.conn, &peer);
 	if (source->target_uid != PUSH_UID_UNKNOWN && peer.uid != source->target_uid) {
 		push_source_fail(source, -EXDEV, "%s",
 			"a process of a different user listens at the address of the destination");

@@ -79,7 +79,7 @@ static const char *may_push(const struct push_session *session, const struct exp
 	if (strcmp(uri->protocol, "push") != 0) {
 		return "the destination's URI does not begin with push:// or push+unix://";
 	}
-	/* Root and our own user could connect to it themselves. */
+	/* Root and our own user could connect to the destination themselves. */
 	if (!push_viewer_of(session).all && find_place(session, uri) == NULL) {
 		return "you may not push to that destination; start the server with a matching "
 		       "--push-to PLACE (with ,port=N, if the port is not 10811)";
@@ -248,7 +248,7 @@ static int start_create(struct push_session *session, struct engine_export *entr
 	if (source == NULL) {
 		return -ENOMEM;
 	}
-	session->source = source; /* freed with the session, on every path */
+	session->source = source; /* `source` is freed with the session, on every path */
 	source->session = session;
 	source->use.ticket = start->ticket;
 	memcpy(source->use.instance, session->base.engine->options.instance,

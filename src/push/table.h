@@ -54,7 +54,7 @@ struct push_job {
 	uint64_t length;
 	struct push_progress progress;
 	uint64_t begun_ns;
-	uint64_t ended_ns; /* DONE, FAILED */
+	uint64_t ended_ns; /* time of the end, in states DONE and FAILED */
 	int status;	   /* FAILED: a negative errno */
 	char text[PUSH_TEXT_BYTES_MAX];
 };

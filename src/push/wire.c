@@ -166,7 +166,6 @@ static bool are_pieces(uint64_t offset, uint64_t length, uint64_t total, uint64_
 	       (is_aligned(length, PUSH_PIECE_BYTES) || offset + length == total);
 }
 
-/* Returns true for exactly one piece. */
 static bool is_piece(uint64_t offset, uint64_t length, uint64_t total)
 {
 	return are_pieces(offset, length, total, PUSH_PIECE_BYTES);

@@ -29,7 +29,7 @@ enum {
 	PUSH_NAME_BYTES_MAX = 2048,
 	PUSH_URI_BYTES_MAX = 2048,
 	PUSH_TEXT_BYTES_MAX = 512,
-	PUSH_MESSAGE_BYTES_MAX = 8184, /* clan's bulk class */
+	PUSH_MESSAGE_BYTES_MAX = 8184, /* limit of clan's bulk class */
 
 	/* Pieces start at multiples of this size, relative to the range of the job. Only the last
 	 * one can be shorter. */
@@ -41,7 +41,7 @@ enum {
 	PUSH_SLOTS = 8,		/* limit on slots of a job */
 	PUSH_ZEROES_MAX = 4,	/* limit on unanswered ZEROs */
 	PUSH_NOTIFY_PIECE = 1,	/* type of a notification; the lower bits are the slot */
-	PUSH_NOTIFY_SHIFT = 12, /* position of the type */
+	PUSH_NOTIFY_SHIFT = 12, /* position of the type in a notification's value */
 	PUSH_SILENCE_MS_MIN = 300,
 	PUSH_SILENCE_MS_MAX = 3600000,
 	PUSH_ALIVE_DIVISOR = 3, /* ALIVE is sent every silence_ms / 3 */
@@ -67,7 +67,7 @@ enum push_message {
 	PUSH_ZERO,
 	PUSH_CHECK,
 	PUSH_FLUSH,
-	PUSH_ALIVE, /* sent by both */
+	PUSH_ALIVE, /* sent by source and destination */
 	/* Messages from destination to source. */
 	PUSH_USED = 0x18,
 	PUSH_ZEROED,
@@ -90,7 +90,7 @@ enum push_flag {
 /* The user or machine to which a ticket is bound. Nobody else may present it. */
 enum push_binding {
 	PUSH_BOUND_UID = 1,	/* a process of that user, over a Unix socket */
-	PUSH_BOUND_ADDRESS = 2, /* a machine with that address */
+	PUSH_BOUND_ADDRESS = 2, /* a machine with the given address */
 	PUSH_BOUND_ASKER = 3,	/* GRANT: the machine (or the user) of the requester */
 };
 
@@ -143,7 +143,7 @@ struct push_wire_grant {
 	uint16_t name_bytes;
 	uint16_t source_name_bytes;
 	uint8_t address[PUSH_ADDRESS_BYTES];
-	uint8_t instance[PUSH_INSTANCE_BYTES]; /* of the source */
+	uint8_t instance[PUSH_INSTANCE_BYTES]; /* instance of the source */
 };
 
 /* START: followed by the name of the source's export, the URI of the destination, and the ticket.
@@ -177,8 +177,8 @@ struct push_wire_job {
 	uint64_t offset; /* start of the range on that export */
 	uint64_t length;
 	uint64_t done;	  /* handled bytes: written, zeroed, or already there */
-	uint64_t zeroes;  /* part of done: zeroes */
-	uint64_t skipped; /* part of done: already there */
+	uint64_t zeroes;  /* part of `done` that is zeroes */
+	uint64_t skipped; /* part of `done` that was already there */
 	uint64_t durable; /* all bytes before this are on stable storage */
 	uint64_t digest;  /* digest of the handled pieces */
 	uint64_t age_ms;
@@ -198,7 +198,7 @@ struct push_wire_ticket {
 	uint64_t job;
 	uint64_t offset;
 	uint64_t length;
-	uint64_t expires_s; /* by the clock of the issuer */
+	uint64_t expires_s; /* expiry time by the clock of the issuer */
 	uint32_t binding;   /* PUSH_BOUND_UID or PUSH_BOUND_ADDRESS */
 	uint32_t uid;
 	uint8_t address[PUSH_ADDRESS_BYTES];
@@ -207,7 +207,7 @@ struct push_wire_ticket {
 };
 
 struct push_wire_use {
-	uint8_t instance[PUSH_INSTANCE_BYTES]; /* of the source */
+	uint8_t instance[PUSH_INSTANCE_BYTES]; /* instance of the source */
 	struct push_wire_ticket ticket;
 	/* Position on disk of the range that the source reads, as in struct store_place. From this
 	 * position the destination detects that its own export has the same bytes. disk is 0 if no
@@ -221,7 +221,7 @@ struct push_wire_used {
 	uint64_t offset; /* offset of the range to write, as in the ticket */
 	uint64_t length;
 	uint32_t slots;
-	uint32_t generation; /* of the region */
+	uint32_t generation; /* generation of the region */
 	uint16_t region;
 	uint16_t zero;
 	/* the destination ends the job if it receives no message for this time */
@@ -247,7 +247,7 @@ struct push_wire_checked {
 };
 
 struct push_wire_flush {
-	uint64_t mark; /* returned by FLUSHED */
+	uint64_t mark; /* number that FLUSHED returns */
 	uint64_t digest;
 	uint32_t flags; /* enum push_flush_flag */
 	uint32_t zero;
@@ -350,8 +350,8 @@ struct push_shower {
 };
 
 /* Checks that a ticket was made with that key, has not expired, and is presented by its permitted
- * user. Returns NULL, or the reason, a sentence without full stop. The comparison of the MAC takes
- * constant time. */
+ * user. Returns NULL, or the reason as an error message. The comparison of the MAC takes constant
+ * time. */
 const char *push_ticket_check(const struct push_wire_ticket *ticket,
 	const uint8_t key[PUSH_KEY_BYTES], uint64_t now_s, const struct push_shower *shower);
 
