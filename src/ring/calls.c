@@ -146,7 +146,7 @@ static void *call_thread(void *argument)
 {
 	struct ring_mailbox *mailbox = argument;
 
-	/* only this thread's priority; failure is harmless */
+	/* affects only this thread; failure is harmless */
 	(void)setpriority(PRIO_PROCESS, 0, RING_CALL_NICE);
 	pthread_mutex_lock(&mailbox->lock);
 	for (;;) {

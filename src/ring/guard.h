@@ -18,7 +18,7 @@ struct ring_guard {
 	struct ring_guard *next; /* in the free list */
 	struct ring_file file;
 	struct msghdr message;
-	struct iovec iov; /* the part of the buffer that is not filled yet */
+	struct iovec iov; /* part of the buffer that is not filled yet */
 	size_t done;
 	bool wait_all;
 	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];

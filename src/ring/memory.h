@@ -21,12 +21,13 @@
 #include "base/compiler.h"
 
 enum mem_right {
-	MEM_CPU_READ = 1 << 0,	/* instructions of this process can load from it */
-	MEM_CPU_WRITE = 1 << 1, /* instructions of this process can store to it */
-	MEM_SOCKET = 1 << 2,	/* socket operations can send from it and receive into it */
-	MEM_FIXED = 1 << 3,	/* its region is in the ring's table of fixed buffers */
-	MEM_NIC = 1 << 4,	/* a network card can access it (RDMA) */
-	/* it has an address for system calls; implied by the three rights before MEM_FIXED */
+	MEM_CPU_READ = 1 << 0,	/* instructions of this process can load from the memory */
+	MEM_CPU_WRITE = 1 << 1, /* instructions of this process can store to the memory */
+	MEM_SOCKET = 1 << 2,	/* socket operations can send from the memory and receive into it */
+	MEM_FIXED = 1 << 3,	/* the memory's region is in the ring's table of fixed buffers */
+	MEM_NIC = 1 << 4,	/* a network card can access the memory (RDMA) */
+	/* the memory has an address for system calls; implied by the three rights before
+	 * MEM_FIXED */
 	MEM_ADDRESS = 1 << 5,
 	/* Only this process can change the memory, so data does not change while an operation reads
 	 * it. Memory shared with a client or a peer does not have this right. */
@@ -41,7 +42,7 @@ struct mem_region {
 	uint8_t *base; /* NULL: without MEM_ADDRESS */
 	uint64_t bytes;
 	int32_t fixed_idx; /* index in the ring's buffer table; valid with MEM_FIXED */
-	uint32_t rights;   /* enum mem_right: rights of a new reference to it */
+	uint32_t rights;   /* enum mem_right: rights of a new reference to the region */
 };
 
 struct mem_ref {

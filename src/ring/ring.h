@@ -53,7 +53,7 @@ struct ring_op {
 struct ring_file {
 	int fd;
 	int slot;
-	bool is_guarded; /* its peer can send file descriptors: see ring_recv() */
+	bool is_guarded; /* the socket's peer can send file descriptors: see ring_recv() */
 };
 
 enum ring_code {
@@ -108,7 +108,7 @@ struct ring_options {
 /* Counters since the ring was created; read by the owning thread. */
 struct ring_counters {
 	uint64_t enters; /* io_uring_enter system calls */
-	uint64_t waits;	 /* how many of these calls could block */
+	uint64_t waits;	 /* number of these calls that could block */
 	uint64_t completions;
 	uint64_t submissions;
 	uint64_t messages;
@@ -217,7 +217,7 @@ void ring_post(struct ring *ring, struct ring_message *message);
 struct ring_thread;
 
 struct ring_thread_options {
-	const char *name; /* for debuggers, truncated to 15 bytes; borrowed */
+	const char *name; /* name for debuggers, truncated to 15 bytes; borrowed */
 	/* Both are called on the new thread. begin creates the ring and the objects that use it; if
 	 * it fails, it must free them. end is called after the ring has stopped, and destroys
 	 * them. */

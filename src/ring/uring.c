@@ -163,7 +163,7 @@ void ring_destroy(struct ring *ring)
 	}
 	GMB_ASSERT(list_is_empty(&ring->sources.list));
 	if (ring->uring.ring_fd >= 0) {
-		io_uring_queue_exit(&ring->uring); /* cancels the read on wake_fd, too */
+		io_uring_queue_exit(&ring->uring); /* also cancels the read on wake_fd */
 	}
 	ring_mailbox_fini(&ring->mailbox);
 	if (ring->poll_fd >= 0) {

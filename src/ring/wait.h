@@ -14,7 +14,7 @@ struct ring_waiter {
 	struct ring *ring;
 	const struct ring_counters *counters;
 	struct wait_policy policy;
-	enum wait_way way; /* how the ring currently waits */
+	enum wait_way way; /* the ring's current method of waiting */
 	/* numbers at the last turn */
 	uint64_t requests;
 	uint64_t events;
