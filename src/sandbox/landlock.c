@@ -14,14 +14,15 @@
 /* Rights that older headers lack. Comments name the version of Landlock's interface that introduced
  * each. */
 #define FILE_RIGHTS_1 ((LANDLOCK_ACCESS_FS_MAKE_SYM << 1) - 1)
-#define RIGHT_REFER   (UINT64_C(1) << 13) /* since version 2 of the interface */
-#define RIGHT_RESIZE  (UINT64_C(1) << 14) /* since version 3 */
-#define RIGHT_IOCTL   (UINT64_C(1) << 15) /* since version 5 */
-#define NET_CONNECT   (UINT64_C(1) << 1)  /* since version 4 */
-#define RULE_PORT     2			  /* since version 4 */
-/* since version 6: connecting to abstract Unix sockets of other processes */
+#define RIGHT_REFER   (UINT64_C(1) << 13) /* in the interface since version 2 */
+#define RIGHT_RESIZE  (UINT64_C(1) << 14) /* in the interface since version 3 */
+#define RIGHT_IOCTL   (UINT64_C(1) << 15) /* in the interface since version 5 */
+#define NET_CONNECT   (UINT64_C(1) << 1)  /* in the interface since version 4 */
+#define RULE_PORT     2			  /* in the interface since version 4 */
+/* in the interface since version 6: connecting to abstract Unix sockets of other processes */
 #define SCOPE_SOCKETS (UINT64_C(1) << 0)
-#define SCOPE_SIGNALS (UINT64_C(1) << 1) /* since version 6: sending signals to other processes */
+/* in the interface since version 6: sending signals to other processes */
+#define SCOPE_SIGNALS (UINT64_C(1) << 1)
 
 /* Rights that a rule about a file, as opposed to a folder, can contain. */
 #define RIGHTS_OF_FILE                                                                             \
