@@ -163,7 +163,7 @@ static bool is_new(const char *path)
 	struct stat socket;
 
 	if (lstat(path, &socket) < 0) {
-		return true; /* its server has removed it just now */
+		return true; /* the server has just removed the socket */
 	}
 	clock_gettime(CLOCK_REALTIME, &now);
 	/* A time in the future means that the clock was set; the age is then unknown. */

@@ -27,7 +27,7 @@ struct server_control;
  * until server_control_look() replaces it. */
 struct server_view {
 	struct export *const *exports;
-	const char *const *paths; /* paths of the exports, as the user wrote them */
+	const char *const *paths; /* paths of the exports, as given by the user */
 	uint32_t export_count;
 	const struct listener *listeners;
 	uint32_t listener_count;

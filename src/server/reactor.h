@@ -21,7 +21,7 @@
 struct reactor;
 
 struct reactor_options {
-	uint32_t index; /* for names in logs and debuggers */
+	uint32_t index; /* index in names for logs and debuggers */
 	struct export *const *exports;
 	uint32_t export_count;
 	const struct session_kind *const *kinds; /* borrowed while the reactor exists */

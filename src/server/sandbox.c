@@ -224,7 +224,8 @@ static int allow_configured(
 			sandbox_allow_port(sandbox, place->port);
 		}
 	}
-	if (rc == 0 && config->file_path != NULL) { /* the file is re-read */
+	/* The configuration file is read again on a reload. */
+	if (rc == 0 && config->file_path != NULL) {
 		rc = sandbox_allow_beside(
 			sandbox, config->file_path, SANDBOX_READ, "--config", error);
 	}

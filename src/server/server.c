@@ -386,7 +386,7 @@ static void server_release(struct server *server)
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);
 	}
-	/* also frees the recorders */
+	/* this also frees the recorders */
 	server_control_close(server->control);
 	listener_close(&server->control_listener);
 	server_record_remove(server->record);

@@ -55,7 +55,7 @@ struct server {
 	_Atomic uint32_t connection_total;
 
 	sigset_t mask_before;
-	/* soft limit on open files before it was raised; "" if it was not */
+	/* soft limit on open files before the server raised it; "" if it did not */
 	char file_limit[RUNNER_LIMIT_BYTES];
 	int signal_fd;
 	int event_fd;			/* written by other threads to wake the main thread */

@@ -21,7 +21,7 @@ struct store_startup {
 	const struct exports *exports;
 	struct reactor *const *reactors; /* may be set later, before store_startup_begin() */
 	uint32_t reactor_count;
-	/* this server takes over from another process, which still uses the disks of the late
+	/* this server takes over from another process, which still uses the disks of the deferred
 	 * stores */
 	bool is_taking;
 	void (*wake)(void *context);

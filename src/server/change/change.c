@@ -107,8 +107,8 @@ static const char *change_value_of(
 }
 
 /* Appends "key=new (was old)" to the line, unless the key has the same text in both exports. The
- * same text can have another meaning if another key has changed, as mode does for write-mode.
- * Long texts are cut, so the two values shown may look equal. */
+ * same text can have another meaning if another key has changed: write-mode, for example, depends
+ * on mode. Long texts are cut, so the two values shown may look equal. */
 static void say_key(char line[LINE_BYTES], const char *key, const struct server_export *before,
 	const struct server_export *after)
 {
@@ -206,7 +206,7 @@ static const char *its_clients(const struct served_export *served)
 		       : "";
 }
 
-/* Adds to the change that the export and the exports of its snapshots are removed. */
+/* Adds the removal of the export and of its snapshots' exports to the change. */
 static int remove_export(struct change *change, struct served_export *before, struct error *error)
 {
 	struct change_item *item = add_item(change, error);
@@ -323,7 +323,8 @@ static void compare_rules(struct change *change, struct access *before, struct a
 	}
 }
 
-/* Records how the access rules of an export that stays or is replaced differ. */
+/* Records the difference between the old and the new access rules of an export that stays or is
+ * replaced. */
 static int note_rules(struct change *change, struct change_item *item, struct error *error)
 {
 	struct access *before = access_slot_get(item->before->export->access);
@@ -496,7 +497,7 @@ int change_add_snapshot(struct change *change, const struct served_export *paren
 			"snapshot",
 			change_label(parent->about.name, shown));
 	}
-	if (keys != NULL) { /* borrowed from keys */
+	if (keys != NULL) { /* the settings are borrowed from keys */
 		about.settings = keys->settings;
 		about.syntax = SERVER_SYNTAX_SET;
 	}

@@ -72,7 +72,7 @@ GMB_MUST_CHECK int change_remove(struct change *change, const char *name, struct
 
 struct forecast;
 
-/* change_foresee() adds exports that stay with other rules to the forecast, which predicts the
+/* change_foresee() adds the exports whose access rules change to the forecast, which predicts the
  * effect on connected clients. After the forecast has run, change_tell() adds that effect to the
  * lines of change_lines(). */
 GMB_MUST_CHECK int change_foresee(

@@ -43,9 +43,9 @@ struct change {
 	json_t *lines;
 	/* The rules that were last compared, and the result, which is cached because many exports
 	 * have the same rules. */
-	struct access *rules_before; /* both owned, or NULL */
+	struct access *rules_before; /* owned, or NULL, like the next member */
 	struct access *rules_after;
-	char rules_text[CHANGE_RULES_BYTES]; /* "": they are equal */
+	char rules_text[CHANGE_RULES_BYTES]; /* "": the rules are equal */
 	/* The configuration's rates if some have changed, otherwise NULL. Borrowed. */
 	const struct server_rates *rates;
 	_Atomic uint32_t references;

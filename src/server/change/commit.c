@@ -339,7 +339,7 @@ static struct served_export *commit_item(struct change *change, struct change_it
 		}
 		return before;
 	}
-	if (before != NULL) { /* from now on, only engines refer to its export */
+	if (before != NULL) { /* from now on, only engines refer to the old entry's export */
 		exports_remember(&change->next, item->removed);
 		item->removed = NULL;
 		before->export->closed = change->options.closed;

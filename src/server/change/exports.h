@@ -26,7 +26,7 @@ struct served_export {
 	/* What the process that this one replaces holds on the disk, or NULL; see struct
 	 * store_options. */
 	const struct store_claim *inherited;
-	uint32_t item; /* private to change.c: 1 + index of its item, or 0 */
+	uint32_t item; /* private to change.c: 1 + index of the entry's item, or 0 */
 };
 
 /* A removed entry whose path may still be in use. */
@@ -61,10 +61,10 @@ GMB_MUST_CHECK int exports_open_added(const struct server_config *config,
 void exports_close(struct exports *exports);
 /* NULL: there is no such export. */
 struct served_export *exports_find(const struct exports *exports, const char *name);
-/* exports_find() with an error message. -ENOENT. */
+/* Like exports_find(), but returns -ENOENT and an error message if there is no such export. */
 GMB_MUST_CHECK int exports_need(const struct exports *exports, const char *name,
 	struct served_export **served_out, struct error *error);
-/* Creates an empty table with room for that many entries. -ENOMEM. */
+/* Creates an empty table with room for that many entries. Fails with -ENOMEM. */
 GMB_MUST_CHECK int exports_create(uint32_t room, struct exports *exports, struct error *error);
 /* Appends the entry, which the table owns from then on. The caller has ensured that there is
  * room. */
@@ -75,7 +75,7 @@ bool exports_end(const struct exports *exports);
 /* Frees the table without its entries. */
 void exports_free(struct exports *exports);
 /* Creates a record of an entry that is about to be removed. New entries at the same path wait for
- * it. -ENOMEM. */
+ * it. Fails with -ENOMEM. */
 GMB_MUST_CHECK int removed_export_create(const struct served_export *served,
 	struct removed_export **removed_out, struct error *error);
 /* NULL is a no-op. */

@@ -24,7 +24,8 @@
 struct job;
 
 struct job_kind {
-	/* For a command that asks for several kinds of jobs: the value of its "action". */
+	/* For a command that several kinds of jobs share: the value of the argument "action" that
+	 * selects this kind. */
 	const char *action;
 	/* Reads the arguments of the command. NULL: there are none. */
 	int (*take)(struct job *job, const json_t *arguments, struct error *error);
@@ -40,11 +41,11 @@ struct job_kind {
 };
 
 struct job {
-	struct list_node node; /* under the lock */
+	struct list_node node; /* protected by the lock */
 	const struct job_kind *kind;
 	struct jobs *jobs;
 	const struct jobs_options *options; /* the options of `jobs` */
-	/* Client that waits for the answer; NULL: none. Under the lock. */
+	/* Client that waits for the answer; NULL: none. Protected by the lock. */
 	struct control_client *client;
 
 	/* The arguments. */
@@ -56,8 +57,8 @@ struct job {
 
 	/* Results of run() that are not in use yet. */
 	struct credentials_set *credentials;
-	struct server_config *config; /* NULL: unchanged */
-	struct change *change;	      /* NULL: no change of the exports */
+	struct server_config *config; /* NULL: the configuration is unchanged */
+	struct change *change;	      /* NULL: the exports are unchanged */
 
 	/* The result. */
 	int result;
@@ -66,11 +67,11 @@ struct job {
 	uint32_t ended;	 /* connections that ended because of the job */
 	json_t *lines;	 /* lines of text for the log and the answer, or NULL */
 
-	/* The following members are under the lock from the commit on. */
-	uint32_t closing_count; /* disks that are still to be closed */
+	/* The following members are protected by the lock from the commit on. */
+	uint32_t closing_count; /* number of disks that are still to be closed */
 	bool is_answered;	/* the answer was sent; the last disk to close frees the job */
-	bool is_told;		/* the main thread was woken to answer the job */
-	struct timespec until;	/* when to answer, even if disks are still open */
+	bool is_told;		/* the main thread was woken to send the answer */
+	struct timespec until;	/* time at which to answer even if disks are still open */
 };
 
 /* The kinds of jobs that the thread starts when it looks for changes. */

@@ -35,7 +35,7 @@ static const uint32_t jobs_edges[JOBS_STEP_COUNT] = {
 	[JOBS_FINISH] = BIT(JOBS_IDLE),
 };
 
-/* How far one reactor has checked its connections. */
+/* Progress of one reactor's check of its connections. */
 struct reviewer {
 	struct jobs *jobs;
 	/* protected by the lock: number of the last commit (see `turn` below) for which the
@@ -105,7 +105,6 @@ static void config_free(struct server_config *config)
 	}
 }
 
-/* Frees what was read. */
 static void job_drop(struct job *job)
 {
 	change_put(job->change);
@@ -303,7 +302,7 @@ static bool is_over(const struct job *job)
 }
 
 /* Wakes the main thread if it can answer a parked job: a committed job whose disks are now closed,
- * or whose time limit for closing them has passed. Returns whether the thread was woken. Called
+ * or whose time limit for closing disks has passed. Returns whether the thread was woken. Called
  * with the lock held. */
 static bool tell_parked(struct jobs *jobs)
 {
@@ -352,8 +351,8 @@ static void wait_for_work(struct jobs *jobs)
 	}
 }
 
-/* Looks for changes without a command: snapshots that stores have dropped, the sizes of disks, and
- * the TLS files. Returns a job for what it has found, or NULL. begun: the server is ready. */
+/* Searches for changes that need a job without a command: snapshots that stores have dropped, new
+ * sizes of disks, and new TLS files. Returns the job, or NULL. begun: the server is ready. */
 static struct job *look_for_job(struct jobs *jobs, bool begun)
 {
 	const struct jobs_options *options = &jobs->options;
@@ -610,8 +609,8 @@ static struct job *take_parked(struct jobs *jobs)
 	return found;
 }
 
-/* Ends the job in progress. Returns it, or NULL if it has to wait for its disks to close, while
- * later jobs proceed. Called with the lock held. */
+/* Ends the job in progress. Returns the job, or NULL if it has to wait until its disks are closed;
+ * later jobs proceed in that time. Called with the lock held. */
 static struct job *end_job(struct jobs *jobs)
 {
 	struct job *job = jobs->job;

@@ -52,8 +52,8 @@ struct server_access_option {
 /* Rate rules of identities, in order. Element i of `conditions` and element i of `rules` form one
  * rule. */
 struct server_rates {
-	struct server_access conditions; /* their rights are not used */
-	struct rate_rule *rules;	 /* their origins point into `conditions` */
+	struct server_access conditions; /* the rights in these rules are not used */
+	struct rate_rule *rules;	 /* the origins of these rules point into `conditions` */
 };
 
 /* The text given for a key or an option. */
@@ -115,7 +115,7 @@ struct server_tls {
 struct server_listen {
 	/* first member, so that a listener's TLS fields apply to it; see server_listen_field() */
 	struct server_tls tls;
-	char *text;	/* the URI as it was given */
+	char *text;	/* the URI as given */
 	uint32_t given; /* a bit for each field that was given */
 	struct export_uri uri;
 	char *origin;
@@ -132,7 +132,7 @@ struct server_limits {
 	uint32_t threads;
 	uint32_t connections_max;
 	uint32_t connections_per_peer_max;
-	uint32_t inflight_max; /* per connection */
+	uint32_t inflight_max; /* limit per connection */
 	enum server_spin spin;
 };
 
@@ -144,7 +144,7 @@ struct server_config {
 	struct server_limits limits;
 	struct server_arena arena;
 	struct server_tls tls; /* default for addresses without TLS settings */
-	char *memory_origin;   /* where limits.memory_bytes was set, or NULL */
+	char *memory_origin;   /* origin of limits.memory_bytes, or NULL */
 	char *control_path;    /* path of the control socket, "none", or NULL: the usual path */
 	char *metrics;	       /* the URI of the metrics listener, or NULL */
 	enum sandbox_mode sandbox;

@@ -68,7 +68,6 @@ static int add_access(void *object, const char *text, struct error *error)
 	return server_config_add_access(object, text, error);
 }
 
-/* Appends a copy of the command. */
 static int add_command(void *object, const char *command, struct error *error)
 {
 	struct server_config *config = object;
@@ -620,7 +619,7 @@ int server_config_file_option(struct server_config *config, const struct field *
 	struct server_config *into = has ? &unused : config;
 	int rc;
 
-	/* If the command line overrides the value, it is still checked, in a configuration that is
+	/* A value that the command line overrides is still checked, in a configuration that is
 	 * dropped. */
 	server_config_init(&unused);
 	into->origin = origin;

@@ -21,7 +21,7 @@ struct acceptor;
 struct acceptor_options {
 	struct listener *listeners;
 	uint32_t listener_count;
-	struct reactor *const *reactors; /* the first one runs the acceptor */
+	struct reactor *const *reactors; /* reactors; the first one runs the acceptor */
 	uint32_t reactor_count;
 	uint32_t connections_max;
 	uint32_t connections_per_peer_max;

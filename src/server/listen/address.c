@@ -18,7 +18,7 @@ struct bound {
 	uint16_t port;
 	struct in_addr ipv4;
 	struct in6_addr ipv6;
-	uint32_t scope;	 /* of a link-local IPv6 address */
+	uint32_t scope;	 /* scope of a link-local IPv6 address */
 	bool takes_ipv4; /* an IPv6 socket that also accepts IPv4 clients */
 };
 

@@ -26,7 +26,7 @@ enum {
 	URI_SHOWN_BYTES = 256,
 	/* number of tries to find a port that is free on all addresses of a listener */
 	PORT_TRIES_MAX = 16,
-	BUSY_TRIES_MAX = 40, /* tries while an address is in use, one second in total */
+	BUSY_TRIES_MAX = 40, /* limit on tries while an address is in use, one second in total */
 	BUSY_PAUSE_NS = 25000000,
 };
 
@@ -353,7 +353,8 @@ static pid_t ended_listener(int fd)
 	snprintf(path, sizeof(path), "/proc/%ld/stat", (long)peer.pid);
 	file = open(path, O_RDONLY | O_CLOEXEC);
 	if (file < 0) {
-		return 0; /* its /proc entry may be hidden (ProtectProc=), so it may be alive */
+		/* the process may be alive: its /proc entry can be hidden (ProtectProc=) */
+		return 0;
 	}
 	(void)!read(file, stat, sizeof(stat) - 1);
 	close(file);

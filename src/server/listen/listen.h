@@ -30,7 +30,8 @@ struct listener {
 	int fds[LISTENER_SOCKETS_MAX];	   /* fd_count is 0 if the kind has its own listeners */
 	uint32_t fd_count;
 	bool of_manager; /* opened by the service manager */
-	/* Passed by another process, which also has it open (server/upgrade/take.h). */
+	/* The socket was passed by another process, which also has it open
+	 * (server/upgrade/take.h). */
 	bool was_inherited;
 	char *unlink_path; /* the socket file to remove, or NULL */
 	dev_t unlink_device;

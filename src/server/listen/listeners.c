@@ -48,7 +48,6 @@ static void listeners_set_tls(struct listener *listener, const struct server_tls
 	listener->uri.tls = listener->settings->mode == TLS_REQUIRE;
 }
 
-/* Opens the next listener. */
 static int listeners_open_listener(struct opening *opening, const struct export_uri *uri,
 	const struct server_tls *tls, struct error *error)
 {

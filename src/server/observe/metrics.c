@@ -27,12 +27,12 @@ struct subject {
 	const char *label; /* name of the first label, "export" or "client"; or NULL */
 	const char *value; /* value of that label, untrusted text */
 	size_t value_bytes;
-	const char *second; /* name of a second label, or NULL */
+	const char *second; /* name of the second label, or NULL */
 	const char *second_value;
 	const char *more; /* more labels, already formatted; or NULL */
 };
 
-/* The counters of one object. */
+/* Counters of one object, as a series of a metric. */
 struct series {
 	struct subject subject;
 	/* a struct that the table describes; or if is_list, an array with one uint64_t per
@@ -45,7 +45,7 @@ struct writer {
 	FILE *out;
 	const struct totals *totals;
 	bool openmetrics;
-	/* Series added for the next table that is written. */
+	/* Series added for the table that is written next. */
 	struct series *series;
 	size_t series_count;
 	size_t series_room;
@@ -117,7 +117,7 @@ static void write_name(const struct writer *w, const char *name, const char *suf
 
 static void write_value(const struct writer *w, enum counter_unit unit, uint64_t value)
 {
-	if (unit == COUNTER_NS) { /* written in seconds */
+	if (unit == COUNTER_NS) { /* the metric is written in seconds */
 		fprintf(w->out, "%llu.%09llu\n", (unsigned long long)(value / NS_PER_S),
 			(unsigned long long)(value % NS_PER_S));
 	} else if (unit == COUNTER_PERMILLE) {
@@ -225,7 +225,6 @@ static void write_server(struct writer *w)
 	end_table(w, &engine_counter_table);
 }
 
-/* Writes the payload memory by kind. */
 static void write_arenas(struct writer *w)
 {
 	const struct path_arena *const arenas[] = { &w->totals->ram, &w->totals->device };

@@ -176,7 +176,7 @@ static int scrape_adopt_inherited(const struct export_uri *uri, struct upgrade_t
 			listener->fds[listener->fd_count++] = inherited.fds[0];
 			inherited.fd_count = 0;
 		}
-		listener_forget_path(&inherited); /* the old process may still use it */
+		listener_forget_path(&inherited); /* the old process may still use the path */
 		listener_close(&inherited);
 	}
 	return rc;
@@ -296,7 +296,7 @@ int scrape_open(struct listener *listener, const struct server_view *view,
 	rc = control_page_serve(&page, scrape, scrape->listener.fds, scrape->listener.fd_count,
 		&scrape->server, error);
 	if (rc < 0) {
-		if (scrape->listener.was_inherited) { /* still used by the old process */
+		if (scrape->listener.was_inherited) { /* the old process still uses the socket */
 			listener_forget_path(&scrape->listener);
 		}
 		scrape_close(scrape);

@@ -31,10 +31,10 @@ struct totals_export {
 	uint64_t connections;
 	uint64_t read_only; /* 0 or 1 */
 	uint64_t started_permille;
-	/* Limits; COUNTER_NONE: there is none. */
+	/* Limits; COUNTER_NONE: no limit. */
 	uint64_t memory_max;
-	uint64_t rate_bytes_max;    /* per second */
-	uint64_t rate_requests_max; /* per second */
+	uint64_t rate_bytes_max;    /* bytes per second */
+	uint64_t rate_requests_max; /* requests per second */
 	/* Counters of the layers of its store, from the outermost layer on, in the order of each
 	 * layer's table. */
 	uint64_t *layers[STORE_KINDS_MAX];
@@ -75,7 +75,7 @@ struct totals_part {
 enum { TOTALS_PARTS = 8 };
 extern const struct totals_part totals_parts[TOTALS_PARTS];
 
-extern const struct counter_table totals_client_table; /* of struct totals_client */
+extern const struct counter_table totals_client_table; /* describes struct totals_client */
 
 /* Collects the sums. -ETIMEDOUT: a reactor does not answer. -ENOMEM. Call totals_fini() in all
  * cases. */

@@ -54,7 +54,7 @@ static int bad_argument(struct error *error, const char *key)
 
 static int take_count(const json_t *value, uint32_t *count, struct error *error)
 {
-	json_int_t number = json_integer_value(value); /* 0 if it is not a number */
+	json_int_t number = json_integer_value(value); /* 0 if the value is not a number */
 
 	if (number < 1 || number > PATH_TRACE_REQUESTS_MAX) {
 		return error_set(error, -EINVAL, "from 1 to %d requests can be traced at a time",
@@ -169,7 +169,6 @@ static void disarm(struct tracing *tracing, uint32_t count)
 	tracing->wanted = 0;
 }
 
-/* Arms the recorders. */
 static int tracing_begin(struct tracing *tracing, const json_t *arguments, struct error *error)
 {
 	struct path_trace_options options = {

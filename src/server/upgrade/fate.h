@@ -22,6 +22,6 @@ GMB_MUST_CHECK int upgrade_foresee(struct reactor *const *reactors, uint32_t rea
 uint32_t upgrade_fate_ends(const struct engine_fate *fate, bool in_handshake);
 /* Returns the answer to a command; NULL: no memory. */
 json_t *upgrade_fate_json(const struct engine_fate *fate);
-/* Sets the error message that rejects the upgrade because connections would end. Returns
+/* Sets the error message that rejects the upgrade because it would end connections. Returns
  * -ECONNABORTED. */
 int upgrade_fate_refuse(const struct engine_fate *fate, bool in_handshake, struct error *error);

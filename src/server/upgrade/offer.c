@@ -13,7 +13,8 @@
 
 enum {
 	SEND_SECONDS = 2, /* limit for each send of the new process to this one */
-	OFFER_FILES = 3,  /* the socket, standard error and the working directory */
+	/* number of offered descriptors: the socket, standard error and the working directory */
+	OFFER_FILES = 3,
 };
 
 _Static_assert((int)OFFER_FILES <= (int)CONTROL_FILES_MAX, "the offer fits into one note");

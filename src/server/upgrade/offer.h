@@ -10,7 +10,7 @@
 #include "control/control.h"
 #include "server/upgrade/upgrade.h"
 
-/* Returns 0 if everything that is served can be handed over. */
+/* Returns 0 if everything that the server serves can be handed over. */
 GMB_MUST_CHECK int upgrade_offer_check(const struct upgrade_options *options, struct error *error);
 
 /* Sends the client the descriptors that the new process needs from this one; the client starts the

@@ -28,7 +28,7 @@ void server_record_write(char path[SERVER_RECORD_PATH_BYTES]);
 void server_record_remove(char path[SERVER_RECORD_PATH_BYTES]);
 
 struct server_record {
-	char *text;	    /* owns all strings */
+	char *text;	    /* memory that contains all strings */
 	const char *folder; /* the working directory */
 	char **arguments;   /* NULL-terminated */
 };

@@ -20,7 +20,7 @@ enum {
 	ANSWER_MS = 60000, /* limit for an answer; longer than any limit of the old process */
 	/* time for the old process to report this one's process ID to the service manager */
 	GOODBYE_MS = 2000,
-	/* Listening sockets for clients and for metrics. */
+	/* Limit on listening sockets for clients and for metrics. */
 	SOCKETS_MAX = (SERVER_LISTENS_MAX + 1) * LISTENER_SOCKETS_MAX,
 };
 
@@ -41,29 +41,31 @@ struct before {
 	struct export *same; /* this process's export on the same disk, or NULL */
 };
 
-/* A connection to a snapshot. It is adopted late, because the snapshot can be served only after the
- * disk's contents were read. */
+/* A connection to a snapshot. It is adopted after the others, because the snapshot can be served
+ * only when the disk's contents were read. */
 struct deferred_session {
 	const struct session_kind *kind;
-	struct session_record record; /* its strings are stored in `bytes` */
-	int fd;			      /* -1: adopted already */
+	struct session_record record; /* the record's strings are stored in `bytes` */
+	int fd;			      /* -1: the descriptor was adopted already */
 	size_t byte_count;
 	uint8_t *bytes;
 };
 
 struct upgrade_take {
 	int channel;
-	bool keeps_all;			/* fail if a connection is refused */
-	struct upgrade_socket *sockets; /* fd -1: returned by upgrade_take_socket() already */
+	bool keeps_all; /* fail if this process refuses a connection */
+	/* fd -1: the socket was returned by upgrade_take_socket() already */
+	struct upgrade_socket *sockets;
 	uint32_t socket_count;
-	struct upgrade_socket control; /* fd -1: no control socket, or it was returned already */
+	/* fd -1: there is no control socket, or it was returned already */
+	struct upgrade_socket control;
 	struct before *exports;
 	uint32_t export_count;
 	struct deferred_session *deferred;
 	uint32_t deferred_count;
 	uint8_t *received; /* received data that belongs to the next session, or NULL */
 	uint32_t received_count;
-	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* the last message */
+	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX]; /* bytes of the last message */
 };
 
 /* --- received resources ---------------------------------------------------------------------- */
@@ -536,7 +538,8 @@ static void *take_append(uint8_t **at, const void *bytes, size_t count)
 	return copy;
 }
 
-/* Stores a session for adopt_deferred(). Takes ownership of the descriptor on success. */
+/* Stores a session until adopt_deferred() adopts it. Takes ownership of the descriptor on
+ * success. */
 static int keep_deferred(struct upgrade_take *take, const struct session_kind *kind,
 	const struct upgrade_message *message, struct error *error)
 {

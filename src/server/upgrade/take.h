@@ -54,7 +54,7 @@ struct upgrade_taker {
 	const struct exports *exports;
 	const struct session_kind *const *kinds;
 	uint32_t kind_count;
-	struct acceptor *acceptor; /* not started */
+	struct acceptor *acceptor; /* acceptor that was not started yet */
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
 	/* Called when the old process has flushed its disks: reads the contents of disks with

@@ -59,7 +59,7 @@ static int send_export(struct upgrade_tell *tell, const struct export *export)
 	struct store_claim claim;
 
 	if (store_handover(export->store, &claim) != NULL) {
-		return -EIO; /* the obstacle is newer than upgrade_offer_check() */
+		return -EIO; /* the obstacle arose after upgrade_offer_check() */
 	}
 	message.fd = claim.fd;
 	message.hold = claim.hold;
@@ -83,7 +83,6 @@ static int send_added(
 	return send_next(tell, &message);
 }
 
-/* Sends a served export of any kind. */
 static int send_served_export(struct upgrade_tell *tell, const struct served_export *served)
 {
 	int rc;

@@ -19,10 +19,11 @@ struct upgrade_tell {
 	uint32_t told_count; /* messages sent by upgrade_tell_all() */
 	/* index of the next message in the current call of upgrade_tell_all() */
 	uint32_t next_index;
-	/* session whose received data is being sent; its first later_told bytes have been sent */
+	/* number of the session whose received data is being sent; later_told: bytes already
+	 * sent */
 	uint64_t telling_id;
 	uint32_t later_told;
-	uint32_t handed_over_count; /* sessions sent */
+	uint32_t handed_over_count; /* number of sessions sent */
 };
 
 /* The sockets to send. control, metrics: NULL if the new process gets none. */

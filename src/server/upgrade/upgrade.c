@@ -24,7 +24,7 @@
 #define PREPARE_NS    (10000 * MS_NS) /* limit for the time from the offer to READY */
 #define FLUSH_NS      (10000 * MS_NS) /* limit for the first flush of disks; clients continue */
 #define HANDSHAKES_NS (1000 * MS_NS)  /* limit for TLS handshakes; clients continue */
-#define STOP_NS	      (4000 * MS_NS)  /* further limit for the acceptor to stop */
+#define STOP_NS	      (4000 * MS_NS)  /* additional limit for the acceptor to stop */
 #define PAUSE_NS      (5000 * MS_NS)  /* limit for requests in flight */
 /* Limits for peers that do not receive: RECEIVE_NS for one pause, then at least SERVE_NS in which
  * the others are served, and WAIT_NS for all pauses together. */
@@ -80,7 +80,7 @@ struct upgrade {
 	/* the upgrade failed while the acceptor was stopping, so accepting must be restarted
 	 * later */
 	bool accepts_later;
-	bool keeps_all;		       /* no connection may end because of the upgrade */
+	bool keeps_all;		       /* the upgrade must not end a connection */
 	struct control_client *client; /* client to be answered; NULL: none */
 	struct upgrade_tell tell;      /* includes the channel to the new process */
 	uint64_t deadline_ns;	       /* deadline of the current state */
@@ -88,7 +88,7 @@ struct upgrade {
 	uint64_t pause_longest_ns; /* longest completed pause */
 	uint64_t serve_begin_ns;
 	uint64_t wait_deadline_ns;  /* time limit for all pauses; 0: before the first pause */
-	char peer[PEER_TEXT_BYTES]; /* name of the last peer that did not receive */
+	char peer[PEER_TEXT_BYTES]; /* name of the last peer that did not receive the sent data */
 	uint32_t pid;
 	struct quiesce *quiesce;
 	bool flushes_last;	/* PAUSING: only the last flushes of disks are awaited */
@@ -261,7 +261,7 @@ static void count_handshakes(struct engine *engine, void *context)
 	look->count += engine->counters.handshakes;
 }
 
-/* Pauses the engine, unless a connection would end although none may. The check and the pause
+/* Pauses the engine, unless this would end a connection that must not end. The check and the pause
  * happen in one call, so that no connection can be accepted in between. */
 static void upgrade_pause_engine(struct engine *engine, void *context)
 {
@@ -305,7 +305,7 @@ static void let_engine_go(struct engine *engine, void *context)
 	engine_let_go(engine);
 }
 
-/* Calls ask on all reactors, each of which adds to *look. Returns 0 or a negative errno. */
+/* Calls ask() on all reactors, each of which adds to *look. Returns 0 or a negative errno. */
 static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context),
 	struct look *look)
 {
@@ -319,7 +319,7 @@ static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	return rc;
 }
 
-/* Calls ask on all reactors. Returns the sum of their counts, or a negative errno. */
+/* Calls ask() on all reactors. Returns the sum of their counts, or a negative errno. */
 static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context))
 {
 	struct look look;
@@ -328,8 +328,8 @@ static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	return rc < 0 ? rc : (int64_t)look.count;
 }
 
-/* Gives up because a connection would end although none may. Returns true if the new process
- * already serves. */
+/* Gives up because the upgrade would end a connection, which it must not. Returns true if the new
+ * process already serves. */
 static bool give_up_ending(struct upgrade *upgrade)
 {
 	const struct upgrade_options *options = &upgrade->options;
@@ -800,8 +800,8 @@ static int check_possible(const struct upgrade *upgrade, struct error *error)
 	return upgrade_offer_check(&upgrade->options, error);
 }
 
-/* Predicts the effect on the connections. Returns an error if a connection would end that must
- * not. */
+/* Predicts the effect on the connections. Returns an error if the upgrade would end a connection
+ * that must not end. */
 static int server_upgrade_foresee(
 	struct upgrade *upgrade, bool keeps_all, struct engine_fate *fate, struct error *error)
 {
@@ -909,7 +909,7 @@ bool upgrade_stop(struct upgrade *upgrade)
 	bool was_told = !accepts(upgrade) || upgrade->accepts_later;
 
 	upgrade->stopping = true;
-	upgrade->acceptor = NULL; /* NULL prevents another upgrade */
+	upgrade->acceptor = NULL; /* without an acceptor, no other upgrade can begin */
 	if (upgrade->state != UPGRADE_IDLE && upgrade->state != UPGRADE_REPLACED &&
 		!upgrade_give_up(upgrade, -ESHUTDOWN, "the server is stopping")) {
 		upgrade_leave(upgrade);

@@ -35,7 +35,7 @@ struct wire_export {
 	struct be32 session_count;
 	struct be64 identity[2];
 	struct be64 epoch;
-	struct be32 name_bytes; /* length of the name that follows */
+	struct be32 name_bytes; /* length of the name after this head */
 } __attribute__((packed));
 
 struct wire_session {

@@ -18,13 +18,14 @@ enum {
 	UPGRADE_PACKET_BYTES_MAX = 32 << 10,
 	UPGRADE_NAME_BYTES_MAX = EXPORT_NAME_BYTES_MAX,
 	UPGRADE_KIND_BYTES_MAX = 16,
-	UPGRADE_STRINGS_BYTES_MAX = 16 << 10, /* size of the strings in ADDED and SNAPSHOT */
+	/* limit on the size of the strings in ADDED and SNAPSHOT */
+	UPGRADE_STRINGS_BYTES_MAX = 16 << 10,
 	UPGRADE_SETTINGS_MAX = 256,
-	UPGRADE_RECEIVED_BYTES_MAX = 24 << 10, /* payload in one RECEIVED message */
+	UPGRADE_RECEIVED_BYTES_MAX = 24 << 10, /* limit on the payload in one RECEIVED message */
 };
 
 enum upgrade_type {
-	UPGRADE_HELLO = 1, /* from the new process: it runs */
+	UPGRADE_HELLO = 1, /* from the new process: it is running */
 	UPGRADE_LISTENER,  /* from the old process: a listening socket */
 	UPGRADE_EXPORT,	   /* from the old process: a disk, with its claim */
 	UPGRADE_PREPARE,   /* from the old process: all sockets and disks were sent */
@@ -66,7 +67,7 @@ struct upgrade_message {
 	uint64_t identity[2];	/* as in struct store_claim */
 	uint64_t epoch;
 
-	struct session_record record; /* for SESSION messages; its member fd is not used */
+	struct session_record record; /* for SESSION messages; the record's member fd is not used */
 
 	/* Members of RECEIVED messages. Offset 0 starts the data of a session, and discards earlier
 	 * data. */
@@ -84,7 +85,7 @@ struct upgrade_message {
 	uint32_t strings_bytes;
 
 	/* Members of FAILED messages. */
-	const char *text; /* without a terminator */
+	const char *text; /* text without a terminator */
 	uint32_t text_bytes;
 };
 
