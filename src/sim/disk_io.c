@@ -675,7 +675,7 @@ uint64_t disk_room(int fd)
 
 void disk_set_random(int fd)
 {
-	sim_disk_file(fd); /* ignored, because there is no readahead here */
+	sim_disk_file(fd); /* ignored, because the simulation has no readahead */
 }
 
 int disk_extent(
@@ -780,7 +780,7 @@ int disk_clone(int source_fd, uint64_t source_offset, int fd, uint64_t offset, u
 	GMB_UNUSED(fd);
 	GMB_UNUSED(offset);
 	GMB_UNUSED(length);
-	return -EOPNOTSUPP; /* as on most file systems */
+	return -EOPNOTSUPP; /* most file systems do not support this either */
 }
 
 int disk_copy(int source_fd, uint64_t source_offset, int fd, uint64_t offset, uint64_t length)

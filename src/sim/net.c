@@ -27,12 +27,12 @@ enum {
 struct sim_pipe {
 	uint8_t *bytes;
 	size_t allocated;
-	size_t capacity; /* limit for senders; sim_socket_write() may exceed it */
+	size_t capacity; /* limit for sends; sim_socket_write() may exceed the limit */
 	size_t head;
 	size_t used;
 	size_t visible;
 	bool finished; /* the end of the stream has arrived: the sender has closed its direction */
-	bool dead;     /* no more data arrives */
+	bool dead;     /* no more data will arrive */
 	bool held;     /* the link is down: nothing arrives */
 	size_t held_bytes;
 	bool held_end;
@@ -66,7 +66,7 @@ struct sim_socket {
 struct sim_listener {
 	struct list_node node; /* in world.listeners */
 	int fd;
-	int pending[SIM_LISTENER_QUEUE_MAX]; /* not accepted yet */
+	int pending[SIM_LISTENER_QUEUE_MAX]; /* sockets that were not accepted yet */
 	uint32_t pending_count;
 	struct sim_op *accept;
 };
@@ -303,7 +303,7 @@ void sim_net_recv(struct sim_op *sop)
 {
 	struct sim_socket *socket = sim_fd_get(sop->fd, SIM_FD_SOCKET)->socket;
 
-	GMB_ASSERT(socket->recv == NULL); /* a second receive */
+	GMB_ASSERT(socket->recv == NULL); /* there is no other receive in flight */
 	if (sim_chance(sim_world.options.faults.interrupt_ppm)) {
 		sop->planned_error = -EINTR;
 	}
@@ -418,7 +418,7 @@ static void send_pump(void *arg, uint64_t value)
 		return;
 	}
 	if (pipe->used >= pipe->capacity) {
-		return; /* restarted when the receiver has made room */
+		return; /* the send continues when the receiver has made room */
 	}
 	room = pipe->capacity - pipe->used;
 	if (sim_world.options.faults.jitter) {

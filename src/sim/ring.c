@@ -21,7 +21,7 @@ struct ring {
 	uint32_t batch_count;  /* see ring_set_batch(); 1: each completion wakes up the thread */
 	uint64_t batch_wait_ns;
 	uint64_t spin_ns;
-	uint64_t idle_ns; /* time at which its thread began to wait */
+	uint64_t idle_ns; /* time at which the ring's thread began to wait */
 	bool limited; /* the thread is in ring_turn_limited(), which does not wait for a batch */
 	bool in_turn; /* the thread is in ring_turn(), which checks for work itself */
 	bool woken;   /* ring_poll_again() was called */
@@ -36,7 +36,7 @@ struct ring {
 	uint64_t batch_ns;
 	struct list_node batch_ends;
 	struct ring_sources sources;
-	bool armed;	   /* its sources are armed: its thread sleeps */
+	bool armed;	   /* the ring's sources are armed, because its thread sleeps */
 	int source_events; /* events handled while spinning, not yet returned by a turn */
 	struct ring_features features;
 	struct ring_counters counters;
@@ -288,7 +288,7 @@ static void ring_idle(struct ring *ring)
 {
 	ring->idle_ns = sim_world.now_ns;
 	if (ring->spin_ns > 0 && !list_is_empty(&ring->sources.list)) {
-		sim_event_add(ring->spin_ns, time_passed, NULL, 0); /* end of spinning */
+		sim_event_add(ring->spin_ns, time_passed, NULL, 0); /* spinning ends */
 	}
 	if (ring_has_news(ring)) {
 		ring_kick(ring);
@@ -458,7 +458,7 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 		return ring_turn(ring, false);
 	}
 	ring->limited = true;
-	sim_event_add(limit_ns, time_passed, NULL, 0); /* makes the clock reach the limit */
+	sim_event_add(limit_ns, time_passed, NULL, 0); /* advances the clock to the limit */
 	(void)ring_advance(ring, sim_world.now_ns + limit_ns);
 	ring_linger();
 	count = ring_wake(ring);
@@ -657,7 +657,7 @@ int sim_ring_fd(const struct ring *ring, struct ring_file file)
 {
 	if (file.slot >= 0) {
 		GMB_ASSERT((uint32_t)file.slot < ring->files_max);
-		GMB_ASSERT(ring->files[file.slot] == file.fd); /* a stale slot */
+		GMB_ASSERT(ring->files[file.slot] == file.fd); /* the slot must not be stale */
 	}
 	return file.fd;
 }
@@ -755,7 +755,7 @@ struct sim_op *sim_op_begin(
 	GMB_ASSERT(done != NULL);
 	list_for_each(node, &sim_world.operations)
 	{
-		GMB_ASSERT(list_entry(node, struct sim_op, node)->op != op); /* submitted twice */
+		GMB_ASSERT(list_entry(node, struct sim_op, node)->op != op); /* not yet submitted */
 	}
 	list_init(&sop->ready);
 	list_init(&sop->poll);

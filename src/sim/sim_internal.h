@@ -26,13 +26,14 @@ enum sim_fd_kind { SIM_FD_FREE, SIM_FD_SOCKET, SIM_FD_FILE, SIM_FD_LISTENER, SIM
 
 struct sim_fd {
 	enum sim_fd_kind kind;
-	bool test_owned;   /* the test has it open: not included in sim_open_count() */
+	/* the test has opened the descriptor, which is not counted by sim_open_count() */
+	bool test_owned;
 	uint32_t inflight; /* number of operations in flight on the descriptor */
 	union {
 		struct sim_socket *socket;
 		struct sim_file *file;
 		struct sim_listener *listener;
-		struct ring *ring; /* the ring whose ring_poll_fd() this is */
+		struct ring *ring; /* the ring whose ring_poll_fd() is this descriptor */
 		void *object;
 	};
 };
@@ -40,9 +41,9 @@ struct sim_fd {
 /* The record of an operation in flight. */
 struct sim_op {
 	struct list_node node;		  /* in world.operations, in the order of submission */
-	struct list_node ready;		  /* in ring.ready when it is complete */
+	struct list_node ready;		  /* in ring.ready when the operation is complete */
 	struct list_node poll;		  /* in the socket's polls, or in disk.parked */
-	void (*step)(struct sim_op *sop); /* what a parked operation does next */
+	void (*step)(struct sim_op *sop); /* next step of a parked operation */
 	struct ring *ring;
 	struct ring_op *op;
 	ring_done_fn *done; /* a copy, to detect if the owner changes the operation */
@@ -93,7 +94,7 @@ struct sim_world {
 	uint64_t now_ns;
 	uint64_t random[4];
 	uint64_t trace;
-	uint64_t ticket; /* numbers completed writes and submitted flushes */
+	uint64_t ticket; /* number of completed writes and submitted flushes */
 	bool in_batch;	 /* completion callbacks are running */
 	bool in_call;	 /* a function of ring_call() is running */
 	uint64_t event_count;
@@ -236,7 +237,7 @@ struct sim_file {
 	bool direct;
 	bool read_only;
 	bool marked; /* disk_mark_writer() was called */
-	bool killed; /* its process was killed */
+	bool killed; /* the process that opened the file was killed */
 	uint64_t flush_errors_seen;
 };
 
