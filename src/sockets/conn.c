@@ -235,7 +235,7 @@ void object_remove(int fd)
 			conn_unfit(conn, REASON_EPOLL);
 			(void)conn_bring_back_one(conn, REASON_EPOLL, CLOSE_WAIT_MS);
 			if (object_at(fd) != object) {
-				return; /* another thread has removed it */
+				return; /* another thread has already removed the object */
 			}
 		}
 		conn_closes(conn, fd);
@@ -559,7 +559,8 @@ void conn_bring_back(
 	core_look(true);
 	while (!all_back(choose) && clock_now_ns() < deadline_ns) {
 		wait_moment(BRING_BACK_LOOK_MS);
-		leave_all(choose, reason); /* another thread might have made connections carried */
+		/* another thread might have made connections carried in the meantime */
+		leave_all(choose, reason);
 	}
 }
 
@@ -568,7 +569,7 @@ bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t
 	uint64_t deadline_ns = clock_now_ns() + timeout_ms * UINT64_C(1000000);
 
 	conn_leave(conn, reason);
-	atomic_fetch_add(&conn->pins, 1); /* so that its memory is not reused */
+	atomic_fetch_add(&conn->pins, 1); /* prevents reuse of the connection's memory */
 	core_look(true);
 	while (conn_is_carried(conn) && !is_back(conn) && clock_now_ns() < deadline_ns) {
 		wait_moment(BRING_BACK_LOOK_MS);

@@ -21,7 +21,8 @@
 
 enum {
 	BUFFER_BYTES_FIRST = 65536,
-	BULK_FULLS = 16, /* number of full rings after which the ring is considered too small */
+	/* number of times the ring was full after which it is considered too small */
+	BULK_FULLS = 16,
 	/* limit on the bytes written while the ring was full BULK_FULLS times */
 	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT,
 	BULK_PIECE = RULES_RING_DEFAULT / 4, /* reads of at least this size count as large */
@@ -197,7 +198,8 @@ void data_pull(struct conn *conn, size_t bytes_max)
 		if (got > 0) {
 			conn->buffer_end += (size_t)got;
 			conn_touch(conn, TOUCH_IN);
-			conn_try_plain(conn); /* can close the ring; keeps the buffer */
+			/* this call can close the ring, but keeps the buffer */
+			conn_try_plain(conn);
 		}
 	} while (got > 0);
 }
@@ -358,7 +360,7 @@ ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, 
 				   : buffer_read(conn, iov, iov_count, false);
 			if (got > 0 || conn_buffered(conn) > 0) {
 				return got;
-			} /* otherwise another process has read the buffer */
+			} /* another process has read the buffer */
 		}
 		if (conn->stranded) {
 			return -ECONNRESET;
@@ -512,7 +514,7 @@ ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 		}
 		return sent;
 	}
-	conn->out_full = sent == -EAGAIN; /* until READY, which can come in core_look() */
+	conn->out_full = sent == -EAGAIN; /* until the event READY, which core_look() can process */
 	core_look(false);
 	if (sent == -EAGAIN && conn->side.out_place == SWITCH_OUT_RING) {
 		return -EAGAIN;
@@ -663,7 +665,8 @@ ssize_t data_recv(
 			*plain_out = true;
 			break;
 		}
-		if (conn_state(conn) == CONN_FREE) { /* another thread has left it to the kernel */
+		if (conn_state(conn) ==
+			CONN_FREE) { /* another thread has left the connection to the kernel */
 			break;
 		}
 		if (total == 0) {
@@ -773,7 +776,6 @@ static int send_locked(
 	return sent < 0 ? (int)sent : 0;
 }
 
-/* Returns the result of a sending call. */
 static ssize_t data_sent_all(size_t done, int result, int flags)
 {
 	if (done > 0) {

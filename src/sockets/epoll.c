@@ -305,7 +305,6 @@ static int control_managed(
 	}
 }
 
-/* Records a change that the kernel has accepted. */
 static void record(
 	struct set *set, int op, struct conn *conn, int fd, const struct epoll_event *event)
 {
@@ -355,7 +354,7 @@ int epoll_control(struct set *set, int op, int fd, struct epoll_event *event)
 	if (!core_lock()) {
 		return -EINTR;
 	}
-	conn = conn_at(fd); /* another thread might have stopped tracking it */
+	conn = conn_at(fd); /* another thread might have stopped tracking the connection */
 	if (op != EPOLL_CTL_DEL && event != NULL && conn != NULL && conn_is_carried(conn) &&
 		(set->watched || (event->events & (EPOLLEXCLUSIVE | EPOLLWAKEUP)) != 0)) {
 		conn_unfit(conn, REASON_EPOLL);

@@ -173,7 +173,7 @@ EXPORT ssize_t recvfrom(
 	}
 	if (hooks_data_receive(fd, &iov, 1, flags, &call, &got)) {
 		if (got >= 0 && address != NULL && length != NULL) {
-			*length = 0; /* as TCP does */
+			*length = 0; /* TCP returns no address, either */
 		}
 		return got;
 	}
@@ -241,7 +241,7 @@ EXPORT int recvmmsg(
 			return done > 0 ? (int)done : -1;
 		}
 		messages[done++].msg_len = (unsigned int)got;
-		if (timeout != NULL) { /* like Linux, checked only after each message */
+		if (timeout != NULL) { /* Linux also checks the time only after each message */
 			*timeout = wait_left(deadline_ns);
 		}
 		if (got == 0 ||

@@ -219,7 +219,7 @@ EXPORT int setsockopt(int fd, int level, int option, const void *value, socklen_
 		}
 		core_unlock();
 		if (carried && level == IPPROTO_TCP && option == TCP_ULP) {
-			errno = ENOENT; /* like a kernel without kTLS */
+			errno = ENOENT; /* same error as from a kernel without kTLS */
 			return -1;
 		}
 	}

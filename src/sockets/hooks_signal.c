@@ -68,7 +68,7 @@ static bool defer(int number, siginfo_t *info, ucontext_t *context)
 
 	sigemptyset(&one);
 	sigaddset(&one, number);
-	pthread_sigmask(SIG_BLOCK, &one, NULL); /* with SA_NODEFER it is not blocked yet */
+	pthread_sigmask(SIG_BLOCK, &one, NULL); /* with SA_NODEFER, the signal is not blocked yet */
 	if (syscall(SYS_rt_tgsigqueueinfo, getpid(), gettid(), number, info) != 0) {
 		return false;
 	}

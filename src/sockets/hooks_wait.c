@@ -328,7 +328,8 @@ EXPORT int epoll_ctl(int set_fd, int op, int fd, struct epoll_event *event)
 	if (object_at(fd) == NULL || core_calls()) {
 		return REAL(epoll_ctl)(set_fd, op, fd, event);
 	}
-	if (set == NULL) { /* created by another program, or by a call that we did not see */
+	if (set == NULL) { /* the set was created by another program, or by a call that we did not
+			      see */
 		epoll_track(set_fd);
 		set = set_at(set_fd);
 	}

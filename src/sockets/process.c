@@ -44,7 +44,7 @@ struct holders {
 #define UNNAMED		  (UINT64_C(1) << 63)
 #define PID_BITS	  31
 #define UNNAMED_PID_SHIFT 32
-#define STARTED		  UINT32_MAX /* in place of the fork's number after an exec */
+#define STARTED		  UINT32_MAX /* in place of the number of the fork after an exec */
 
 static uint64_t own_name;
 static struct holders *chunk; /* the chunk that this process allocates from */
@@ -256,7 +256,7 @@ static void share(struct conn *conn)
 	}
 	counted = conn->holders != NULL && sockets_process_replace(conn->holders, 0, fork_name);
 	if (!counted && conn->holders != NULL) {
-		(void)is_sole(conn->holders); /* called because it removes dead processes */
+		(void)is_sole(conn->holders); /* called to remove dead processes from the holders */
 		counted = sockets_process_replace(conn->holders, 0, fork_name);
 	}
 	if (!counted) {
@@ -463,7 +463,8 @@ static void give_away(void)
 			continue;
 		}
 		if (conn_is_carried(conn)) {
-			conn->passed = true; /* forgotten when its bytes have been read */
+			/* once its bytes have been read, the connection is left to the kernel */
+			conn->passed = true;
 		} else {
 			conn_forget(conn, REASON_EXEC);
 		}
@@ -515,9 +516,8 @@ void process_exec_failed(bool began)
 		struct conn *conn = conn_at(fd);
 
 		if (conn != NULL && conn->holders != NULL && !has(conn->holders, own_name)) {
-			(void)sockets_process_replace(
-				conn->holders, 0, own_name); /* the entry that withhold() has
-								freed */
+			(void)sockets_process_replace(conn->holders, 0,
+				own_name); /* uses the entry that withhold() has freed */
 		}
 		if (conn != NULL && conn->kept_fd >= 0 && stays_open(fd)) {
 			GMB_ASSERT(REAL(dup2)(conn->kept_fd, fd) == fd);

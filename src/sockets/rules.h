@@ -4,7 +4,7 @@
  * is in clan-sockets(7).
  *
  * Threading: read-only after parsing. Ownership: the struct contains all of its memory. Errors:
- * negative errno, and a human-readable sentence.
+ * negative errno, and an error message.
  */
 #pragma once
 
@@ -26,7 +26,7 @@ enum {
 /* An IPv6 address; IPv4 addresses are mapped. */
 struct rules_address {
 	uint8_t bytes[16];
-	uint16_t port; /* host order */
+	uint16_t port; /* port in host byte order */
 };
 
 enum rules_kind { RULES_CONNECT, RULES_LISTEN };

@@ -84,7 +84,7 @@ static void show_stats(int pid, struct stats *shown)
 	}
 }
 
-/* Shows one process. Returns true if it had statistics. */
+/* Shows one process. Returns true if the process has statistics. */
 static bool show_process(int pid)
 {
 	static struct stats shown;

@@ -130,7 +130,7 @@ struct object {
 
 extern _Atomic(struct object *) sockets_table[SOCKETS_FDS_MAX];
 extern struct object sockets_listener;	     /* a listener that matches a rule */
-extern struct object sockets_other_listener; /* a listener that does not */
+extern struct object sockets_other_listener; /* a listener that matches no rule */
 
 static inline struct object *object_at(int fd)
 {
@@ -150,8 +150,8 @@ enum conn_state {
 
 enum conn_touch {
 	TOUCH_READ = 1, /* the program has read bytes */
-	TOUCH_IN = 2,	/* data might have arrived */
-	TOUCH_OUT = 4,	/* there might be room */
+	TOUCH_IN = 2,	/* data might have arrived at the connection */
+	TOUCH_OUT = 4,	/* there might be room for data of the program */
 };
 
 /* Detection of connections that move more data than their rings hold; see count_full() in
@@ -187,7 +187,7 @@ struct conn {
 	bool passed;		 /* passed to an unknown process or program */
 	struct holders *holders; /* for connections that were open during a fork; process.c */
 	bool named;		 /* local and remote are set */
-	int fd;			 /* one of its descriptors */
+	int fd;			 /* one of the connection's descriptors */
 	struct rules_address local;
 	struct rules_address remote;
 	struct clan_conn *clan; /* NULL if there is none */
@@ -264,9 +264,9 @@ static inline size_t conn_buffered(struct conn *conn)
 struct set {
 	struct object object;
 	int fd;
-	_Atomic(bool) has_core; /* core.epoll_fd is in it */
+	_Atomic(bool) has_core; /* the set contains core.epoll_fd */
 	bool watched;		/* the set is a member of another set */
-	uint32_t dozing;	/* threads that sleep in it without core.epoll_fd */
+	uint32_t dozing;	/* threads that sleep in the set without core.epoll_fd */
 	uint32_t core_adds;	/* number of times that core.epoll_fd was added */
 	uint64_t core_epoch;	/* value of core.kick_epoch when core.epoll_fd was added */
 	uint32_t managed;	/* number of managed members */
@@ -307,14 +307,14 @@ static inline bool set_has_core(const struct set *set)
 /* --- core.c ----------------------------------------------------------------------------------- */
 
 struct core_sleep {
-	uint64_t epoch;	   /* from core_sleep() */
+	uint64_t epoch;	   /* kick epoch from core_sleep() */
 	struct conn *conn; /* pinned during the sleep; or NULL */
 };
 
 struct core {
 	struct rules rules;
 	_Atomic(bool) active;	  /* a rule might apply to this program */
-	struct clan_queue *queue; /* NULL until it is needed */
+	struct clan_queue *queue; /* NULL until first needed */
 	int epoll_fd; /* watches the queue, kick_fd and the TCP sockets of carried connections */
 	int kick_fd;
 	uint64_t tag; /* identifies core.epoll_fd in the program's sets */
@@ -331,7 +331,7 @@ struct core {
 
 extern struct core core;
 #define CORE_THREAD _Thread_local __attribute__((tls_model("initial-exec")))
-extern CORE_THREAD int core_depth;   /* this thread holds the lock, or waits for it */
+extern CORE_THREAD int core_depth;   /* above 0: this thread holds the lock, or waits for it */
 extern CORE_THREAD int core_crashed; /* greater than 0 while signals are not deferred */
 /* Signals whose handlers are deferred until core_unlock(); bit 0 is signal 1. */
 extern CORE_THREAD uint64_t core_deferred;
@@ -378,7 +378,8 @@ void core_disown(int fd);
 
 /* Starts to track the connection at fd, which matches a rule. */
 void conn_track(int fd, bool connector);
-/* Leaves a connection to the kernel for good, and stops tracking it. It must not be carried. */
+/* Stops tracking a connection for good, and leaves it to the kernel. The connection must not be
+ * carried. */
 void conn_forget(struct conn *conn, enum sockets_reason reason);
 /* Like conn_forget(), without counting a reason. */
 void conn_untrack(struct conn *conn);
@@ -554,8 +555,8 @@ static inline void sockets_auto_free(void *pointer)
 /* The route of a call on a descriptor. */
 enum way {
 	WAY_KERNEL, /* to the kernel: the descriptor is not tracked */
-	WAY_PLAIN,  /* to the kernel, between plain_enter() and plain_leave() */
-	WAY_OURS,   /* emulated: the connection is carried */
+	WAY_PLAIN,  /* to the kernel, between calls of plain_enter() and plain_leave() */
+	WAY_OURS,   /* the connection is carried, so the call is emulated */
 };
 /* A call that might be in the kernel. For a variable declared with PLAIN_CALL, plain_leave() is
  * called at the end of its block, also if the thread is cancelled. */

@@ -41,7 +41,7 @@ enum switch_out { SWITCH_OUT_TCP, SWITCH_OUT_RING, SWITCH_OUT_LEFT };
 struct switch_side {
 	/* bytes that the program has written since the connection was established */
 	_Atomic(uint64_t) out;
-	_Atomic(uint64_t) in; /* bytes that it has read */
+	_Atomic(uint64_t) in; /* bytes that the program has read */
 	enum switch_out out_place;
 	bool may;      /* the peer's reader accepts both routes */
 	bool may_said; /* we have sent MAY */
