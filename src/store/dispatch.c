@@ -35,8 +35,8 @@ static void busy_end(struct store_rate *rate, uint64_t now_ns)
 	uint64_t busy_ns = now_ns - rate->busy_since_ns;
 
 	if (rate->busy_bytes >= BUSY_BYTES_MIN && busy_ns > 0) {
-		/* Does not overflow: at most a few GiB are transferred in 10 ms, and they are
-		 * counted in KiB here. */
+		/* Does not overflow: at most a few GiB are transferred in 10 ms, and here they are
+		 * counted in KiB. */
 		uint64_t now = (rate->busy_bytes >> 10) * SECOND_NS / busy_ns << 10;
 		uint64_t before = rate->bytes_per_second;
 

@@ -14,7 +14,8 @@
 #include "store/kind.h"
 
 enum {
-	RETRIES_MAX = 1000, /* one second in total, RETRY_NS between two tries */
+	/* limit on tries: one second in total, with RETRY_NS between two tries */
+	RETRIES_MAX = 1000,
 	OFFSET_ALIGN_MAX = 65536,
 	WRITE_INLINE_SLOW_MAX = 2,
 };
@@ -348,7 +349,7 @@ void file_resume(struct store_part *part)
 	case STORE_CACHE:
 	case STORE_EXTENTS:
 	case STORE_OP_COUNT:
-		GMB_ASSERT(false); /* these operations never wait at the gate */
+		GMB_ASSERT(false); /* the operations above never wait at the gate */
 	}
 }
 

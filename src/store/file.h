@@ -59,7 +59,7 @@ struct file_store {
 	uint64_t unit; /* page or filesystem block: granularity of trim and zero */
 	/* map of the page cache; NULL: cannot find out which data is in the page cache */
 	struct disk_map *map;
-	const char *map_refusal; /* why map is NULL, see store_page_cache_refusal() */
+	const char *map_refusal; /* reason why map is NULL, see store_page_cache_refusal() */
 	struct file_gate *gate;
 	/* this store writes and has claimed the disk; the gate holds the claim */
 	bool is_claimed;
@@ -81,7 +81,7 @@ struct file_auto {
 	uint64_t *seen[2];
 	uint64_t block_count;
 	uint64_t young_count;	       /* number of bits set in the younger generation */
-	bool young;		       /* index of the younger generation */
+	bool young;		       /* index (0 or 1) of the younger generation */
 	enum file_way way;	       /* method of the reads in this window */
 	uint64_t rate[FILE_WAY_COUNT]; /* by method: measured bytes per second; 0 = unknown */
 	uint64_t window_offset;
@@ -118,7 +118,7 @@ struct file_queue {
 struct file_scratch {
 	uint64_t done_bytes; /* bytes already transferred */
 	uint64_t piece;	     /* length of the transfer in flight */
-	uint32_t phase;	     /* used by file_zero.c */
+	uint32_t phase;	     /* state of file_zero.c */
 	uint32_t retries;
 	uint32_t gate; /* enum file_gate_class: the class in which the part is inside the gate */
 	bool around;   /* the part is a read that should bypass the page cache */

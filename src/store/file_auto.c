@@ -41,7 +41,7 @@
 enum {
 	AUTO_BYTES_MIN = 256 << 10, /* smaller reads are faster through the page cache */
 	BLOCK_BYTES = AUTO_BYTES_MIN,
-	WINDOW_BYTES = 32 << 20, /* several times the data in flight */
+	WINDOW_BYTES = 32 << 20, /* size of a window: several times the data in flight */
 	WAY_WINDOWS_FIRST = 2,
 	WAY_TRY_EVERY = 64,
 	RATE_SHIFT = 1, /* a new value has a weight of one half */

@@ -52,7 +52,7 @@ enum file_gate_class { FILE_GATE_NONE, FILE_GATE_DIRECT, FILE_GATE_BUFFERED };
 /* Entry of a store in the gate's list of stores. */
 struct file_gate_member {
 	struct list_node node;
-	const char *path; /* for messages */
+	const char *path; /* path for messages */
 	int fd;		  /* the descriptor for buffered I/O */
 	int direct_fd;	  /* -1: none */
 	bool writes;	  /* the store writes, and has claimed the disk */

@@ -15,7 +15,7 @@
  *
  * Threading: open and close run on any thread, as for store_open(); the rest runs on the queue's
  * ring unless stated otherwise. Ownership: store.c allocates and frees stores and queues. Errors:
- * negative errno and a sentence.
+ * negative errno and an error message.
  */
 #pragma once
 
@@ -118,7 +118,7 @@ struct store_kind {
 	bool (*wraps)(const struct store_info *info, const void *config);
 	/* Filters, optional: returns the path of an additional file that config opens, or NULL. */
 	const char *(*file)(const void *config);
-	/* Kinds, optional: see store_options_memory_folder(). config can be NULL. */
+	/* For kinds, optional: see store_options_memory_folder(). config can be NULL. */
 	const char *(*memory_folder)(const void *config);
 	/* Optional, for a kind with its own file format: see store_check(). *recognized is set to
 	 * true if the file at path has this format. */

@@ -387,7 +387,7 @@ static void overlay_submit(struct store_queue *base, struct store_part *part)
 	case STORE_READ:
 		overlay_read(part);
 		break;
-	case STORE_CACHE: /* a hint, which is ignored */
+	case STORE_CACHE: /* ignored, because CACHE is only a hint */
 		overlay_forward(part, overlay_has(store, overlay_first(part->offset)));
 		break;
 	case STORE_EXTENTS:

@@ -159,7 +159,7 @@ struct overlay_helper {
 	struct store_part part;
 	struct overlay_queue *queue;
 	struct store_part *owner;
-	uint8_t *buffer; /* one block, aligned to its size */
+	uint8_t *buffer; /* one block, aligned to the size of a block */
 	struct list_node node;
 };
 
@@ -172,7 +172,7 @@ struct overlay_queue {
 	struct list_node idle;	 /* helpers that work for no part */
 	struct list_node hoping; /* parts that wait for an idle helper */
 
-	/* Used while this queue runs a commit. */
+	/* The part with which this queue runs a commit. */
 	struct store_part commit;
 	struct list_node committed; /* parts that are finished when the commit ends */
 	uint64_t commit_page;
@@ -278,5 +278,5 @@ void overlay_commit(struct store_part *part);
 /* Runs the next commit. Called for the first part that waits for this commit, when the previous
  * commit has ended. */
 void overlay_commit_lead(struct store_part *part);
-/* Commits and blocks until it is done. Only while no queue exists. */
+/* Commits, and blocks until the commit is complete. Only while no queue exists. */
 GMB_MUST_CHECK int overlay_commit_all(struct overlay_store *store);

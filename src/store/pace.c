@@ -47,9 +47,10 @@ struct pace_store {
 	struct store base;
 	struct store_pace pace;
 	uint64_t step_bytes;
-	/* by member: time at which it becomes free */
+	/* by member: time at which the member becomes free */
 	_Atomic uint64_t free_ns[STORE_PACE_MEMBERS_MAX];
-	/* by member: position of its head, which is behind the last byte of its last part */
+	/* by member: position of the head, which is behind the last byte of the member's last
+	 * part */
 	_Atomic uint64_t head[STORE_PACE_MEMBERS_MAX];
 };
 
@@ -57,7 +58,7 @@ struct slot {
 	struct list_node node; /* in queue->busy, sorted by next_ns, or in queue->slots_free */
 	struct store_part *part;
 	uint64_t next_ns;  /* next event: a progress report, or the end */
-	uint64_t end_ns;   /* when all bytes have arrived */
+	uint64_t end_ns;   /* time at which all bytes have arrived */
 	uint64_t reported; /* number of bytes whose progress was reported */
 	/* by member: time at which the member's first byte of this part arrives */
 	uint64_t *data_ns;
@@ -79,7 +80,7 @@ struct pace_queue {
 
 /* The filter's private data in a part. */
 struct pace_scratch {
-	store_progress_fn *progressed; /* the submitter's function; only this filter calls it */
+	store_progress_fn *progressed; /* the submitter's function, called only by this filter */
 	uint64_t arrived_ns;
 	uint64_t reported; /* number of bytes to report, or PACE_END */
 };

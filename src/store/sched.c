@@ -35,7 +35,7 @@
 #include "store/kind.h"
 
 enum {
-	STREAMS_MAX = 256,    /* with sequences that are too short yet */
+	STREAMS_MAX = 256,    /* includes sequences that are too short to be a stream */
 	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
 	GAP_SHIFT = 2,	      /* a new value has a weight of one quarter */
 	SEEK_SHIFT = 3,	      /* a new value has a weight of one eighth */
@@ -55,7 +55,7 @@ enum {
 /* While others wait, a run with this many bytes at the disk gets no further part, so that the
  * others get their turn soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
-/* Average seek time from which on parts wait. */
+/* Parts wait only if the average seek takes at least this time. */
 #define SEEK_NS_MIN UINT64_C(2000000)
 #define SEEK_NS_MAX UINT64_C(50000000)
 /* Transfer time of a byte, which is not counted as seek time. Most disks are faster. */
@@ -75,9 +75,9 @@ struct stream {
 	uint32_t part_count;	  /* 0: the entry is free */
 	uint64_t row_bytes;	  /* length of the sequence */
 	struct list_node waiting; /* parts */
-	uint64_t inflight_bytes;  /* of parts at the disk */
+	uint64_t inflight_bytes;  /* bytes of the stream's parts at the disk */
 	uint64_t arrived_ns;	  /* arrival of the last part */
-	uint64_t idle_since_ns;	  /* when the last part was done */
+	uint64_t idle_since_ns;	  /* time at which the stream's last part was done */
 	/* average time between the end of the last part and the arrival of the next one */
 	uint64_t gap_ns;
 };
@@ -94,20 +94,20 @@ struct sched_queue {
 
 struct sched_store {
 	struct store base;
-	bool read_seeks; /* as the layer below says */
+	bool read_seeks; /* value of the same member in the layer below */
 	bool write_seeks;
 	pthread_mutex_t lock; /* protects all members below */
 	struct stream streams[STREAMS_MAX];
 	struct list_node order;	  /* streams, see struct stream */
 	struct list_node others;  /* waiting parts of no stream */
 	uint32_t streams_waiting; /* number of streams with waiting parts */
-	enum sched_owner owner;	  /* whose parts are at the disk */
+	enum sched_owner owner;	  /* owner of the parts at the disk */
 	uint32_t inflight;	  /* number of parts at the disk */
 	struct stream *run;	  /* NULL: none */
 	uint64_t run_start_ns;
-	uint64_t others_end_ns;	  /* when the last turn of parts without a stream ended */
+	uint64_t others_end_ns;	  /* time at which the last turn of parts without a stream ended */
 	uint64_t head;		  /* offset at which the part granted last ends */
-	uint64_t done_ns;	  /* when the last part was done */
+	uint64_t done_ns;	  /* time at which the last part was done */
 	uint64_t seek_ns;	  /* average seek time */
 	struct store_part *watch; /* waiting part whose ring operation is the timer; NULL: none */
 };
@@ -116,17 +116,19 @@ enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED, PART_WATCH_ENDING };
 
 /* The filter's private data in a part. */
 struct sched_scratch {
-	uint64_t arrived_ns;   /* when the part arrived; later, when it was granted */
-	uint16_t stream_count; /* index of its stream + 1; 0: it belongs to no stream */
-	uint8_t state;	       /* enum part_state */
-	bool seeks;	       /* the part does not begin where the one before it ended */
+	/* time at which the part arrived; later, time at which it was granted */
+	uint64_t arrived_ns;
+	/* index of the part's stream + 1; 0: the part belongs to no stream */
+	uint16_t stream_count;
+	uint8_t state; /* enum part_state */
+	bool seeks;    /* the part does not begin where the one before it ended */
 };
 
 /* A decision made under the lock, and the work that follows after the lock has been released. */
 struct sched_work {
 	uint64_t now_ns; /* read under the lock, so that times of several rings are in order */
-	struct sched_queue *queue; /* the queue of this ring */
-	struct list_node forward;  /* its parts that may go */
+	struct sched_queue *queue; /* the queue of the ring on which this work runs */
+	struct list_node forward;  /* parts of this queue that can be forwarded */
 	struct store_part *watch;  /* part of this ring that needs a timer, or NULL */
 	uint64_t watch_ns;
 };
@@ -136,7 +138,6 @@ static struct sched_store *sched_of(struct store *store)
 	return container_of(store, struct sched_store, base);
 }
 
-/* Returns the stream of a part, or NULL. */
 static struct stream *stream_of(struct sched_store *store, struct store_part *part)
 {
 	const struct sched_scratch *scratch = store_scratch(part);
@@ -233,7 +234,7 @@ static struct stream *classify(
 	return is_long(stream) ? stream : NULL;
 }
 
-/* Measures the client's time between two requests. */
+/* Measures the time between two requests of the stream's client. */
 static void gap_end(struct stream *stream, uint64_t now_ns)
 {
 	if (is_quiet(stream) && stream->idle_since_ns > 0) {
@@ -482,13 +483,13 @@ static void watch_done(struct ring_op *op, int result)
 	const struct sched_scratch *scratch = store_scratch(part);
 	struct sched_work work;
 
-	GMB_UNUSED(result); /* -ECANCELED: the part may go */
+	GMB_UNUSED(result); /* -ECANCELED if the part need not wait any longer */
 	if (scratch->state == PART_WATCH_ENDING) {
 		store_forward(part);
 		return;
 	}
 	sched_lock(&work, part->queue);
-	if (scratch->state == PART_WAITING) { /* otherwise the queue's message forwards it */
+	if (scratch->state == PART_WAITING) { /* otherwise the queue's message forwards the part */
 		store->watch = NULL;
 		sched_decide(store, &work);
 	}

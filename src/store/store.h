@@ -195,7 +195,8 @@ struct store_part {
 	uint32_t flags;
 	uint64_t offset; /* in bytes; 0 for a flush */
 	uint64_t length; /* in bytes; 0 for a flush, otherwise > 0; read and write: <= 1 GiB */
-	struct mem_ref memory; /* read and write only; set by store_page_cache_ref(), too */
+	/* used for reads and writes only; also set by store_page_cache_ref() */
+	struct mem_ref memory;
 	struct store_hints hints;
 	store_done_fn *done;
 	/* Reads: called before done, any number of times, when more bytes at the start of the range
@@ -263,9 +264,10 @@ struct store_queue {
 	struct store_queue *inner; /* filters: the queue on the store below */
 	struct store_queue *outer; /* queue of the filter around this store, or NULL */
 	uint32_t inflight_count;
-	const struct store_part *submitting; /* private: detects a done from inside submit */
-	struct store_mailbox to_owner;	     /* private */
-	struct store_mailbox from_owner;     /* private */
+	/* private: the part being submitted, which must not complete before submit returns */
+	const struct store_part *submitting;
+	struct store_mailbox to_owner;	 /* private */
+	struct store_mailbox from_owner; /* private */
 
 	/* Private, used in the queue to which the submitter submits: see store_rate() and
 	 * STORE_APART. */
@@ -351,7 +353,7 @@ enum { STORE_KINDS_MAX = 16 };
 
 /* Kinds of damage with which a start fails unless the user permits their repair. */
 enum store_repair {
-	STORE_REPAIR_MAP = 1 << 0,  /* rebuild a map of which parts are lost */
+	STORE_REPAIR_MAP = 1 << 0,  /* rebuild a map with lost parts */
 	STORE_REPAIR_LOSS = 1 << 1, /* continue although flushed changes are lost */
 };
 
@@ -552,7 +554,9 @@ struct store_snapshot_request {
 	 * -EINVAL (invalid name), -EMLINK (maximum number reached), -ENOSPC, -EROFS, or the error
 	 * of the disk. */
 	int result;
-	struct error error; /* if result is negative: the predicate of a sentence about the store */
+	/* if result is negative: an error message without a subject, to be put after the name of
+	 * the store */
+	struct error error;
 
 	/* Private members. */
 	struct store *store;
@@ -625,7 +629,7 @@ bool store_places_meet(
 enum store_hold {
 	STORE_HOLD_NONE,  /* there is no fd: the store does not write, or has no contents */
 	STORE_HOLD_CLAIM, /* fd is the claim; -1: the disk cannot be claimed */
-	/* fd is the memory with the contents, which the other process maps, too */
+	/* fd is the memory with the contents; the other process also maps it */
 	STORE_HOLD_MEMORY,
 };
 struct store_claim {
@@ -635,8 +639,8 @@ struct store_claim {
 	enum store_hold hold; /* meaning of fd */
 };
 /* If the store can be handed over, returns NULL and stores in *claim_out the claim to pass on,
- * whose descriptor is borrowed. Otherwise returns the reason: the predicate of a sentence about the
- * store's export. Main thread. */
+ * whose descriptor is borrowed. Otherwise returns the reason: a text to be put after the name of
+ * the store's export. Main thread. */
 GMB_MUST_CHECK const char *store_handover(struct store *store, struct store_claim *claim_out);
 /* Returns whether the store must be quiesced before a handover. */
 bool store_needs_quiesce(const struct store *store);

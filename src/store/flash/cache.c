@@ -23,7 +23,7 @@
 enum {
 	DIRECT_BYTES = 64 << 10, /* writes of this size and more bypass the cache */
 	PICKS_MAX = FLASH_RECORD_ENTRIES,
-	LOADS_MAX = 32,	   /* map pages that are read at a time */
+	LOADS_MAX = 32,	   /* limit on map pages that are read at a time */
 	ROOM_DIVISOR = 16, /* one slot out of this many is kept available for new pages */
 };
 
@@ -226,7 +226,7 @@ static void cache_release(struct flash_cache *cache, uint32_t slot)
 	leave(cache, slot);
 	if (held_by == 0) {
 		cache_lru_set_free(&cache->lru, slot);
-	} else { /* freed by flash_cache_retired() */
+	} else { /* flash_cache_retired() frees the slot */
 		found->writing = held_by;
 		found->chain = cache->held;
 		cache->held = slot;
@@ -687,7 +687,7 @@ static bool write_picks(struct flash *flash)
 	cache->pick_count -= count;
 	memmove(cache->picks, cache->picks + count, cache->pick_count * sizeof(*cache->picks));
 	if (cache->pick_count == 0) {
-		flash_log_close(flash); /* closed early, because slots wait for the record */
+		flash_log_close(flash); /* the record is closed early, because slots wait for it */
 	}
 	return true;
 }

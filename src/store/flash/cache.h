@@ -28,7 +28,7 @@
  *
  * Threading: as in flash.h; while the cache is opened and loaded, no other thread uses the store.
  * Ownership: the tables are in the memory that the start allocates, the pages in the file. Errors:
- * negative errno and a sentence.
+ * negative errno and an error message.
  */
 #pragma once
 
@@ -68,7 +68,7 @@ struct flash_cache_pick {
 
 struct flash_cache {
 	/* Set when the store is opened. */
-	struct disk_shared file;      /* bytes == NULL: no cache */
+	struct disk_shared file;      /* the cache file; bytes == NULL: no cache */
 	struct flash_cache_head head; /* head of the file, as found or as created */
 	uint64_t tag;
 	uint32_t slot_count; /* 0: no cache */
@@ -96,8 +96,8 @@ struct flash_cache {
 	/* Number of slots with a page and writing != 0. Slots in `held` have no page and are not
 	 * counted. */
 	uint32_t writing_count;
-	/* Head of the list (linked by chain) of slots without a page from which a record is
-	 * written. */
+	/* Head of the list (linked by `chain`) of slots whose page was removed while a record is
+	 * written from them. */
 	uint32_t held;
 	/* Counter of the newest page. */
 	uint64_t counter;
@@ -114,7 +114,7 @@ struct flash_cache {
 
 /* --- cache_file.c ---------------------------------------------------------------------------- */
 
-#define FLASH_CACHE_DIRECTORY "/dev/shm" /* default without GMBLOCK_CACHE_DIR */
+#define FLASH_CACHE_DIRECTORY "/dev/shm" /* default if GMBLOCK_CACHE_DIR is not set */
 
 /* Treatment of changes in a cache file that belongs to another disk. */
 enum flash_others { FLASH_OTHERS_REFUSE, FLASH_OTHERS_TAKE, FLASH_OTHERS_LEAVE };
@@ -170,7 +170,7 @@ void flash_cache_check(const struct flash *flash, struct store_check *check);
 
 /* --- cache.c --------------------------------------------------------------------------------- */
 
-/* Returns the bytes of memory for the tables; flash_cache_init() places them there. */
+/* Returns the size of the memory for the tables, which flash_cache_init() divides. */
 uint64_t flash_cache_bytes(const struct flash *flash);
 void flash_cache_init(struct flash *flash, uint8_t *memory);
 /* Enters a page that was found in the file. Called for older pages first. */

@@ -21,7 +21,7 @@
 enum {
 	HELD_BYTES_MIN = 32 << 10, /* data of smaller parts is always copied */
 	LOOKAHEAD = 16,		   /* queued changes whose pages are read ahead */
-	EMPTY_PAGES_MAX = 4096	   /* empty map pages skipped before the ring's next batch */
+	EMPTY_PAGES_MAX = 4096 /* limit on empty map pages skipped before the ring's next batch */
 };
 
 /* Result of a step of the first change. */

@@ -20,7 +20,7 @@
 #include "store/flash/flash.h"
 
 enum {
-	/* data is moved if its segment's erase count is this much below the mean */
+	/* data is moved if the erase count of its segment is this much below the mean */
 	WEAR_ERASES = 32,
 	/* one segment is moved per this many segments written: less than 1 % */
 	WEAR_SEGMENTS = 128,

@@ -34,7 +34,7 @@ struct flash_config {
 	uint64_t map_memory;
 	bool refuses; /* on-full=refuse */
 	uint64_t cache_bytes;
-	bool has_cache_bytes; /* otherwise the default applies */
+	bool has_cache_bytes; /* false: the default applies */
 	/* Empty: the default, see flash_cache_directory(). */
 	char cache_directory[CONFIG_PATH_BYTES];
 	enum flash_others others;
@@ -220,7 +220,7 @@ static void flash_submit(struct store_queue *queue, struct store_part *part)
 	case STORE_FLUSH:
 		flash_flush(flash, part);
 		break;
-	case STORE_CACHE: /* a hint */
+	case STORE_CACHE: /* ignored, because CACHE is only a hint */
 		flash_finish(part, 0);
 		break;
 	case STORE_COPY: /* never submitted, because the store offers no copy methods */
@@ -541,7 +541,6 @@ static bool open_disk(struct flash *flash)
 	return true;
 }
 
-/* Frees what flash_open() has acquired. */
 static void flash_release(struct flash *flash)
 {
 	close_disk(flash);
@@ -612,7 +611,8 @@ static int open_cache(struct flash *flash, const struct flash_config *config,
 		.others = config->others,
 	};
 
-	if (flash->damage.repairs != 0) { /* the cache file is emptied, and no new one created */
+	/* After a repair, the cache file is emptied, and no new file is created. */
+	if (flash->damage.repairs != 0) {
 		options.bytes = 0;
 		options.directory = flash->anchor.cache_folder[0] != '\0'
 					    ? flash->anchor.cache_folder

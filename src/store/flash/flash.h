@@ -157,7 +157,8 @@ struct flash_scratch {
 	 * it */
 	uint32_t pending;
 	bool is_waiting; /* the part waits for a map page, a free slot for one, or an idle helper */
-	bool is_logged;	 /* write: its first blocks are in records that refer to its memory */
+	/* write: the first blocks are in records that refer to the part's memory */
+	bool is_logged;
 };
 
 static inline struct flash_scratch *flash_scratch_of(struct store_part *part)

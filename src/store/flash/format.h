@@ -19,7 +19,7 @@
  *
  * Threading: pure functions. Only flash_cache_head_follow() stores atomically, because its block is
  * in a file that other processes read. Ownership: no function keeps a pointer. Errors: false, or a
- * negative errno with a sentence.
+ * negative errno and an error message.
  */
 #pragma once
 
@@ -51,7 +51,7 @@ enum {
 	FLASH_UUID_BYTES = 16,
 	FLASH_BOOT_ID_BYTES = 16,
 	FLASH_CACHE_SLOTS_MIN = 32,
-	FLASH_CACHE_SLOTS_MAX = 1 << 24, /* 64 GiB */
+	FLASH_CACHE_SLOTS_MAX = 1 << 24, /* a cache of 64 GiB */
 	FLASH_LABEL_BYTES = 64,
 	FLASH_FOLDER_BYTES = 256,
 	FLASH_DISK_PATH_BYTES = 1024,
@@ -69,7 +69,7 @@ struct flash_geometry {
 	uint32_t segment_count;
 	uint32_t segment_blocks;
 
-	/* Derived by flash_geometry_init(). */
+	/* Members derived by flash_geometry_init(). */
 	uint32_t leaf_count; /* number of pages of the map */
 	/* number of nodes of level 0: pages of the map and of the segment table */
 	uint32_t page_count;
@@ -140,9 +140,10 @@ struct flash_node {
 
 /* Entry of the segment table. Little-endian, as on disk. */
 struct flash_table_entry {
-	uint64_t stamp;	 /* see gc_segment.stamp */
-	uint32_t valid;	 /* number of live blocks of data, without nodes */
-	uint32_t erases; /* number of times it was written from its beginning, or FLASH_AVOIDED */
+	uint64_t stamp; /* see gc_segment.stamp */
+	uint32_t valid; /* number of live blocks of data, without nodes */
+	/* number of times the segment was written from its beginning, or FLASH_AVOIDED */
+	uint32_t erases;
 };
 
 _Static_assert(sizeof(struct flash_node) == FLASH_BLOCK_BYTES, "a block");

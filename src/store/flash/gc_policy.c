@@ -19,7 +19,7 @@ static const uint32_t state_edges[GC_STATE_COUNT] = {
 	[GC_CLOSED] = BIT(GC_CANDIDATE),
 	[GC_CANDIDATE] = BIT(GC_CLOSED) | BIT(GC_VICTIM),
 	[GC_VICTIM] = BIT(GC_CANDIDATE) | BIT(GC_ERASING) | BIT(GC_FREE),
-	[GC_ERASING] = BIT(GC_FREE) | BIT(GC_CLOSED), /* closed if the segment cannot be erased */
+	[GC_ERASING] = BIT(GC_FREE) | BIT(GC_CLOSED), /* CLOSED if the segment cannot be erased */
 };
 
 /* Returns the number of blocks that collecting a segment writes to flash in addition to those that

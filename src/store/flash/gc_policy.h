@@ -91,9 +91,9 @@ void gc_init(struct gc_table *table, const struct gc_rule *rule, struct gc_segme
  * valid or kept block. */
 void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state);
 
-/* Called when the map refers to one more block of this open segment. from: GC_NO_SEGMENT for a new
- * block of a user, which advances the clock. For a block that garbage collection has moved, `from`
- * is the victim, whose age the block keeps. */
+/* Called when the map refers to one more block of this segment, which is open. from: GC_NO_SEGMENT
+ * for a new block of a user, which advances the clock. For a block that garbage collection has
+ * moved, `from` is the victim, whose age the block keeps. */
 void gc_append(struct gc_table *table, uint32_t segment, uint32_t from);
 
 /* Called when the map no longer refers to a block of the segment, because it was overwritten,
@@ -111,9 +111,7 @@ enum { GC_RESERVE_SEGMENTS = 3 };
 /*
  * Garbage collection begins when fewer segments than this are free: the reserve (with only the
  * reserve free, users wait), one segment to write to, and some for bursts. A greater number costs
- * more writes to flash, because a free segment is spare space that the log does not use. With 15 %
- * spare space, keeping another 1.3 % of the segments free costs 5 % more writes, and another 6.5 %
- * costs 37 %. With 7 % spare space, another 6.5 % cannot be kept free at all
+ * more writes to flash, because a free segment is spare space that the log does not use
  * (bench/results/flash-policy.md).
  */
 static inline uint32_t gc_begin_segments(const struct gc_table *table, uint32_t reserve)

@@ -293,7 +293,7 @@ static void sync_end(struct flash *flash, int result)
 	if (for_move) {
 		flash_move_synced(flash, result);
 	}
-	/* Requests that arrived during this sync need another one. */
+	/* Requests that arrived during this sync need another sync. */
 	if (!list_is_empty(&sync->next) || sync->checkpoint_next || sync->move_next) {
 		sync_begin(flash);
 	}

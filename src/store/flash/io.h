@@ -32,7 +32,7 @@ struct flash_io {
 			size_t vector_used; /* bytes of that first run already written */
 		};
 	};
-	/* block: its number in the log; offset: its byte offset on the device. */
+	/* block: position in the log; offset: position on the device in bytes. */
 	uint32_t block;
 	uint64_t offset;
 	size_t bytes;

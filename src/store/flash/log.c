@@ -365,7 +365,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	}
 	buffer->behind = log->head;
 	log->since_checkpoint += replayed;
-	/* A record whose durable equals its own number declares all earlier records durable. */
+	/* If record->durable is the record's own number, all earlier records are durable. */
 	log->untold_blocks = replayed + (record->durable < record->seq ? log->untold_blocks : 0);
 	log->records_since_checkpoint += replayed > 0;
 	flash->counters.header_blocks++;

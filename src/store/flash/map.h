@@ -17,7 +17,7 @@
 
 #define FLASH_NO_PAGE UINT32_MAX
 
-/* Waits for a page of the map. ready is called once, on the ring. */
+/* A request to wait for a page of the map. ready is called once, on the ring. */
 struct flash_wait {
 	struct list_node node;
 	void (*ready)(struct flash_wait *wait, int result);
@@ -51,7 +51,8 @@ struct flash_slot {
 
 /* The tree of the disk (tree 0) or of a snapshot (tree 1 + its index). */
 struct flash_tree {
-	struct flash_entry *levels[FLASH_LEVELS]; /* by level: addresses of the nodes */
+	/* by level: addresses of the nodes of that level */
+	struct flash_entry *levels[FLASH_LEVELS];
 	/* nodes of level 1 and above that must be written */
 	bool *dirty[FLASH_LEVELS];
 	/* pages of the segment table that must be written */

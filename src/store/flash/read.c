@@ -67,7 +67,7 @@ void flash_reads_init(struct flash *flash, uint8_t *memory)
 	flash->reads = reads;
 }
 
-/* Lets a part wait until flash_reads_resume() retries it. */
+/* Makes a part wait until flash_reads_resume() retries it. */
 static void hope(struct flash *flash, struct store_part *part)
 {
 	flash_scratch_of(part)->is_waiting = true;

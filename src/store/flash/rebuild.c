@@ -248,7 +248,6 @@ static int find_images(struct rebuild *rebuild)
 
 /* --- changes --------------------------------------------------------------------------------- */
 
-/* True if the newest image is undamaged. */
 static bool rebuild_is_whole(const struct lost *lost)
 {
 	return lost->newest_seq > 0 && lost->whole_seq == lost->newest_seq;
@@ -447,7 +446,7 @@ static int fill(struct rebuild *rebuild)
 	struct flash_tree *tree = &flash->map.trees[0];
 	size_t at = 0;
 
-	if (rebuild->change_count > 0) { /* otherwise there is no array */
+	if (rebuild->change_count > 0) { /* without changes there is no array */
 		qsort(rebuild->changes, rebuild->change_count, sizeof(*rebuild->changes),
 			rebuild_compare);
 	}
@@ -465,7 +464,7 @@ static int fill(struct rebuild *rebuild)
 			flash->damage.linked_pages++;
 		} else if (lost->whole_seq > 0 || at > first) {
 			result = put_together(rebuild, i, rebuild->changes + first, at - first);
-		} else { /* nothing was ever written there, or all traces are lost */
+		} else { /* nothing was ever written to the page, or all traces are lost */
 			tree->levels[0][lost->page] = (struct flash_entry){ 0 };
 			flash_hole_add(&flash->damage.emptied, lost->page);
 		}

@@ -330,7 +330,8 @@ static void count_block(struct replay *replay, uint32_t block, bool lives)
 	if (lives) {
 		seen->valid++;
 		seen->stamp = replay->clock;
-	} else if (seen->valid > 0) { /* 0: the table is wrong, which a check reports */
+	} else if (seen->valid >
+		   0) { /* valid is 0: the segment table is wrong; a check reports that */
 		seen->valid--;
 	}
 }
@@ -576,7 +577,7 @@ static int replay_log(struct replay *replay)
 		flash->damage.lost_error = result;
 		result = 0;
 	}
-	/* If there was no look ahead, the records after the end of the log have not been searched
+	/* Without replay_look_ahead(), the records after the end of the log have not been searched
 	 * yet. One of them might declare a missing record durable. */
 	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
@@ -615,7 +616,8 @@ static const uint8_t *replay_whole(struct replay *replay)
 										       : NULL;
 }
 
-/* Returns whether the disk has the record at this position, whatever the page cache has. */
+/* Returns whether the disk has the record at this position, without regard to the page cache's
+ * contents. */
 static bool disk_has(struct replay *disk, const struct flash_position *at)
 {
 	disk->at = *at;
@@ -710,7 +712,7 @@ static void drop_undurable(struct flash *flash)
 	uint64_t bytes = flash_device_blocks(&flash->anchor.geometry) << FLASH_BLOCK_SHIFT;
 
 	go_to(&replay, &flash->anchor.next);
-	(void)find_durable(&replay); /* an unreadable record ends the log as well */
+	(void)find_durable(&replay); /* an unreadable record also ends the log */
 	flash->damage.dropped_end = replay.at.seq;
 	disk_drop_cache(flash->fd, 0, bytes);
 }

@@ -6,7 +6,7 @@
  * Called when a store is opened (flash.c), and by `gmblock check` (create.c).
  *
  * Threading: functions that block run on a thread that has the store to itself. Ownership: the
- * caller's. Errors: negative errno and a sentence; struct flash_damage describes damage.
+ * caller's. Errors: negative errno and an error message; struct flash_damage describes damage.
  */
 #pragma once
 
@@ -62,14 +62,14 @@ struct flash_seen {
 
 /* --- recover.c ------------------------------------------------------------------------------- */
 
-/* Reads the anchors of the device whose fd and path are set, through this fd. Returns -EINVAL with
- * a sentence if neither is valid. Blocks. */
+/* Reads the anchors of the device whose fd and path are set, through this fd. Returns -EINVAL and
+ * an error message if neither is valid. Blocks. */
 GMB_MUST_CHECK int flash_anchors_read(struct flash *flash, int fd, struct error *error);
-/* Makes the log durable, unless is_read_only; then restores the map and all tables. If the log
- * cannot be made durable and a repair accepts the loss, what the device lacks is dropped. A
- * snapshot whose tree is damaged is marked. Returns -EUCLEAN if the map of the disk is damaged.
- * Also returns -EUCLEAN if flash_has_loss() is true and neither is_read_only nor a repair accepts
- * the loss; the map is then that before the loss. Blocks; on a worker thread. */
+/* Makes the log durable, unless is_read_only; then restores the map and all tables. Returns
+ * -EUCLEAN if the map of the disk is damaged. Also returns -EUCLEAN, with the map before the loss,
+ * if flash_has_loss() is true, unless is_read_only or a repair accepts the loss. If the log cannot
+ * be made durable and a repair accepts the loss, drops the records that the device lacks. Marks
+ * snapshots whose trees are damaged. Blocks; called on a worker thread. */
 GMB_MUST_CHECK int flash_recover(struct flash *flash, struct error *error);
 
 /* --- trees, and messages about damage (tree.c) ----------------------------------------------- */

@@ -33,8 +33,8 @@
 enum { ROOM_MIN_PERCENT = 6 };
 
 static const uint32_t snapshot_edges[FLASH_SNAPSHOT_STATE_COUNT] = {
-	[FLASH_SNAPSHOT_NONE] =
-		BIT(FLASH_SNAPSHOT_CREATING) | BIT(FLASH_SNAPSHOT_LIVE), /* live: when opened */
+	[FLASH_SNAPSHOT_NONE] = BIT(FLASH_SNAPSHOT_CREATING) |
+				BIT(FLASH_SNAPSHOT_LIVE), /* LIVE when the disk is opened */
 	[FLASH_SNAPSHOT_CREATING] = BIT(FLASH_SNAPSHOT_LIVE) | BIT(FLASH_SNAPSHOT_NONE),
 	[FLASH_SNAPSHOT_LIVE] = BIT(FLASH_SNAPSHOT_DELETING),
 	[FLASH_SNAPSHOT_DELETING] = BIT(FLASH_SNAPSHOT_NONE) | BIT(FLASH_SNAPSHOT_LIVE),
@@ -614,8 +614,8 @@ void flash_snapshots_checkpointed(struct flash *flash, int result)
 				     strcmp(request->snapshot.name, snapshot->about.name) == 0;
 			snapshot_forget(flash, snapshot);
 		} else if (snapshot->state == FLASH_SNAPSHOT_DELETING && result < 0) {
-			snapshot_set_state(
-				flash, snapshot, FLASH_SNAPSHOT_LIVE); /* still readable */
+			snapshot_set_state(flash, snapshot,
+				FLASH_SNAPSHOT_LIVE); /* the snapshot can still be read */
 		}
 	}
 	if (request != NULL && !flash->snapshots.is_done && (has_ended || result < 0)) {

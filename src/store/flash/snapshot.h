@@ -6,9 +6,9 @@
  * Invariant: a snapshot is created and deleted by a checkpoint, so it is durable with all of its
  * contents or does not exist.
  *
- * Threading: on the owner ring, except flash_snapshots_list() and opening, which run on any
- * thread and take the store's watch_lock. Ownership: a request belongs to its caller again once it
- * is done. Errors: in the request, with a sentence.
+ * Threading: on the owner ring, except flash_snapshots_list() and opening, which run on any thread
+ * and take the store's watch_lock. Ownership: a request belongs to its caller again once it is
+ * done. Errors: in the request, with an error message.
  */
 #pragma once
 
@@ -35,7 +35,7 @@ struct flash_snapshot {
 	/* Nodes of the snapshot's tree cannot be read. Its blocks are not collected, and it cannot
 	 * be opened. */
 	bool is_damaged;
-	struct flash_snapshot_anchor about; /* its `top` is that of the last checkpoint */
+	struct flash_snapshot_anchor about; /* `about.top` is that of the last checkpoint */
 };
 
 struct flash_snapshots {
