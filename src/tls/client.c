@@ -12,7 +12,7 @@
 #include "base/log.h"
 
 struct tls_client {
-	struct tls_options options; /* its strings are the members below */
+	struct tls_options options; /* options; the strings in them are the members below */
 	char *certificates;
 	char *psk_file;
 	char *user;
@@ -24,12 +24,12 @@ struct tls_client {
 
 	pthread_mutex_t lock;
 	struct tls_context *context; /* the latest usable one, or NULL */
-	/* files have changed but cannot be loaded, which was logged; context is older */
+	/* the files have changed but cannot be loaded, which was logged; context is older than the
+	 * files */
 	bool is_behind;
-	struct error behind; /* if is_behind: why they cannot be loaded */
+	struct error behind; /* if is_behind: reason why the files cannot be loaded */
 };
 
-/* Chooses between a pre-shared key and certificates. */
 static int choose_type(const struct export_uri *uri, bool *use_psk, struct error *error)
 {
 	bool has_type = uri->tls_type != NULL;

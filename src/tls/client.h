@@ -10,8 +10,8 @@
  * (struct place) instead of a URI, for all servers of this destination.
  *
  * Threading: any thread; shared by the connections to a server. Ownership: the caller owns a struct
- * tls_client, which does not refer to the URI. Errors: a negative errno and a sentence that names
- * the parameter or file, and never a key.
+ * tls_client, which does not refer to the URI. Errors: a negative errno and an error message that
+ * names the parameter or file, and never a key.
  */
 #pragma once
 
@@ -28,8 +28,8 @@ GMB_MUST_CHECK int tls_client_create(
  * because the driver cannot change keys, with ciphers that the kernel supports. */
 GMB_MUST_CHECK int tls_client_create_for_driver(
 	const struct export_uri *uri, struct tls_client **tls_out, struct error *error);
-/* Called when credentials can no longer be read, to complete the sentence in error. context: the
- * latest usable credentials. Any thread. */
+/* Called when credentials can no longer be read, to complete the error message. context: the latest
+ * usable credentials. Any thread. */
 typedef void tls_client_explain(const struct tls_context *context, struct error *error);
 /* As tls_client_create(), for connections to any server of a destination with TLS. The
  * destination's credentials are used. The only setting used from a server's URI is tls-hostname, if

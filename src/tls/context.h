@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * TLS credentials, ready for handshakes: certificates, revocation list, pre-shared keys and cipher
- * order of a listener or a client. A context never changes. A reload creates a new one and
- * replaces the old one.
+ * order of a listener or a client. A context never changes. A reload creates a new one and replaces
+ * the old one.
  *
  *   options ── tls_context_load() ──▶ struct tls_context ──▶ layers (tls/layer.h), one each
  *                                          ▲
@@ -14,7 +14,7 @@
  * file keys.psk is used.
  *
  * Threading: loading blocks, on any thread. A context can be used on any thread. Ownership:
- * references are counted. Errors: a negative errno and a sentence that names file, line and
+ * references are counted. Errors: a negative errno and an error message that names file, line and
  * reason, and never a key. No secret is left in freed memory.
  */
 #pragma once

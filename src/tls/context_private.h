@@ -25,7 +25,7 @@ enum {
 	TLS_FILE_BYTES_MAX = 16 << 20,
 	TLS_FILES_MAX = 6,
 	TLS_WARNINGS_MAX = 16,
-	TLS_CHAIN_COUNT_MAX = 16, /* GnuTLS verifies at most this many */
+	TLS_CHAIN_COUNT_MAX = 16, /* longest chain that GnuTLS verifies */
 	TLS_PSK_BYTES_MIN = 16,
 	TLS_PSK_BYTES_MAX = 512,
 	TLS_WARN_AHEAD_DAYS = 7,
@@ -44,7 +44,7 @@ struct tls_file {
 	uint8_t digest[IDENTITY_DIGEST_BYTES];
 };
 
-/* A key and its name, inside the contents of its file. */
+/* A key and its name. Both are inside the contents of the file. */
 struct tls_psk {
 	const char *name;
 	const uint8_t *key;
@@ -72,7 +72,7 @@ struct tls_context {
 	/* Authorities that can sign certificates of peers, and their revocation lists. Belongs to
 	 * certificates. NULL: peers are not verified. */
 	gnutls_x509_trust_list_t trust;
-	gnutls_x509_crl_t *crls; /* the array; its elements belong to trust */
+	gnutls_x509_crl_t *crls; /* the array; the elements belong to trust */
 	uint32_t crl_count;
 	/* Digest of the contents of trust, and the period in which all of them are valid. All
 	 * zeroes for the system's authorities, whose contents are unknown. */
@@ -89,7 +89,7 @@ struct tls_context {
 	uint32_t file_count;
 	char *warnings[TLS_WARNINGS_MAX + 1];
 	uint32_t warning_count;
-	time_t warn_at; /* when the next warning is due; 0: never */
+	time_t warn_at; /* time at which the next warning is due; 0: never */
 };
 
 /* --- context.c -------------------------------------------------------------------------------- */

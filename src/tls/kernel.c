@@ -18,7 +18,7 @@ enum {
 	CONTROL_BYTES = 128,
 	RECORD_BYTES = 16384,
 	BLOCK_BYTES = 16,
-	RECORD_BLOCKS = 2, /* overhead of a record, in AES blocks */
+	RECORD_BLOCKS = 2, /* overhead per record, in AES blocks */
 	KEY_UPDATE_BYTES = 5,
 };
 
@@ -48,7 +48,7 @@ struct tls_kernel {
 
 	/* Receiving. */
 	struct ring_op receive_op;
-	struct ring_op *receiver; /* the receive of the stream's user */
+	struct ring_op *receiver; /* operation with which the stream's user receives */
 	struct msghdr *into;
 	bool whole;
 	bool is_control; /* the next record is not data */

@@ -17,8 +17,8 @@
  * (TLS 1.2); Linux's Documentation/networking/tls.rst.
  *
  * Private to src/tls, except the first part. Threading: the ring's thread; features, keys and
- * control messages on any thread. Ownership: stated at each. Errors: negative errno, with a
- * sentence.
+ * control messages on any thread. Ownership: stated at each. Errors: a negative errno and an error
+ * message.
  */
 #pragma once
 
@@ -130,7 +130,7 @@ enum tls_event {
 	TLS_EVENT_NONE,
 	TLS_EVENT_CLOSED, /* close_notify */
 	TLS_EVENT_UPDATE, /* the next record uses the next key */
-	/* as TLS_EVENT_UPDATE, and the peer requests that our key changes, too */
+	/* like TLS_EVENT_UPDATE; the peer also requests that our key changes */
 	TLS_EVENT_UPDATE_BOTH
 };
 
@@ -180,7 +180,7 @@ void tls_kernel_free(struct tls_kernel *kernel);
  * connection. The socket contains the current keys. The state contains the secrets from which the
  * next keys are derived. */
 struct tls_kernel_state {
-	struct tls_keys keys; /* version, cipher and secrets; wiped by its owner */
+	struct tls_keys keys; /* version, cipher and secrets, which their owner wipes */
 	uint64_t blocks_left; /* blocks until the sending key must change */
 };
 
@@ -194,7 +194,7 @@ GMB_MUST_CHECK int tls_kernel_adopt(struct stream *stream, enum tls_role role,
 	enum tls_records records, const struct tls_kernel_state *state, struct error *error,
 	struct tls_kernel **kernel_out);
 
-/* As the members of struct stream_ops. */
+/* Implement the members of struct stream_ops with the same names. */
 void tls_kernel_receive(
 	struct tls_kernel *kernel, struct ring_op *op, struct msghdr *message, bool whole);
 void tls_kernel_send(struct tls_kernel *kernel, struct ring_op *op, const struct msghdr *message);

@@ -20,7 +20,7 @@ static const struct cipher {
 	uint16_t kernel;
 	uint8_t key_bytes;
 	uint8_t salt_bytes;	    /* part of the 12-byte nonce that the kernel calls salt */
-	gnutls_mac_algorithm_t mac; /* of the key schedule */
+	gnutls_mac_algorithm_t mac; /* hash of the key schedule */
 } ciphers[TLS_CIPHER_COUNT] = {
 	[TLS_AES_128_GCM] = { GNUTLS_CIPHER_AES_128_GCM, TLS_CIPHER_AES_GCM_128, 16, 4,
 		GNUTLS_MAC_SHA256 },

@@ -100,7 +100,7 @@ static int pair_talk(const struct pair *pair)
 {
 	uint8_t heard[WORDS_BYTES] = { 0 };
 
-	errno = EIO; /* the error of a short count */
+	errno = EIO; /* send() and recv() set no errno for a short count */
 	if (send(pair->from, words, sizeof(words), MSG_NOSIGNAL) != sizeof(words) ||
 		recv(pair->to, heard, sizeof(heard), 0) != sizeof(heard)) {
 		return -errno;

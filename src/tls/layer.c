@@ -34,7 +34,7 @@ static void handshake_free(struct tls_layer *layer)
 {
 	free(layer->handshake);
 	layer->handshake = NULL;
-	if (layer->stock == NULL) { /* otherwise records.c uses them */
+	if (layer->stock == NULL) { /* with a stock, records.c uses these buffers */
 		free(layer->out.data);
 		layer->out = (struct tls_bytes){ 0 };
 		layer->in = (struct tls_bytes){ 0 };
@@ -110,7 +110,8 @@ static int choose_records(struct tls_layer *layer)
 		free(layer->in_small);
 		layer->in_small = NULL;
 		layer->facts.records = "kernel";
-		stream->memory_rights = MEM_SOCKET | MEM_ADDRESS; /* as for a plain socket */
+		/* the same rights as for a plain socket */
+		stream->memory_rights = MEM_SOCKET | MEM_ADDRESS;
 		gnutls_deinit(layer->session);
 		layer->session = NULL;
 	}
@@ -221,7 +222,6 @@ static int alert_for(const struct tls_layer *layer, int result)
 		       : gnutls_error_to_alert(result, &level);
 }
 
-/* Calls GnuTLS with all data that has arrived. */
 static int shake_hands(struct tls_layer *layer)
 {
 	struct tls_handshake *handshake = layer->handshake;

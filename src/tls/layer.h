@@ -34,8 +34,8 @@
 
 enum {
 	TLS_HANDSHAKES_MAX = 64,	   /* limit on handshakes in progress */
-	TLS_HANDSHAKES_PER_SOURCE_MAX = 8, /* limit on those of one source */
-	TLS_WAITING_MAX = 1024,		   /* handshakes that wait for a slot */
+	TLS_HANDSHAKES_PER_SOURCE_MAX = 8, /* limit on handshakes of one source in progress */
+	TLS_WAITING_MAX = 1024,		   /* limit on handshakes that wait for a slot */
 	TLS_SOURCE_BYTES = 17,
 };
 

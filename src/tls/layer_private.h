@@ -19,8 +19,8 @@
 
 enum {
 	TLS_HEADER_BYTES = 5,
-	/* A received record, without its header (RFC 8446, 5.2). Records of TLS 1.2 can be longer,
-	 * but only with ciphers that are not offered here. */
+	/* Largest received record, without its header (RFC 8446, 5.2). Records of TLS 1.2 can be
+	 * longer, but only with ciphers that are not offered here. */
 	TLS_RECEIVED_BYTES_MAX = TLS_CONTENT_BYTES_MAX + 256,
 	/* Limits of one handshake. */
 	TLS_HANDSHAKE_RECORDS_MAX = 32,
@@ -85,7 +85,7 @@ struct tls_layer {
 	bool was_cut;
 	bool gives_way;		 /* the slot must be given back, so the operation in flight is being
 				    cancelled */
-	_Atomic bool is_stopped; /* the stream was shut down; the worker reads this, too */
+	_Atomic bool is_stopped; /* the stream was shut down; also read by the worker */
 
 	struct tls_bytes in;  /* received ciphertext */
 	struct tls_bytes out; /* ciphertext to send */

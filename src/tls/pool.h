@@ -66,7 +66,7 @@ struct tls_place {
 	struct ring_message message;
 	int result;	    /* result to pass to done() */
 	bool is_posted;	    /* message was posted to the ring, and done() has not been called yet */
-	bool is_asked_back; /* done(-EAGAIN) was posted to a holder */
+	bool is_asked_back; /* done(-EAGAIN) was posted to this holder of a slot */
 	uint64_t silent_ns; /* time at which the holder started to wait for its peer; 0: it does not
 			       wait */
 };

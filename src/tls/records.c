@@ -314,7 +314,6 @@ static bool is_tolerable(struct tls_layer *layer, int result)
 	       ++layer->warnings <= TLS_WARNING_ALERTS_MAX;
 }
 
-/* Decrypts the data that has arrived. */
 static enum opened open_records(struct tls_layer *layer)
 {
 	uint32_t silent = 0; /* calls that neither returned nor consumed a byte */
@@ -382,7 +381,6 @@ static bool into_is_large(const struct tls_layer *layer)
 	return false;
 }
 
-/* Called when the socket has reached its end. */
 static void in_ended(struct tls_layer *layer)
 {
 	layer->ended = true;
@@ -497,7 +495,6 @@ struct cursor {
 	size_t at;
 };
 
-/* Returns the contiguous data at the cursor. */
 static struct iovec cursor_run(struct cursor *cursor)
 {
 	while (cursor->idx < cursor->message->msg_iovlen) {

@@ -24,7 +24,7 @@ enum {
 	TLS_NICE = 19,
 	TLS_PATIENCE_MS = 500,
 	HELPER_SHARE = 10,	 /* the helper can use 1/HELPER_SHARE of a processor */
-	HELPER_SAVED_MS = 100,	 /* CPU time that it can save up */
+	HELPER_SAVED_MS = 100,	 /* maximum CPU time that the helper can save up */
 	STACK_BYTES = 256 << 10, /* ten times what the verification of a certificate chain needs */
 };
 
@@ -32,9 +32,9 @@ enum {
 
 struct tls_workers {
 	pthread_mutex_t lock;
-	pthread_cond_t wake;	    /* for threads of low priority */
-	pthread_cond_t helper_wake; /* for the helper; its clock is monotonic */
-	struct list_node jobs;	    /* of unknown peers, longest waiting first */
+	pthread_cond_t wake;	    /* wakes threads of low priority */
+	pthread_cond_t helper_wake; /* wakes the helper; uses a monotonic clock */
+	struct list_node jobs;	    /* handshakes of unknown peers, longest waiting first */
 	struct list_node urgent_jobs;
 	uint32_t job_count;
 	uint32_t thread_max;
@@ -155,7 +155,8 @@ static void *nice_thread(void *argument)
 {
 	struct tls_workers *workers = argument;
 
-	(void)setpriority(PRIO_PROCESS, 0, TLS_NICE); /* of this thread; failure is harmless */
+	/* priority of this thread; failure is harmless */
+	(void)setpriority(PRIO_PROCESS, 0, TLS_NICE);
 	pthread_mutex_lock(&workers->lock);
 	while (!workers->stopping) {
 		if (!list_is_empty(&workers->jobs)) {
