@@ -12,7 +12,7 @@
  * program that uses the library.
  *
  * Threading: bench_run() creates and joins its threads; everything else runs on the main thread.
- * Ownership: the caller owns all objects. Errors: 0, or a negative errno with a sentence.
+ * Ownership: the caller owns all objects. Errors: 0, or a negative errno and an error message.
  */
 #pragma once
 
@@ -37,7 +37,7 @@ enum bench_spin { BENCH_SPIN_AUTO, BENCH_SPIN_OFF };
 /* The workload. */
 struct bench_work {
 	const char *uri;
-	const char *rw; /* the pattern as the user wrote it */
+	const char *rw; /* the pattern as given by the user */
 	bool random;
 	uint32_t read_percent; /* 100: only reads, 0: only writes */
 	uint32_t block_bytes;
@@ -48,7 +48,7 @@ struct bench_work {
 	uint32_t threads;
 	uint64_t duration_ns;
 	uint64_t warmup_ns;
-	uint64_t requests_max; /* end after this number; 0: only the time counts */
+	uint64_t requests_max; /* end after this number of requests; 0: only the time counts */
 	uint64_t rate_bytes;   /* per second; 0: none. At most one of the two is set. */
 	uint64_t rate_requests;
 	uint64_t offset;
@@ -100,17 +100,17 @@ struct bench_result {
 	struct histogram latency_ns[BENCH_DIRECTIONS];
 	/* with a rate: time from when a request was due until it was submitted */
 	struct histogram late_ns;
-	uint64_t blocks_used; /* with work->once; includes the warm-up */
+	uint64_t blocks_used; /* number of blocks used, with work->once; includes the warm-up */
 	/* Number of reads for which the server sent no payload for some or all of the bytes. */
 	uint64_t hole_reads;
 	uint64_t elapsed_ns;
 	struct bench_cpu cpu;
 	struct bench_range range;
-	struct gmb_info info; /* of the first connection */
+	struct gmb_info info; /* information from the first connection */
 	/* sum of all connections; only counters that increase with requests */
 	struct gmb_stats stats;
 	uint32_t connections; /* open connections */
-	bool interrupted;     /* SIGINT or SIGTERM ended it before its time */
+	bool interrupted;     /* SIGINT or SIGTERM ended the run before the end of its time */
 };
 
 /*

@@ -88,7 +88,6 @@ static void print_label(const char *label)
 	printf("%-*s", LABEL_COLUMNS, label);
 }
 
-/* "1.5 GiB/s" */
 static const char *rate_text(char out[RATE_BYTES], double bytes_per_second)
 {
 	char bytes[UNITS_TEXT_BYTES];
@@ -520,7 +519,7 @@ int bench_show_json(
 	json_object_set_new(root, "work", json_work(work, result));
 	json_object_set_new(root, "process", json_costs(result));
 	json_object_set_new(root, "server", json_server(result));
-	/* Last, because they are long. */
+	/* The histograms come last, because they are long. */
 	for (int i = 0; i < BENCH_DIRECTIONS; i++) {
 		json_object_set_new(root, direction_names[i],
 			json_direction(work, result, &result->latency_ns[i]));

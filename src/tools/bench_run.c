@@ -60,8 +60,8 @@ struct bench_worker {
 	struct bench_shared *shared;
 	uint32_t number;
 	uint32_t link_count;
-	uint32_t link_first; /* index of its first link among all links */
-	uint64_t quota;	     /* number of requests that it may still submit */
+	uint32_t link_first; /* index of the worker's first link among all links */
+	uint64_t quota;	     /* number of requests that the worker may still submit */
 
 	pthread_t thread;
 	pthread_mutex_t queue_lock; /* held while the queue is woken, set or destroyed */
@@ -72,26 +72,27 @@ struct bench_worker {
 	uint64_t phase_end_ns;
 	uint64_t random;
 	uint32_t in_flight;
-	struct bench_order order; /* with work->once and random */
+	struct bench_order order; /* order of the blocks, with work->once and random */
 
 	/* The members below are used with a rate. */
 	struct bench_schedule schedule;
 	uint64_t sent;		      /* requests of the schedule that were submitted */
 	struct bench_slot *idle;      /* slots that wait for the next due request, in order */
-	struct bench_slot *idle_last; /* valid if idle is not NULL */
+	struct bench_slot *idle_last; /* valid only if idle is not NULL */
 
 	/* Results. */
 	struct error failure;
 	struct histogram latency_ns[BENCH_DIRECTIONS];
 	struct histogram late_ns;
-	uint64_t blocks_used; /* with work->once */
+	uint64_t blocks_used; /* number of blocks used, with work->once */
 	uint64_t hole_reads;
 	struct bench_snapshot begin; /* time 0: measuring never started */
 	struct bench_snapshot end;
 	struct bench_range range;
 	struct gmb_info info;
 	uint32_t connections;
-	_Atomic uint64_t completed; /* for the progress line; includes the warm-up */
+	/* number of completed requests, for the progress line; includes the warm-up */
+	_Atomic uint64_t completed;
 };
 
 #define NS_PER_S UINT64_C(1000000000)
@@ -531,7 +532,7 @@ static void worker_fini(struct bench_worker *worker)
 	free(worker->links);
 	worker->links = NULL;
 	queue_set(worker, NULL);
-	err = gmb_queue_destroy(queue); /* also frees the buffers */
+	err = gmb_queue_destroy(queue); /* this also frees the buffers */
 	GMB_ASSERT(err == 0);
 }
 

@@ -91,7 +91,8 @@ json_t *check_file(const char *path, const char *base, struct error *error)
 		json_decref(findings.faults);
 		return NULL;
 	}
-	json_object_set_new(findings.root, "faults", findings.faults); /* added last */
+	/* the faults are added last */
+	json_object_set_new(findings.root, "faults", findings.faults);
 	return findings.root;
 }
 

@@ -9,8 +9,8 @@
  *
  * Threading: the thread of the loop. Ownership: callers own the structs; an end holds an operation
  * and its buffer from copy_end_submit() until done, and is closed when nothing is in flight.
- * Errors: a negative errno with a sentence. An operation's result is 0 or a negative errno; then
- * end->failure names the end, the range and the reason.
+ * Errors: a negative errno and an error message. An operation's result is 0 or a negative errno;
+ * then end->failure names the end, the range and the reason.
  */
 #pragma once
 
@@ -33,7 +33,7 @@ struct copy_io {
 	uint64_t offset;
 	uint64_t length;
 	uint8_t *buffer;	    /* READ, WRITE */
-	struct copy_end *source;    /* FROM: its range is copied; see copy_end_can_copy() */
+	struct copy_end *source;    /* FROM: end whose range is copied; see copy_end_can_copy() */
 	struct gmb_extent *extents; /* MAP: room for the answer, in the form of GMB_STATUS */
 	uint32_t extents_max;
 	copy_done_fn *done;
@@ -76,7 +76,7 @@ struct copy_end {
 	const struct copy_end_ops *ops;
 	struct copy_loop *loop;
 	const char *role; /* "the source", "the target" */
-	const char *text; /* as given; borrowed from the command line */
+	const char *text; /* text of the end as given; borrowed from the command line */
 	char *name;	  /* for messages: escaped, quoted, and cut if long */
 	enum copy_kind kind;
 	bool target;
@@ -84,10 +84,11 @@ struct copy_end {
 	bool can_map;
 	bool can_zero; /* the end can write zeroes without payload */
 	bool can_flush;
-	bool known_zero;      /* unwritten parts of the end read as zeroes */
-	bool shrunk;	      /* the end became smaller during the copy */
-	uint64_t bytes;	      /* valid if size_known */
-	uint32_t block_min;   /* offsets and lengths are multiples of it; a power of two */
+	bool known_zero; /* unwritten parts of the end read as zeroes */
+	bool shrunk;	 /* the end became smaller during the copy */
+	uint64_t bytes;	 /* valid if size_known */
+	/* offsets and lengths must be multiples of this size; a power of two */
+	uint32_t block_min;
 	uint64_t identity[4]; /* identifies files and devices; 0: unknown */
 	uint64_t backing[2];  /* identity of the file behind a loop device */
 	uint64_t backing_at;  /* offset of the device in that file */
@@ -184,7 +185,7 @@ GMB_MUST_CHECK int copy_loop_watch_signals(struct copy_loop *loop, struct error 
  * and calls done of completed operations. */
 void copy_loop_turn(struct copy_loop *loop);
 
-/* Returns -EINTR with a sentence after a signal has requested a stop. */
+/* Returns -EINTR and an error message after a signal has requested a stop. */
 GMB_MUST_CHECK int copy_loop_check(const struct copy_loop *loop, struct error *error);
 
 uint64_t copy_loop_now_ns(const struct copy_loop *loop);
@@ -350,7 +351,7 @@ struct copy_bad {
 	size_t room;
 	uint64_t bytes;	    /* total of all ranges */
 	uint64_t finished;  /* the copy is complete below this offset, except for `ranges` */
-	struct error first; /* reason of the first range */
+	struct error first; /* error of the first unreadable range */
 	bool is_written;
 };
 
@@ -384,7 +385,7 @@ typedef void copy_rescue_fn(struct copy_rescue *rescue, const struct error *erro
 
 struct copy_rescue {
 	struct copy_bad *bad;
-	/* when *stopping becomes true, the rescue ends early, as if everything had been read */
+	/* if *stopping becomes true, the rescue ends early, as if everything had been read */
 	const bool *stopping;
 	copy_rescue_fn *done;
 
@@ -394,7 +395,7 @@ struct copy_rescue {
 	struct copy_io io;
 	uint64_t end;
 	uint64_t bad_start;  /* start of the current run of unreadable blocks; UINT64_MAX: none */
-	struct error reason; /* reason of that range */
+	struct error reason; /* error of the first block of that run */
 };
 
 /* Starts a rescue. failed: the read that failed; its buffer is reused. */
@@ -410,7 +411,7 @@ void copy_rescue_begin(struct copy_rescue *rescue, const struct copy_io *failed)
 
 struct copy_counters {
 	uint64_t start;	   /* bytes copied by an earlier run */
-	uint64_t done;	   /* bytes of the copy that are complete, including start */
+	uint64_t done;	   /* bytes of the copy that are complete, including those in start */
 	uint64_t total;	   /* UINT64_MAX: not known yet */
 	uint64_t read;	   /* bytes read from the source */
 	uint64_t written;  /* bytes written to the target */
@@ -435,7 +436,7 @@ struct copy_engine_options {
 	copy_tick_fn *tick; /* called at intervals, for the progress bar */
 	void *tick_context;
 	uint32_t requests;	/* limit of pieces in flight */
-	bool adapts;		/* use fewer if the ends answer quickly */
+	bool adapts;		/* use fewer requests if the ends answer quickly */
 	uint64_t request_bytes; /* a power of two */
 	/* Block size for detecting zeroes in data; 0 = do not detect them. */
 	uint64_t sparse_bytes;

@@ -51,7 +51,7 @@ struct task {
 	uint64_t length;
 	uint64_t cursor;   /* bytes of the piece that the target has */
 	uint64_t run;	   /* bytes of the operation in flight */
-	uint64_t asked_ns; /* time at which its read or write was submitted */
+	uint64_t asked_ns; /* time at which the piece's read or write was submitted */
 	uint8_t *buffer;
 	struct copy_io io;
 	struct copy_rescue rescue;
@@ -65,7 +65,7 @@ struct engine {
 	struct list_node tasks_free;
 	struct list_node tasks;
 	struct task *all;
-	uint64_t grain;	   /* pieces start at multiples of it */
+	uint64_t grain;	   /* pieces start at multiples of this size */
 	uint64_t position; /* start of the next piece */
 	uint64_t end;	   /* end of the copy; UINT64_MAX until the end of a stream */
 	uint64_t torn;	   /* start of the first piece that was given up after an error */
@@ -77,7 +77,7 @@ struct engine {
 	/* Piece that the server copies, or NULL; other pieces wait while it is set. */
 	struct task *copying;
 	bool copies;	   /* the server copies the pieces (COPY_FROM) */
-	bool begins_again; /* restart at position, which was moved back */
+	bool begins_again; /* the copy must restart at position, which was moved back */
 	bool cannot_zero;  /* the target does not support requests to zero */
 	bool flush_failed; /* earlier writes may be lost, even if a later flush succeeds */
 	bool stopping;
@@ -87,7 +87,7 @@ struct engine {
 
 	struct copy_io flush;
 	uint64_t flush_mark;	 /* offset below which the flush in flight makes data durable */
-	uint64_t checkpoint_ns;	 /* start time of the last checkpoint */
+	uint64_t checkpoint_ns;	 /* time at which the last checkpoint started */
 	uint64_t checkpoint_end; /* value of counters->done at which a checkpoint is due */
 	struct copy_map map;
 };
@@ -122,8 +122,8 @@ static uint64_t window_min(const struct copy_engine_options *options)
 	return MIN(pieces, (uint64_t)WINDOW_SHORT);
 }
 
-/* The shortest answer shows the latency of connection and disk. Longer ones have waited in
- * queues. */
+/* The shortest time of an answer is the latency of connection and disk. Longer answers have waited
+ * in queues. */
 static void window_learn(struct engine *engine, uint64_t asked_ns, uint64_t *quickest_ns)
 {
 	const struct copy_engine_options *options = engine->options;
@@ -336,7 +336,7 @@ static void task_advance(struct task *task)
 		uint64_t run;
 
 		if (in_order(engine) && list_first(&engine->tasks) != &task->node) {
-			return; /* take_turns() continues here */
+			return; /* the copy continues in take_turns() */
 		}
 		if (is_edge(task)) {
 			task_edge(task);
@@ -364,7 +364,6 @@ static void task_advance(struct task *task)
 	task_end(task);
 }
 
-/* Writes pieces to a stream in order. */
 static void take_turns(struct engine *engine)
 {
 	struct list_node *first;
@@ -453,7 +452,7 @@ static void server_copied(struct copy_io *io)
 		engine->copies = false;
 		engine->begins_again = true;
 		engine->position = task->offset;
-		task->length = 0; /* the server has copied all of it */
+		task->length = 0; /* the server has copied the whole task */
 		task_end(task);
 	} else {
 		task_fail(task, engine->target);
@@ -820,7 +819,8 @@ static void *pool_memory(struct gmb_queue *queue, size_t bytes)
 	if (memory == MAP_FAILED) {
 		return NULL;
 	}
-	(void)madvise(memory, bytes, MADV_HUGEPAGE); /* reduces page faults where it is supported */
+	/* reduces page faults where huge pages are supported */
+	(void)madvise(memory, bytes, MADV_HUGEPAGE);
 	return memory;
 }
 

@@ -22,7 +22,7 @@
 #include "tools/copy.h"
 
 enum {
-	WRITERS_TRIES_MAX = 500, /* five seconds in total */
+	WRITERS_TRIES_MAX = 500, /* limit on tries, five seconds in total */
 	WRITERS_PAUSE_NS = 10000000,
 };
 

@@ -19,7 +19,7 @@ struct pair {
 	struct verify *verify;
 	uint64_t offset;
 	uint64_t length;
-	uint32_t waiting;	      /* reads in flight */
+	uint32_t waiting;	      /* number of reads in flight */
 	uint8_t *buffers[SIDE_COUNT]; /* NULL: zeroes */
 	struct copy_io ios[SIDE_COUNT];
 };
@@ -150,7 +150,8 @@ static void copy_verify_pair_start(
 	}
 }
 
-/* Determines the next piece for which both maps have an answer. Returns false if it must wait. */
+/* Determines the next piece, whose type both maps must report. Returns false if an answer has not
+ * arrived yet. */
 static bool copy_verify_piece_next(struct verify *verify, uint64_t *length, bool zero[SIDE_COUNT])
 {
 	uint64_t request = verify->options->request_bytes;

@@ -25,7 +25,7 @@
 
 enum {
 	LIST_ONE_MS = 2000, /* limit for one server of a list */
-	SHOWN_BYTES = 80,   /* width of one URI in a list */
+	SHOWN_BYTES = 80,   /* width of one URI in the list */
 	STAT_MS = 1000,	    /* limit for one path that a server has named */
 	MATCH_BYTES = SHOWN_BYTES + 32,
 	MATCHED_BYTES = 280,
@@ -199,7 +199,7 @@ static enum fit fit_server(const json_t *document, const char *uri, uint64_t end
 	return best;
 }
 
-/* The state of a search among the servers of this machine. */
+/* State of a search among the servers of this machine. */
 struct search {
 	uint64_t end_ns;	     /* deadline of all queries and lookups */
 	char path[STATS_PATH_BYTES]; /* control socket of the last match */
@@ -569,7 +569,7 @@ void servers_print(const json_t *servers)
 		printf("\n");
 		if (json_array_size(uris) > 0) {
 			print_texts(uris, NULL);
-		} else { /* these addresses have no URIs of exports */
+		} else { /* these addresses contain no URIs of exports */
 			print_texts(json_object_get(server, "exports"), "name");
 		}
 	}

@@ -256,7 +256,6 @@ static int tools_info_map_check(const struct gmb_info *info, struct error *error
 			  "this export");
 }
 
-/* Converts an error of the library. */
 static int foreign_error(struct error *error, const struct gmb_error *theirs)
 {
 	return error_set(error, theirs->code, "%s", theirs->text);

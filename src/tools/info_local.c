@@ -26,7 +26,7 @@ struct local_machine {
 	struct utsname kernel;
 	uint64_t locked_bytes; /* UINT64_MAX = no limit */
 	long cpus_online;
-	int cpus_usable; /* by this process */
+	int cpus_usable; /* number of CPUs usable by this process */
 	uint64_t huge_page_bytes;
 	uint64_t huge_pages_total;
 	uint64_t huge_pages_free;

@@ -24,7 +24,7 @@ enum { NOTE_MS = 200, SHOWN_BYTES = 300, BESIDE_BYTES = 4096 };
 struct end {
 	struct export_uri uri;
 	struct push_ask *ask;
-	uint64_t bytes; /* size of its export */
+	uint64_t bytes; /* size of the server's export */
 	/* If the host of a destination without push has several addresses: the index of the one in
 	 * use, and whether there are more. */
 	uint32_t address;
@@ -227,7 +227,8 @@ static int target_text(const struct end *source, struct end *target, char out[PU
 			return result;
 		}
 		if (uri.tls && uri.tls_hostname == NULL) {
-			uri.tls_hostname = uri.host; /* the name that its certificate must have */
+			/* name that the destination's certificate must have */
+			uri.tls_hostname = uri.host;
 		}
 		uri.host = host;
 		is_local = address_parse(host, address) && address_is_loopback(address);

@@ -5,7 +5,7 @@
  * does not pass through this process.
  *
  * Threading: the main thread; it blocks. Ownership: borrows its arguments. Errors: a negative errno
- * and a sentence.
+ * and an error message.
  */
 #pragma once
 

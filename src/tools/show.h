@@ -4,7 +4,8 @@
  * as JSON with stable keys (documented in the manual pages).
  *
  * Threading: the main thread; a query of a server waits for it, at most some seconds. Ownership: as
- * stated below. Errors: 0, or a negative errno or NULL with a sentence; text from peers is escaped.
+ * stated below. Errors: 0, or a negative errno or NULL, and an error message; text from peers is
+ * escaped.
  */
 #pragma once
 
@@ -70,7 +71,7 @@ GMB_MUST_CHECK int info_map(
  * device, tests whether it can reach that memory by reading its first block into it. Returns
  * an array, which the caller owns. */
 struct json_t *info_devices(void);
-/* Prints that list for people. */
+/* Prints the list of devices for people. */
 void info_devices_print(const struct json_t *devices);
 
 /* --- check.c --------------------------------------------------------------------------------- */
@@ -95,7 +96,7 @@ GMB_MUST_CHECK int info_local(const char *path, bool json, struct error *error);
  * objects with pid, uid, socket, version, uris and exports, or with socket and error. timeout_ns:
  * limit for all servers. The caller owns the value; NULL with *error set. */
 json_t *servers_list(uint64_t timeout_ns, struct error *error);
-/* Prints that list for people. */
+/* Prints the list of servers for people. */
 void servers_print(const json_t *servers);
 
 /* --- stats.c: the statistics of a server on this machine, over its control socket ----------- */
@@ -108,7 +109,7 @@ enum { STATS_PATH_BYTES = sizeof(((struct sockaddr_un *)0)->sun_path) };
 GMB_MUST_CHECK int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error);
 
 /* Returns the document of the server at a control socket, which the caller owns (json_decref); NULL
- * with a sentence (error may be NULL). */
+ * with an error message (error may be NULL). */
 json_t *stats_ask(const char *path, struct error *error);
 /* Like stats_ask(), with a time limit. *peer is the server's process as the kernel reports it. */
 json_t *stats_ask_within(const char *path, int timeout_ms, struct ucred *peer, struct error *error);

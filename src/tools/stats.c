@@ -86,7 +86,6 @@ void stats_read(const struct counter_table *table, void *values, const json_t *o
 	}
 }
 
-/* Formats "1.500 MB". Returns out. */
 static const char *bytes_text(char out[VALUE_BYTES], uint64_t bytes)
 {
 	static const char *const units[] = { "kB", "MB", "GB", "TB", "PB", "EB" };

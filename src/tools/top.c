@@ -487,7 +487,6 @@ static int tools_top_look(struct top *top, const char *path, struct error *error
 	return 0;
 }
 
-/* Handles the keys that were pressed. */
 static void take_keys(struct top *top)
 {
 	char keys[64];

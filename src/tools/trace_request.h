@@ -6,7 +6,7 @@
  *   trace_request_arm() ─▶ trace_request_wait() ─▶ document ─▶ trace_request_parse() ─▶ show
  *
  * Threading: the main thread. Ownership: the caller owns documents (json_decref); parsed requests
- * borrow their texts from the document. Errors: a negative errno or NULL with a sentence.
+ * borrow their texts from the document. Errors: a negative errno or NULL, and an error message.
  */
 #pragma once
 
@@ -19,8 +19,8 @@
 struct trace_question {
 	uint32_t count;
 	uint64_t min_size;
-	const char *export; /* its name, or NULL: any */
-	json_t *operations; /* their names, or NULL: any */
+	const char *export; /* name of the export, or NULL: any */
+	json_t *operations; /* names of operations, or NULL: any */
 };
 
 enum { TRACE_REQUEST_COUNT_MAX = 1000 };
@@ -54,10 +54,10 @@ struct trace_request {
 	uint64_t length;
 	const char *error; /* or NULL */
 	double total_us;
-	double state_us[PATH_STATE_DONE]; /* by enum path_state */
+	double state_us[PATH_STATE_DONE]; /* by enum path_state: time spent in that state */
 	struct trace_request_part *parts; /* sorted by offset */
 	uint32_t part_count;
-	uint32_t parts_more; /* number of parts that were not recorded */
+	uint32_t parts_more; /* number of parts without a record */
 };
 
 struct trace_requests {
@@ -72,8 +72,8 @@ struct trace_requests {
 GMB_MUST_CHECK int trace_request_arm(const char *path, const struct trace_question *question,
 	struct control_connection **connection_out, struct error *error);
 /* Prints on standard error that it waits, and waits for the records. After timeout_ns (0: no limit)
- * or an interrupt (SIGINT, SIGTERM), requests the records that there are. Returns NULL with a
- * sentence on failure. */
+ * or an interrupt (SIGINT, SIGTERM), requests the records that there are. Returns NULL and an error
+ * message on failure. */
 json_t *trace_request_wait(struct control_connection *connection,
 	const struct trace_question *question, uint64_t timeout_ns, struct error *error);
 
