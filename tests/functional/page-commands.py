@@ -17,7 +17,6 @@ which is named below.
 All examples, also those of --help, are checked against the tables of options as well: gmblock reads its
 command line up to --help, and refuses what it does not know on the way.
 """
-import glob
 import os
 import re
 import shlex
@@ -427,17 +426,6 @@ class Options(Checks):
     def test_readme(self):
         blocks = re.findall(r"^```\n(.*?)^```", read(os.path.join(ROOT, "README.md")), re.M | re.S)
         self.check_options("\n".join(blocks), 15)
-
-    def test_figures_of_readme(self):
-        """Each row is one of bench/results."""
-        results = [set(re.findall(r"[0-9.]+", re.sub(r"\([^)]*\)", "", line)))
-                   for path in glob.glob(os.path.join(ROOT, "bench/results/peers*.md"))
-                   for line in read(path).splitlines()]
-        rows = re.findall(r"^\| [^|]*(?=\| \*\*)(.*)", read(os.path.join(ROOT, "README.md")), re.M)
-        self.assertGreaterEqual(len(rows), 5)
-        for row in rows:
-            figures = set(re.findall(r"[0-9.]+", row))
-            self.assertTrue(any(figures <= line for line in results), row)
 
     def test_manual_pages(self):
         for page in sorted(os.listdir(PAGES)):
