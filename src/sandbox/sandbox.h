@@ -10,7 +10,8 @@
  * Threads started later inherit the restrictions, which cannot be undone. Operations of io_uring
  * bypass the system call filter but not Landlock, because the kernel's workers have the credentials
  * of the submitter. So rings are restricted separately (ring_options.is_restricted), and no ring
- * can be created after sandbox_seal().
+ * can be created after sandbox_seal(). Rings must not use IORING_SETUP_SQPOLL, because its kernel
+ * thread would keep the credentials from before sandbox_enter().
  *
  * Threading: before other threads start; sandbox_seal() and sandbox_explain() on any thread.
  */
