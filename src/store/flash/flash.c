@@ -520,8 +520,10 @@ static int open_below(struct flash *flash, const struct store_options *options, 
 	return 0;
 }
 
-/* Opens the disk for direct reads. Returns false if these are impossible, or might be reads of the
- * page cache. */
+/* Opens the disk for direct reads, which show what the disk has: the kernel first writes the dirty
+ * pages of the range, and does not use clean ones. Used in every mode, because a killed server
+ * might have used the page cache. Returns false if direct reads are impossible, or might be reads
+ * of the page cache. */
 static bool open_disk(struct flash *flash)
 {
 	struct disk_info info;
