@@ -20,6 +20,11 @@ import sys
 import tempfile
 import unittest
 
+# The mounts of the roots end with the process that imports this, even if it is killed. Otherwise whoever removes
+# WORK_FOLDER afterwards removes the devices of the machine.
+if os.geteuid() == 0 and os.readlink("/proc/self/ns/mnt") == os.readlink(f"/proc/{os.getppid()}/ns/mnt"):
+    os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
+
 ROOT = ""
 WORK = ""
 RELEASES = []
@@ -272,10 +277,6 @@ class Packages(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    # The mounts of the roots end with this process, even if it is killed. Otherwise whoever removes
-    # WORK_FOLDER afterwards removes the devices of the machine.
-    if os.geteuid() == 0 and os.readlink("/proc/self/ns/mnt") == os.readlink(f"/proc/{os.getppid()}/ns/mnt"):
-        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
     ROOT, WORK, *RELEASES = sys.argv[1:]
     ROOT, WORK = os.path.realpath(ROOT), os.path.abspath(WORK)
     unittest.main(argv=sys.argv[:1], verbosity=2)
