@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import time
 import threading
 import unittest
 
@@ -206,12 +207,17 @@ class Faults(unittest.TestCase):
         run("nsenter", "-t", str(self.keeper.pid), "-n", *command)
 
     def start_server(self):
-        self.server = subprocess.Popen(
-            ["nsenter", "-t", str(self.keeper.pid), "-n", GMBLOCK, "serve", self.image,
-             "--listen", f"nbd://{SERVER}:{PORT}"], stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL)
-        self.addCleanup(self.kill_server, self.server)
-        self.assertIn(b"nbd://", self.server.stdout.readline())
+        """On a busy machine the port of a killed server can stay open longer than a start waits for it."""
+        began = time.monotonic()
+        line = b""
+        while not line and time.monotonic() < began + HANG_SECONDS:
+            self.server = subprocess.Popen(
+                ["nsenter", "-t", str(self.keeper.pid), "-n", GMBLOCK, "serve", self.image,
+                 "--listen", f"nbd://{SERVER}:{PORT}"], stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL)
+            self.addCleanup(self.kill_server, self.server)
+            line = self.server.stdout.readline()
+        self.assertIn(b"nbd://", line)
 
     def kill_server(self, server):
         if server.poll() is None:
