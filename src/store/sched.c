@@ -19,6 +19,10 @@
  * Many disks are reported as rotational although they do not seek, for example the disks of virtual
  * machines. So the seek time is measured. As long as it is short, no part waits.
  *
+ * If the disk is stuck, which means that no part has been done for STUCK_NS, no part waits until
+ * the parts that were at the disk then are done. A stuck disk can still execute others: a mirror
+ * has more members, and a path to it can fail alone.
+ *
  * Flushes, durable writes (FUA) and all operations but reads and writes are passed on immediately.
  *
  * Threading: the queues of all rings share the state, under a lock; a disk that seeks has a few
@@ -26,9 +30,9 @@
  * continue, it sends a message to the part's queue. The message is in flight only while parts of
  * that queue are. Progress reports arrive as without this filter.
  *
- * Decisions are made when a part arrives or is done, and when a run has been idle for too long. The
- * timer for the last case needs a ring operation. It uses the operation of a waiting part, called
- * the watch, which is not forwarded before the timer has ended.
+ * Decisions are made when a part arrives or is done, and when a run has been idle for too long or
+ * the disk is stuck. The timer for the last two cases needs a ring operation. It uses the operation
+ * of a waiting part, called the watch, which is not forwarded before the timer has ended.
  */
 #include <string.h>
 
@@ -61,6 +65,7 @@ enum {
 /* Transfer time of a byte, which is not counted as seek time. Most disks are faster. */
 #define BYTE_NS	     UINT64_C(10)
 #define IDLE_NS_MAX  UINT64_C(2000000)
+#define STUCK_NS     UINT64_C(1000000000)
 #define GAP_NS_FIRST (IDLE_NS_MAX / 2)
 #define GAP_NS_MAX   (2 * IDLE_NS_MAX)
 
@@ -105,11 +110,17 @@ struct sched_store {
 	uint32_t inflight;	  /* number of parts at the disk */
 	struct stream *run;	  /* NULL: none */
 	uint64_t run_start_ns;
-	uint64_t others_end_ns;	  /* time at which the last turn of parts without a stream ended */
-	uint64_t head;		  /* offset at which the part granted last ends */
-	uint64_t done_ns;	  /* time at which the last part was done */
-	uint64_t seek_ns;	  /* average seek time */
+	uint64_t others_end_ns; /* time at which the last turn of parts without a stream ended */
+	uint64_t head;		/* offset at which the part granted last ends */
+	uint64_t done_ns;	/* time at which the last part was done */
+	uint64_t seek_ns;	/* average seek time */
+	/* time at which the last part was done, or at which an idle disk got a part */
+	uint64_t progress_ns;
+	uint32_t stuck_count; /* parts at the disk since it was found stuck; 0: it is not stuck */
+	uint32_t stuck_turn;  /* number of times that it was found stuck */
 	struct store_part *watch; /* waiting part whose ring operation is the timer; NULL: none */
+	uint64_t watch_end_ns;	  /* time at which the timer must end */
+	bool watch_is_late;	  /* the timer was set to a later time, and must be set again */
 };
 
 enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED, PART_WATCH_ENDING };
@@ -120,8 +131,9 @@ struct sched_scratch {
 	uint64_t arrived_ns;
 	/* index of the part's stream + 1; 0: the part belongs to no stream */
 	uint16_t stream_count;
-	uint8_t state; /* enum part_state */
-	bool seeks;    /* the part does not begin where the one before it ended */
+	uint8_t state;	     /* enum part_state */
+	bool seeks;	     /* the part does not begin where the one before it ended */
+	uint32_t stuck_turn; /* the store's stuck_turn when the part was granted */
 };
 
 /* A decision made under the lock, and the work that follows after the lock has been released. */
@@ -129,7 +141,7 @@ struct sched_work {
 	uint64_t now_ns; /* read under the lock, so that times of several rings are in order */
 	struct sched_queue *queue; /* the queue of the ring on which this work runs */
 	struct list_node forward;  /* parts of this queue that can be forwarded */
-	struct store_part *watch;  /* part of this ring that needs a timer, or NULL */
+	struct store_part *watch;  /* part of this ring whose timer must be set, or NULL */
 	uint64_t watch_ns;
 };
 
@@ -308,8 +320,11 @@ static void grant(struct sched_store *store, struct store_part *part, struct sch
 	scratch->state = PART_GRANTED;
 	scratch->arrived_ns = work->now_ns;
 	scratch->seeks = part->offset != store->head;
+	scratch->stuck_turn = store->stuck_turn;
 	store->head = part->offset + part->length;
-	store->inflight++;
+	if (store->inflight++ == 0) {
+		store->progress_ns = work->now_ns;
+	}
 	if (stream != NULL) {
 		stream->inflight_bytes += part->length;
 	}
@@ -363,31 +378,46 @@ static struct stream *first_waiting(const struct sched_store *store)
 	return list_entry(node, struct stream, node);
 }
 
-/* If the run has no parts, chooses the waiting part whose operation becomes the timer (the
- * watch). */
-static void watch_choose(struct sched_store *store, struct sched_work *work)
+/* Returns a waiting part that will wait longer than most others, or NULL. */
+static struct store_part *last_waiting(const struct sched_store *store)
 {
-	struct list_node *node = list_first(&store->others);
+	const struct list_node *parts = &store->others;
+	struct list_node *node = store->order.prev;
 
-	if (store->watch != NULL || !is_quiet(store->run)) {
+	if (list_is_empty(parts) && store->streams_waiting == 0) {
+		return NULL;
+	}
+	for (; list_is_empty(parts); node = node->prev) {
+		parts = &list_entry(node, struct stream, node)->waiting;
+	}
+	return list_entry(parts->prev, struct store_part, node);
+}
+
+/* If parts wait, makes sure that the timer ends when the run has been idle for too long, or when
+ * the disk is stuck. */
+static void watch_arm(struct sched_store *store, struct sched_work *work)
+{
+	bool is_idle = store->run != NULL && store->inflight == 0;
+	uint64_t end_ns = is_idle ? idle_end_ns(store->run) : store->progress_ns + STUCK_NS;
+
+	if (store->watch != NULL && end_ns >= store->watch_end_ns) {
 		return;
 	}
-	if (node == NULL && store->streams_waiting > 0) {
-		node = list_first(&first_waiting(store)->waiting);
-	}
-	if (node == NULL) {
+	store->watch_is_late = store->watch != NULL;
+	store->watch = store->watch ?: last_waiting(store);
+	if (store->watch == NULL) {
 		return;
 	}
-	store->watch = list_entry(node, struct store_part, node);
+	store->watch_end_ns = end_ns;
 	if (queue_of(store->watch) == work->queue) {
 		work->watch = store->watch;
-		work->watch_ns = idle_end_ns(store->run) - work->now_ns;
+		work->watch_ns = end_ns > work->now_ns ? end_ns - work->now_ns : 0;
 	} else {
 		queue_call(queue_of(store->watch));
 	}
 }
 
-/* Passes on all parts, because the disk does not seek. */
+/* Passes on all parts, because the disk does not seek or is stuck. */
 static void grant_all(struct sched_store *store, struct sched_work *work)
 {
 	store->run = NULL;
@@ -398,15 +428,21 @@ static void grant_all(struct sched_store *store, struct sched_work *work)
 	grant_others(store, work);
 }
 
-/* Passes on the parts that need not wait any longer. */
-static void sched_decide(struct sched_store *store, struct sched_work *work)
+static bool is_stuck(struct sched_store *store, uint64_t now_ns)
+{
+	if (store->stuck_count == 0 && store->inflight > 0 &&
+		now_ns - store->progress_ns >= STUCK_NS) {
+		store->stuck_count = store->inflight;
+		store->stuck_turn++;
+	}
+	return store->stuck_count > 0;
+}
+
+/* Chooses the owner of the disk, and passes on its parts. */
+static void grant_owner(struct sched_store *store, struct sched_work *work)
 {
 	enum sched_owner owner;
 
-	if (store->seek_ns < SEEK_NS_MIN) {
-		grant_all(store, work);
-		return;
-	}
 	if (store->run != NULL && run_is_over(store, work->now_ns)) {
 		end_run(store);
 	}
@@ -439,7 +475,17 @@ static void sched_decide(struct sched_store *store, struct sched_work *work)
 		store->streams_waiting > 1 || !list_is_empty(&store->others) ? RUN_BYTES_MAX
 									     : UINT64_MAX,
 		work);
-	watch_choose(store, work);
+}
+
+/* Passes on the parts that need not wait any longer. */
+static void sched_decide(struct sched_store *store, struct sched_work *work)
+{
+	if (store->seek_ns < SEEK_NS_MIN || is_stuck(store, work->now_ns)) {
+		grant_all(store, work);
+	} else {
+		grant_owner(store, work);
+	}
+	watch_arm(store, work);
 }
 
 /* --- parts ----------------------------------------------------------------------------------- */
@@ -471,7 +517,9 @@ static void sched_unlock(struct sched_work *work)
 			store_forward(part);
 		}
 	}
-	if (work->watch != NULL) {
+	if (work->watch != NULL && work->watch->io.in_flight) {
+		ring_cancel(queue->ring, &work->watch->io); /* watch_done() sets the timer again */
+	} else if (work->watch != NULL) {
 		ring_timer(queue->ring, &work->watch->io, work->watch_ns, watch_done);
 	}
 }
@@ -483,7 +531,8 @@ static void watch_done(struct ring_op *op, int result)
 	const struct sched_scratch *scratch = store_scratch(part);
 	struct sched_work work;
 
-	GMB_UNUSED(result); /* -ECANCELED if the part need not wait any longer */
+	/* -ECANCELED if the part need not wait any longer, or if the timer would end too late */
+	GMB_UNUSED(result);
 	if (scratch->state == PART_WATCH_ENDING) {
 		store_forward(part);
 		return;
@@ -508,10 +557,13 @@ static void sched_deliver(struct ring *ring, struct ring_message *message)
 	while ((node = list_pop_front(&queue->granted)) != NULL) {
 		list_push_back(&work.forward, node);
 	}
-	if (store->watch != NULL && queue_of(store->watch) == queue &&
-		!store->watch->io.in_flight) {
+	if (store->watch == NULL || queue_of(store->watch) != queue) {
+		/* the timer is not ours */
+	} else if (!store->watch->io.in_flight) {
 		store->watch = NULL;
 		sched_decide(store, &work);
+	} else if (store->watch_is_late) {
+		work.watch = store->watch;
 	}
 	sched_unlock(&work);
 }
@@ -582,6 +634,8 @@ static void sched_done(struct store_part *part, int result)
 	}
 	sched_lock(&work, part->queue);
 	store->inflight--;
+	store->stuck_count -= store->stuck_count > 0 && scratch->stuck_turn != store->stuck_turn;
+	store->progress_ns = work.now_ns;
 	seek_end(store, part, work.now_ns);
 	stream = stream_of(store, part);
 	if (stream != NULL) {

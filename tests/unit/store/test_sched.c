@@ -2,7 +2,7 @@
 /*
  * The scheduler on a paced disk that seeks, in simulated time: throughput of several streams with
  * and without it, waiting times beside them, fairness, and that no part is lost whatever the
- * order of arrivals.
+ * order of arrivals, nor if the disk holds parts back.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -68,6 +68,54 @@ struct world {
 };
 
 static uint8_t payload[4 << 20];
+
+/* --- a disk that holds parts back ------------------------------------------------------------ */
+
+/* A filter below the scheduler that can hold back the next part at random places. */
+static struct {
+	bool is_wanted;
+	struct store_part *part;
+} held;
+
+static void hold_submit(struct store_queue *queue, struct store_part *part)
+{
+	GMB_UNUSED(queue);
+	if (held.is_wanted && part->length == 4 * KIB) {
+		held.is_wanted = false;
+		held.part = part;
+	} else {
+		store_forward(part);
+	}
+}
+
+static bool hold_wraps(const struct store_info *info, const void *config)
+{
+	GMB_UNUSED(config);
+	return info->read_seeks;
+}
+
+static int hold_open(struct store *store, const struct store_options *options, const void *config,
+	struct error *error)
+{
+	GMB_UNUSED(store);
+	GMB_UNUSED(options);
+	GMB_UNUSED(config);
+	GMB_UNUSED(error);
+	return 0;
+}
+
+static const struct store_ops hold_ops = { .name = "hold", .submit = hold_submit };
+
+static const struct store_kind hold_kind = {
+	.name = "hold",
+	.is_filter = true,
+	.wraps = hold_wraps,
+	.store_bytes = sizeof(struct store),
+	.ops = &hold_ops,
+	.open = hold_open,
+};
+
+/* --- clients --------------------------------------------------------------------------------- */
 
 static void world_open(struct world *world, uint64_t seed, const char *pace, const char *sched)
 {
@@ -434,8 +482,66 @@ static void all_parts_are_done(void **state)
 	}
 }
 
+/* Runs until that time. */
+static void run_until(uint64_t end_ns)
+{
+	while (sim_now_ns() < end_ns) {
+		assert_true(sim_step());
+	}
+}
+
+/* While the disk holds a part back, the parts of the others wait for a second, and then no longer.
+ * When the part is done, the streams have the disk in turns again. */
+static void a_stuck_disk_stops_nobody(void **state)
+{
+	struct client stream = { .op = STORE_READ, .bytes = 512 * KIB };
+	struct client random = { .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB };
+	struct client *reader;
+	struct client *streams[4];
+	struct store_part *part;
+	struct world world;
+	uint64_t begin_ns;
+
+	(void)state;
+	world_open(&world, 1, DISK, "auto");
+	for (int i = 0; i < 4; i++) {
+		streams[i] = add(&world, &stream);
+	}
+	reader = add(&world, &random);
+	run(&world, 5);
+	for (int times = 0; times < 3; times++) {
+		held.is_wanted = true;
+		held.part = NULL;
+		while (held.part == NULL) {
+			assert_true(sim_step());
+		}
+		begin_ns = sim_now_ns();
+		run_until(begin_ns + 11 * SECOND_NS / 10);
+		for (int i = 0; i < 4; i++) {
+			streams[i]->done_bytes = 0;
+		}
+		reader->latency_count = 0;
+		run_until(begin_ns + 61 * SECOND_NS / 10);
+		assert_true(streams_bytes(&world) >= 5 * UINT64_C(30000000));
+		assert_int_equal(reader->latency_count, 0);
+		part = held.part;
+		store_forward(part);
+		/* The parts that were passed on have to be done before the turns begin. */
+		run_until(sim_now_ns() + SECOND_NS);
+		for (int i = 0; i < 4; i++) {
+			streams[i]->done_bytes = 0;
+		}
+		run_until(sim_now_ns() + 5 * SECOND_NS);
+		assert_true(streams_bytes(&world) >= 5 * UINT64_C(80000000));
+		assert_true(reader->latency_count > 50);
+	}
+	world_close(&world);
+}
+
 int main(void)
 {
+	static const struct store_kind *const kinds[] = { &null_store_kind, &pace_store_kind,
+		&hold_kind, &sched_store_kind };
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(several_streams_gain),
 		cmocka_unit_test(durable_writes_do_not_wait),
@@ -443,8 +549,11 @@ int main(void)
 		cmocka_unit_test(nothing_waits_alone),
 		cmocka_unit_test(nothing_waits_on_fast_disks),
 		cmocka_unit_test(all_parts_are_done),
+		cmocka_unit_test(a_stuck_disk_stops_nobody),
 	};
 
-	stores_register();
+	for (size_t i = 0; i < ARRAY_COUNT(kinds); i++) {
+		store_register(kinds[i]);
+	}
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }
