@@ -101,7 +101,7 @@ static void check_info(const struct store_info *info)
 	GMB_ASSERT(info->atomic_bytes == 0 || (info->memory_rights & MEM_CPU_READ) != 0);
 }
 
-/* Requested settings override the properties that the disk reports. */
+/* Requested settings override the properties that the disk reports, and those that filters set. */
 static void override_info(struct store_info *info, const struct store_options *options)
 {
 	info->read_device = options->read_mode == STORE_MODE_DEVICE;
@@ -168,7 +168,10 @@ int store_open(const struct store_options *options, struct store **store_out, st
 			options->path);
 	}
 	result = result ?: layer_open(kind, &below, options->configs[idx], NULL, &store, error);
-	result = result ?: wrap_all(options, &store, error);
+	if (result == 0) {
+		override_info(&store->info, options); /* for filters that depend on it */
+		result = wrap_all(options, &store, error);
+	}
 	if (result < 0) {
 		return result;
 	}

@@ -538,6 +538,30 @@ static void a_stuck_disk_stops_nobody(void **state)
 	world_close(&world);
 }
 
+/* The members of a stripe work at the same time, also if only the user says that it is one. */
+static void stripes_are_left_alone(void **state)
+{
+	struct store *store;
+	struct error error;
+
+	(void)state;
+	for (int with = 0; with < 2; with++) {
+		struct store_options options = { .path = "null:64G" };
+
+		stores_set(&options, "pace", DISK);
+		if (with) {
+			stores_set(&options, "stripe", "64K:4");
+		}
+		if (store_open(&options, &store, &error) != 0) {
+			fail_msg("%s", error.text);
+		}
+		assert_int_equal(strcmp(store->ops->name, "sched") == 0, !with);
+		assert_int_equal(store_info(store)->stripe_members, with ? 4 : 0);
+		store_close(store);
+		store_options_fini(&options);
+	}
+}
+
 int main(void)
 {
 	static const struct store_kind *const kinds[] = { &null_store_kind, &pace_store_kind,
@@ -550,6 +574,7 @@ int main(void)
 		cmocka_unit_test(nothing_waits_on_fast_disks),
 		cmocka_unit_test(all_parts_are_done),
 		cmocka_unit_test(a_stuck_disk_stops_nobody),
+		cmocka_unit_test(stripes_are_left_alone),
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(kinds); i++) {
