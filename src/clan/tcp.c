@@ -175,8 +175,11 @@ static int dial_next(struct tcp_conn *conn, int error)
 			error = -errno;
 			close(fd);
 		} else {
-			conn->next = conn->next->ai_next;
-			return socket_add(conn, fd);
+			error = socket_add(conn, fd);
+			if (error == 0) {
+				conn->next = conn->next->ai_next;
+				return 0;
+			}
 		}
 	}
 	return error;
