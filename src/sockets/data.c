@@ -765,7 +765,8 @@ static int send_locked(
 		} else {
 			sent = data_wait_for(conn, POLLOUT, conn->out_limit_ns, &deadline_ns);
 		}
-		if (sent == -EINTR && data_restarts()) {
+		/* As in the kernel, a send with a timeout is not restarted. */
+		if (sent == -EINTR && conn->out_limit_ns == 0 && data_restarts()) {
 			sent = 0;
 		}
 		if (sent != 0) {

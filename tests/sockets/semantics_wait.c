@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/compiler.h"
 #include "semantics.h"
 
@@ -514,6 +515,23 @@ static void interrupted(struct pair *pair)
 	signal(SIGALRM, SIG_DFL);
 }
 
+/* A send with a timeout ends at a signal, whatever the signal's handler says. */
+static void interrupted_send(struct pair *pair)
+{
+	static char bytes[16 << 20];
+	struct timeval limit = { .tv_sec = 20 };
+	uint64_t begin_ns = clock_now_ns();
+	ssize_t sent;
+
+	show("set", setsockopt(pair->client, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit)));
+	interrupt_after(-1, SA_RESTART);
+	sent = write(pair->client, bytes, sizeof(bytes));
+	show("a part", sent > 0 && sent < (ssize_t)sizeof(bytes));
+	show("before the timeout", clock_now_ns() - begin_ns < UINT64_C(10000000000));
+	show_interrupted();
+	signal(SIGALRM, SIG_DFL);
+}
+
 /* --- all of them ------------------------------------------------------------------------------ */
 
 const struct semantics_case wait_cases[] = {
@@ -533,5 +551,6 @@ const struct semantics_case wait_cases[] = {
 	{ "epoll-polled", epoll_polled },
 	{ "epoll-changed", epoll_changed },
 	{ "interrupted", interrupted },
+	{ "interrupted-send", interrupted_send },
 	{ NULL, NULL },
 };
