@@ -170,7 +170,8 @@ static void redo_read_done(struct flash_io *io, int result)
 		redo_fail(io->flash, result, "the log cannot be made durable or read again");
 	} else if (!redo_is_sound(redo)) {
 		redo_fail(io->flash, redo->error,
-			"the log cannot be made durable, and its data is no longer in memory");
+			"the log cannot be made durable, and its latest records cannot be read "
+			"again");
 	} else {
 		redo_set_state(redo, FLASH_REDO_WRITE);
 	}
