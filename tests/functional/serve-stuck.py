@@ -2,6 +2,7 @@
 """A disk that hangs takes the thread that waits for it; the rest of the server still answers."""
 import json
 import os
+import re
 import select
 import socket
 import subprocess
@@ -63,6 +64,36 @@ class Stuck(support.Case):
         code, errors = server.wait()
         self.assertEqual(code, 1)
         self.assertIn("stopped immediately", errors)
+
+    def memory(self, server):
+        """KiB that the server has written to."""
+        with open(f"/proc/{server.process.pid}/smaps_rollup", encoding="ascii") as sums:
+            return int(re.search(r"^Anonymous:\s+(\d+) kB$", sums.read(), re.MULTILINE)[1])
+
+    def test_a_trace_is_freed_when_the_thread_goes_on(self):
+        until, go_on = os.pipe()
+        self.addCleanup(os.close, until)
+        self.addCleanup(os.close, go_on)
+        # Memory that is given back is no longer the server's.
+        server = self.start_stuck([until], hangs=False, STUCK_UNTIL_FD=str(until), MALLOC_MMAP_THRESHOLD_="65536")
+        after = []
+        for _ in range(6):
+            with socket.socket(socket.AF_UNIX) as trace, trace.makefile("rb") as notes:
+                trace.connect(self.path("control"))
+                trace.sendall(b'{"command": "trace", "arguments": {"count": 1000}}\n')
+                self.assertIn("service", json.loads(notes.readline()))
+                self.assertIn("note", json.loads(notes.readline()))
+                during = self.memory(server)
+                self.stick()
+                trace.shutdown(socket.SHUT_WR)
+                self.assertIn("result", json.loads(notes.readline()))
+            # Its answer comes before the thread is told. The next command is answered after that.
+            self.assertEqual(self.ask(b'{"command": "stats"}')["error"]["code"], "ETIMEDOUT")
+            os.write(go_on, b"x")
+            self.client.receive(16) # that the bytes were written
+            self.assertIn("result", self.ask(b'{"command": "stats"}'))
+            after.append(self.memory(server))
+        self.assertLess(after[-1] - after[0], during - after[-2])
 
     def test_a_thread_that_goes_on_withdraws_rights(self):
         config = self.path("conf")
