@@ -4,6 +4,7 @@ import json
 import os
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -94,6 +95,33 @@ class Stuck(support.Case):
             self.assertIn("result", self.ask(b'{"command": "stats"}'))
             after.append(self.memory(server))
         self.assertLess(after[-1] - after[0], during - after[-2])
+
+    def test_a_reload_ends_after_the_threads(self):
+        """It does not ask them then; also without a control socket."""
+        config = self.path("conf")
+        disk = self.make_disk()
+
+        def write(rights):
+            with open(config, "w", encoding="utf-8") as file:
+                file.write(f"exports:\n- name: ''\n  path: {disk}\n  access: [{rights}]\n")
+
+        told, tells = os.pipe()
+        until, go_on = os.pipe()
+        for fd in told, tells, until, go_on:
+            self.addCleanup(os.close, fd)
+        write("rw")
+        os.write(go_on, b"x")  # the start reads the file, too
+        server = self.start_unix(
+            "--threads", "1", "--control", "none", "--config", config, pass_fds=[tells, until],
+            env=dict(os.environ, LD_PRELOAD=STUCK, STUCK_FD=str(tells), STUCK_OPEN=config, STUCK_UNTIL_FD=str(until)))
+        self.assertEqual(os.read(told, 1), b"\0")
+        write("none")
+        server.signal(signal.SIGHUP)
+        self.assertEqual(os.read(told, 1), b"\0")
+        server.signal()
+        self.assertEqual(os.read(told, 1), b"\0")  # all other threads have ended
+        os.write(go_on, b"x")
+        self.assertEqual(server.wait(), (0, ""))
 
     def test_a_thread_that_goes_on_withdraws_rights(self):
         config = self.path("conf")
