@@ -127,7 +127,7 @@ class UpgradeClients(support.Case):
         found = re.match(r"process (\d+) .* passed to it: (\d+), ended: (\d+); pause: ([0-9.]+) ms", output)
         self.assertTrue(found, output)
         for pid in self.children:  # it has let go, and ends
-            os.waitpid(pid, 0)
+            self.assertEqual(os.waitpid(pid, 0)[1], 0)
         self.children = [int(found[1])]
         return int(found[2]), int(found[3]), float(found[4])
 
