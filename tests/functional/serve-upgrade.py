@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """A new process takes over from a running server, and clients notice nothing; whatever is wrong with
 the new one, the old one goes on."""
+import concurrent.futures
 import json
 import os
 import shutil
@@ -52,6 +53,28 @@ HANGING = {
 
 
 class Upgrade(upgrades.Case):
+    def test_a_reload_that_waits_for_the_upgrade(self):
+        """The old process does not do it any more, and says so."""
+        server = self.serve()
+        for name in "begun", "begin":
+            os.mkfifo(self.path(name))
+        wrapper = 'echo >"$1"; read -r line <"$2"; shift 2; exec "$@"'
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            upgrade = thread.submit(
+                self.must_upgrade, "/bin/sh", "-c", wrapper, "sh", self.path("begun"), self.path("begin"),
+                support.program(), "serve", "--export", f"={self.disk}", "--listen", self.socket_uri(), "--control",
+                self.path("control"))
+            with open(self.path("begun"), encoding="ascii") as begun:
+                begun.read()
+            server.signal(signal.SIGHUP)
+            with open(self.path("begin"), "w", encoding="ascii") as begin:
+                begin.write("\n")
+        upgrade.result()
+        self.stop_newest()
+        code, errors = server.wait()
+        self.assertEqual(code, 0)
+        self.assertIn("the configuration was not reloaded", errors)
+
     def test_fio(self):
         changes = self.path("changes")
         for listen, filters in ((None, f",overlay={changes}"), ("nbd://127.0.0.1:0", "")):

@@ -738,6 +738,11 @@ static struct control_client *next_client(struct jobs *jobs)
 		struct job *job = list_entry(node, struct job, node);
 
 		client = job->client;
+		if (client == NULL) {
+			log_warning("%s",
+				"the configuration was not reloaded, because this process is "
+				"ending; if another process has taken over, send SIGHUP to it");
+		}
 		job_free(job);
 	}
 	return client;
