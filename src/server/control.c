@@ -505,7 +505,6 @@ void server_control_stop(struct server_control *control)
 	if (control->tracing != NULL) {
 		tracing_stop(control->tracing);
 	}
-	jobs_stop(control->view.jobs);
 	if (control->server != NULL) {
 		control_server_stop(control->server);
 	}

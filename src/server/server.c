@@ -123,6 +123,7 @@ static void begin_close(struct server *server)
 	set_stop_limit(server);
 	server->phase = SERVER_CLOSING;
 	/* these functions do not call a reactor, because it might hang */
+	jobs_stop(server->jobs);
 	server_control_stop(server->control);
 	scrape_stop(server->scrape);
 	upgrade_goodbye(server->upgrade);
@@ -162,6 +163,7 @@ void server_stop_hard(struct server *server, const char *reason)
 {
 	log_error("the server stopped immediately, with requests in flight: %s", reason);
 	close_listeners(server);
+	jobs_stop(server->jobs);
 	server_control_stop(server->control);
 	scrape_stop(server->scrape);
 	fflush(stdout);
@@ -382,6 +384,7 @@ static void synchronize_reactors(struct server *server)
 
 static void server_release(struct server *server)
 {
+	jobs_stop(server->jobs);
 	synchronize_reactors(server);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);

@@ -120,6 +120,7 @@ static int start_reactors(struct server *server, struct error *error)
 }
 
 static int disks_are_quiesced(void *context, struct error *error);
+static void remove_files(void *context);
 
 static int start_accepting(struct server *server, struct error *error)
 {
@@ -147,6 +148,7 @@ static int start_accepting(struct server *server, struct error *error)
 			.reactors = server->reactors,
 			.reactor_count = server->reactor_count,
 			.quiesced = disks_are_quiesced,
+			.leave = remove_files,
 			.context = server,
 		};
 
@@ -388,6 +390,19 @@ static int disks_are_quiesced(void *context, struct error *error)
 		rc = error_set(error, -ECANCELED, "the new process received a signal to stop");
 	}
 	return rc;
+}
+
+/* Removes the files that a clean stop would remove, except the sockets of the old process. */
+static void remove_files(void *context)
+{
+	struct server *server = context;
+
+	for (uint32_t i = 0; i < server->listener_count; i++) {
+		listener_remove_new_path(&server->listeners[i]);
+	}
+	listener_remove_new_path(server_control_listener(server->control));
+	listener_remove_new_path(scrape_listener(server->scrape));
+	server_record_remove(server->record);
 }
 
 /* --- the start as a whole -------------------------------------------------------------------- */

@@ -41,15 +41,21 @@ enum fit {
 	FIT_EXACT,
 };
 
-/* Compares URIs, ignoring a final slash: a URI of the default export can have one or not. */
-static bool find_same_text(const char *a, const char *b)
+/* Returns the length of the URI without the slash that is its whole path. A URI of the default
+ * export can have this slash or not. */
+static size_t bytes_without_slash(const char *uri)
 {
-	size_t a_bytes = strlen(a);
-	size_t b_bytes = strlen(b);
+	const char *address = strstr(uri, "://");
+	const char *path = address != NULL ? strchr(address + 3, '/') : NULL;
 
-	a_bytes -= a_bytes > 0 && a[a_bytes - 1] == '/';
-	b_bytes -= b_bytes > 0 && b[b_bytes - 1] == '/';
-	return a_bytes == b_bytes && memcmp(a, b, a_bytes) == 0;
+	return path != NULL && path[1] == '\0' ? (size_t)(path - uri) : strlen(uri);
+}
+
+static bool is_same_uri(const char *a, const char *b)
+{
+	size_t bytes = bytes_without_slash(a);
+
+	return bytes == bytes_without_slash(b) && memcmp(a, b, bytes) == 0;
 }
 
 /* Returns whether the host, as written, always means this machine. */
@@ -170,7 +176,7 @@ static enum fit fit_uri(
 	struct error error;
 	enum fit fit = FIT_NOT;
 
-	if (find_same_text(served_text, asked_text)) {
+	if (is_same_uri(served_text, asked_text)) {
 		return FIT_EXACT;
 	}
 	if (export_uri_parse(served_text, &served, &error) == 0 &&

@@ -341,19 +341,25 @@ class Reconnect(support.Case):
 
     def test_commands_slower_than_the_time_limit(self):
         """The server says that it lives; with simple replies slow commands have longer."""
-        self.serve("delay=flush:5s", "delay=zero:5s", "delay=trim:5s", "delay=cache:5s")
-        clients = [self.open(flags=flags, request_timeout_ms=2000, reconnect_timeout_ms=10000)
-                   for flags in (0, gmblock.OPEN_NO_EXTENDED, gmblock.OPEN_SIMPLE)]
-        done = []
-        for client in clients:
-            done += [self.submit(client, [client.new(gmblock.FLUSH)])]
-            done += [self.submit(client, [client.new(kind, 4096, 8192)])
-                     for kind in (gmblock.ZERO, gmblock.TRIM, gmblock.CACHE)]
-        while not all(done):
-            self.queue.wait(-1)
-        self.assertEqual({one[0].result for one in done}, {0})
-        self.assertEqual(self.events, [])
-        self.assertEqual({client.stats().commands_replayed for client in clients}, {0})
+        def check(factor):
+            name = f"slow{factor}"
+            server = self.serve(*(f"delay={kind}:{factor * 3}s" for kind in ("flush", "zero", "trim", "cache")), name=name)
+            self.events.clear()
+            clients = [self.open(name, flags=flags | gmblock.OPEN_NO_RECONNECT, request_timeout_ms=factor * 1200)
+                       for flags in (0, gmblock.OPEN_NO_EXTENDED, gmblock.OPEN_SIMPLE)]
+            done = []
+            for client in clients:
+                done += [self.submit(client, [client.new(gmblock.FLUSH)])]
+                done += [self.submit(client, [client.new(kind, 4096, 8192)])
+                         for kind in (gmblock.ZERO, gmblock.TRIM, gmblock.CACHE)]
+            while not all(done):
+                self.queue.wait(-1)
+            self.assertEqual({one[0].result for one in done}, {0})
+            self.assertEqual(self.events, [])
+            self.assertEqual({client.stats().commands_replayed for client in clients}, {0})
+            server.kill()
+
+        self.at_some_pace(check)
 
     # --- servers that do not come back
 

@@ -125,28 +125,44 @@ class UnixReconnect(support.Case):
             server.signal(signal.SIGCONT)
 
     def test_what_takes_long_is_not_silence(self):
-        server = self.serve("delay=read:4s", "delay=flush:4s", "delay=zero:4s")
-        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=2000",
-                            "read c 0 4096 0", "flush c 0 0 0", "zero c 0 1048576 0")
-        self.assertEqual(output.count("done c "), 3, output)
-        self.assertIn("\nstats c 0 0 ", output)
+        def check(factor):
+            server = self.serve(*(f"delay={kind}:{factor * 3}s" for kind in ("read", "flush", "zero")))
+            try:
+                output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms={factor * 1200}",
+                                    "read c 0 4096 0", "flush c 0 0 0", "zero c 0 1048576 0")
+            finally:
+                server.kill()
+            self.assertEqual(output.count("done c "), 3, output)
+            self.assertIn("\nstats c 0 0 ", output)
+
+        self.at_some_pace(check)
 
     def test_a_server_that_never_answers(self):
         server = self.serve("delay=read:3600s")
-        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=2000 "
-                            "slow_timeout_ms=2500", "read c 0 4096 0")
-        self.assertIn("is alive, but did not complete any request in time", output)
+
+        def check(factor):
+            output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms={factor * 1200} "
+                                f"slow_timeout_ms={factor * 1500}", "read c 0 4096 0")
+            self.assertIn("is alive, but did not complete any request in time", output)
+
+        self.at_some_pace(check)
         server.kill()  # it would wait for its disk
 
     def test_answers_count_while_others_wait(self):
         """A request waits all the time, for longer than a server may answer nothing."""
-        server = self.serve("delay=read:2300ms:range=1M+4K", "delay=read:4600ms:range=2M+4K",
-                            "delay=read:5s:range=0+4K")
-        output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms=2000 "
-                            "slow_timeout_ms=4000",
-                            *[f"read c {at << 20} 4096 0" for at in range(3)])
-        self.assertEqual(output.count("done c "), 3, output)
-        self.assertIn("\nstats c 0 0 ", output)
+        def check(factor):
+            server = self.serve(*(f"delay=read:{factor * ms}ms:range={place}+4K"
+                                  for ms, place in ((1500, "1M"), (2900, "2M"), (3200, "0"))))
+            try:
+                output = self.drive(server, f"flags={NO_RECONNECT} request_timeout_ms={factor * 1200} "
+                                    f"slow_timeout_ms={factor * 2500}",
+                                    *[f"read c {at << 20} 4096 0" for at in range(3)])
+            finally:
+                server.kill()
+            self.assertEqual(output.count("done c "), 3, output)
+            self.assertIn("\nstats c 0 0 ", output)
+
+        self.at_some_pace(check)
 
     def test_rules_of_access_are_read_again(self):
         config, control = self.path("conf"), self.path("control")

@@ -93,6 +93,14 @@ class Commands(Live):
             "readonly": None})})
         self.assertEqual(server.stop()[0], 0)
 
+    def test_the_log_shows_text_escaped(self):
+        server = self.serve()
+        self.export("add", "a", self.path(support.EVIL), status=1)
+        code, errors = server.stop()
+        self.assertEqual(code, 0)
+        self.assertIn("it does not exist; create the file first", errors)
+        self.assertIsNone(support.FORBIDDEN.search(errors), errors)
+
     def test_what_is_wrong_changes_nothing(self):
         server = self.serve()
         one = self.image("one")

@@ -441,7 +441,7 @@ class Stats(support.Case):
             code, output, errors = self.run_gmblock("stats", "--json", uri, **options)
             self.assertEqual((code, errors), (0, ""), uri)
             self.assertEqual(json.loads(output)["pid"], server.process.pid)
-        for uri in (base + "/dusk", "nbd://127.0.0.2/disk", "nbd+unix:///disk?socket=s"):
+        for uri in (base + "/dusk", base + "/disk/", "nbd://127.0.0.2/disk", "nbd+unix:///disk?socket=s"):
             code, _, errors = self.run_gmblock("stats", uri, **options)
             self.assertEqual(code, 1)
             self.assertIn(f"serves {uri}; served here: {server.uri}; run this command", errors)

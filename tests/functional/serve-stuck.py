@@ -2,7 +2,9 @@
 """A disk that hangs takes the thread that waits for it; the rest of the server still answers."""
 import json
 import os
+import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -63,6 +65,63 @@ class Stuck(support.Case):
         code, errors = server.wait()
         self.assertEqual(code, 1)
         self.assertIn("stopped immediately", errors)
+
+    def memory(self, server):
+        """KiB that the server has written to."""
+        with open(f"/proc/{server.process.pid}/smaps_rollup", encoding="ascii") as sums:
+            return int(re.search(r"^Anonymous:\s+(\d+) kB$", sums.read(), re.MULTILINE)[1])
+
+    def test_a_trace_is_freed_when_the_thread_goes_on(self):
+        until, go_on = os.pipe()
+        self.addCleanup(os.close, until)
+        self.addCleanup(os.close, go_on)
+        # Memory that is given back is no longer the server's.
+        server = self.start_stuck([until], hangs=False, STUCK_UNTIL_FD=str(until), MALLOC_MMAP_THRESHOLD_="65536")
+        after = []
+        for _ in range(6):
+            with socket.socket(socket.AF_UNIX) as trace, trace.makefile("rb") as notes:
+                trace.connect(self.path("control"))
+                trace.sendall(b'{"command": "trace", "arguments": {"count": 1000}}\n')
+                self.assertIn("service", json.loads(notes.readline()))
+                self.assertIn("note", json.loads(notes.readline()))
+                during = self.memory(server)
+                self.stick()
+                trace.shutdown(socket.SHUT_WR)
+                self.assertIn("result", json.loads(notes.readline()))
+            # Its answer comes before the thread is told. The next command is answered after that.
+            self.assertEqual(self.ask(b'{"command": "stats"}')["error"]["code"], "ETIMEDOUT")
+            os.write(go_on, b"x")
+            self.client.receive(16) # that the bytes were written
+            self.assertIn("result", self.ask(b'{"command": "stats"}'))
+            after.append(self.memory(server))
+        self.assertLess(after[-1] - after[0], during - after[-2])
+
+    def test_a_reload_ends_after_the_threads(self):
+        """It does not ask them then; also without a control socket."""
+        config = self.path("conf")
+        disk = self.make_disk()
+
+        def write(rights):
+            with open(config, "w", encoding="utf-8") as file:
+                file.write(f"exports:\n- name: ''\n  path: {disk}\n  access: [{rights}]\n")
+
+        told, tells = os.pipe()
+        until, go_on = os.pipe()
+        for fd in told, tells, until, go_on:
+            self.addCleanup(os.close, fd)
+        write("rw")
+        os.write(go_on, b"x")  # the start reads the file, too
+        server = self.start_unix(
+            "--threads", "1", "--control", "none", "--config", config, pass_fds=[tells, until],
+            env=dict(os.environ, LD_PRELOAD=STUCK, STUCK_FD=str(tells), STUCK_OPEN=config, STUCK_UNTIL_FD=str(until)))
+        self.assertEqual(os.read(told, 1), b"\0")
+        write("none")
+        server.signal(signal.SIGHUP)
+        self.assertEqual(os.read(told, 1), b"\0")
+        server.signal()
+        self.assertEqual(os.read(told, 1), b"\0")  # all other threads have ended
+        os.write(go_on, b"x")
+        self.assertEqual(server.wait(), (0, ""))
 
     def test_a_thread_that_goes_on_withdraws_rights(self):
         config = self.path("conf")

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """A new process takes over from a running server, and clients notice nothing; whatever is wrong with
 the new one, the old one goes on."""
+import concurrent.futures
 import json
 import os
 import shutil
@@ -15,6 +16,7 @@ import urllib.parse
 
 import nbdmini
 import support
+import upgrade_process
 import upgrades
 
 FIO = ["fio", "--name=upgrade", "--ioengine=nbd", "--rw=randrw", "--bs=4k", "--iodepth=16", "--size=16M",
@@ -52,6 +54,50 @@ HANGING = {
 
 
 class Upgrade(upgrades.Case):
+    def test_a_new_process_that_fails_removes_its_files(self):
+        """Sockets that the old process does not have."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with ours:
+            with theirs:
+                new = subprocess.Popen(
+                    [support.program(), "serve", "null:1M", "--listen", self.socket_uri(), "--control",
+                     self.path("control"), "--metrics", f"http+unix:///?socket={self.path('metrics')}"],
+                    pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE, text=True,
+                    env=dict(os.environ, GMBLOCK_UPGRADE_FD=str(theirs.fileno())))
+                self.addCleanup(new.kill)
+            ours.recv(65536)
+            ours.send(upgrade_process.message(upgrade_process.PREPARE))
+            self.assertEqual(upgrade_process.receive(ours)[0], upgrade_process.READY)
+            self.assertEqual({name for name in os.listdir(self.folder) if name != "disk"}, {"s", "control", "metrics"})
+            ours.send(upgrade_process.message(upgrade_process.FAILED, b"for the test"))
+            errors = new.communicate()[1]
+        self.assertEqual(new.returncode, 1)
+        self.assertIn("did not complete the handover: for the test", errors)
+        self.assertEqual(os.listdir(self.folder), ["disk"])
+
+    def test_a_reload_that_waits_for_the_upgrade(self):
+        """The old process does not do it any more, and says so."""
+        server = self.serve()
+        for name in "begun", "begin":
+            os.mkfifo(self.path(name))
+        wrapper = 'echo >"$1"; read -r line <"$2"; shift 2; exec "$@"'
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            upgrade = thread.submit(
+                self.must_upgrade, "/bin/sh", "-c", wrapper, "sh", self.path("begun"), self.path("begin"),
+                support.program(), "serve", "--export", f"={self.disk}", "--listen", self.socket_uri(), "--control",
+                self.path("control"))
+            with open(self.path("begun"), encoding="ascii") as begun:
+                begun.read()
+            server.signal(signal.SIGHUP)
+            with open(self.path("begin"), "w", encoding="ascii") as begin:
+                begin.write("\n")
+        upgrade.result()
+        self.stop_newest()
+        code, errors = server.wait()
+        self.assertEqual(code, 0)
+        self.assertIn("the configuration was not reloaded", errors)
+
     def test_fio(self):
         changes = self.path("changes")
         for listen, filters in ((None, f",overlay={changes}"), ("nbd://127.0.0.1:0", "")):

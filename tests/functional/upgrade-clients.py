@@ -3,11 +3,14 @@
 
 A client whose one thread waits for the answer on one connection, with a request half sent or an answer half
 received on another one, sees no error: the old process waits for none of them longer than for its disks."""
+import concurrent.futures
 import contextlib
 import ctypes
+import glob
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import struct
@@ -109,12 +112,13 @@ class UpgradeClients(support.Case):
         self.addCleanup(self.kill_children)
 
     def kill_children(self):
-        for pid in self.children:
-            try:
-                os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, 0)
-            except (ProcessLookupError, ChildProcessError):
-                pass
+        """New processes: those of failed tests, too, of which nobody has heard."""
+        for path in glob.glob("/proc/[0-9]*/stat"):
+            pid = int(path.split("/")[2])
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError, ChildProcessError):
+                if int(read_text(path).rpartition(") ")[2].split()[1]) == os.getpid() != pid != self.server.process.pid:
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, 0)
 
     def upgrade(self):
         """How many connections were passed and ended, and the pause in ms."""
@@ -123,9 +127,15 @@ class UpgradeClients(support.Case):
         found = re.match(r"process (\d+) .* passed to it: (\d+), ended: (\d+); pause: ([0-9.]+) ms", output)
         self.assertTrue(found, output)
         for pid in self.children:  # it has let go, and ends
-            os.waitpid(pid, 0)
+            self.assertEqual(os.waitpid(pid, 0)[1], 0)
         self.children = [int(found[1])]
         return int(found[2]), int(found[3]), float(found[4])
+
+    @contextlib.contextmanager
+    def upgrade_begun(self):
+        """In a thread, the end of which is awaited; if it fails, the test does."""
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            yield thread.submit(self.upgrade)
 
     def test_a_half_sent_write(self):
         """The thread that sends it reads on another connection, for as long as the upgrade takes."""
@@ -136,13 +146,10 @@ class UpgradeClients(support.Case):
             for end in (1 << 20, (1 << 20) + 1, 3 << 20, len(request)):
                 b.sock.sendall(request[sent:end])
                 sent = end
-                result = []
-                upgrade = threading.Thread(target=lambda: result.append(self.upgrade()))
-                upgrade.start()
-                while upgrade.is_alive():
-                    a.read(0, 4096)
-                upgrade.join()
-                self.assertEqual(result[0][:2], (2, 0))
+                with self.upgrade_begun() as upgrade:
+                    while not upgrade.done():
+                        a.read(0, 4096)
+                self.assertEqual(upgrade.result()[:2], (2, 0))
             self.assertEqual(b.reply(), (7, 0))
             self.assertTrue(a.read(12345, len(data)) == data)
 
@@ -153,16 +160,13 @@ class UpgradeClients(support.Case):
             for at in range(0, len(data), 1 << 20):
                 b.write(at, data[at:at + (1 << 20)])
             b.send_request(nbdmini.CMD_READ, 9, 0, len(data))
-            result = []
-            upgrade = threading.Thread(target=lambda: result.append(self.upgrade()))
-            upgrade.start()
-            until = time.monotonic() + 2
-            while time.monotonic() < until:
-                a.read(0, 4096)
-            self.assertEqual(b.reply(), (9, 0))
-            self.assertTrue(b.receive(len(data)) == data)
-            upgrade.join()
-            self.assertEqual(result[0][:2], (2, 0))
+            with self.upgrade_begun() as upgrade:
+                until = time.monotonic() + 2
+                while time.monotonic() < until:
+                    a.read(0, 4096)
+                self.assertEqual(b.reply(), (9, 0))
+                self.assertTrue(b.receive(len(data)) == data)
+            self.assertEqual(upgrade.result()[:2], (2, 0))
             self.assertTrue(a.read(0, len(data)) == data)
 
     def test_nobody_is_ended_for_not_receiving(self):
@@ -206,17 +210,14 @@ class UpgradeClients(support.Case):
             for at in range(0, len(data), 1 << 20):
                 client.write(at, data[at:at + (1 << 20)])
             client.send_request(nbdmini.CMD_READ, 9, 0, len(data))
-            result = []
-            upgrade = threading.Thread(target=lambda: result.append(self.upgrade()))
-            upgrade.start()
-            until = time.monotonic() + 2
-            while time.monotonic() < until:
-                with nbdmini.open_export(self.server.uri) as late:
-                    self.assertTrue(late.read(4096, 512) == data[4096:4608])
-            self.assertEqual(client.reply(), (9, 0))
-            self.assertTrue(client.receive(len(data)) == data)
-            upgrade.join()
-            self.assertEqual(result[0][1], 0)
+            with self.upgrade_begun() as upgrade:
+                until = time.monotonic() + 2
+                while time.monotonic() < until:
+                    with nbdmini.open_export(self.server.uri) as late:
+                        self.assertTrue(late.read(4096, 512) == data[4096:4608])
+                self.assertEqual(client.reply(), (9, 0))
+                self.assertTrue(client.receive(len(data)) == data)
+            self.assertEqual(upgrade.result()[1], 0)
             self.assertTrue(client.read(0, len(data)) == data)
 
     @contextlib.contextmanager
@@ -255,11 +256,17 @@ class UpgradeClients(support.Case):
         upgrade = threading.Thread(target=lambda: result.append(self.run_gmblock(
             "upgrade", self.path("control"), "--", sys.executable, "-c", TOLD, told, tell)))
         upgrade.start()
-        with open(told, "rb", buffering=0) as said, open(tell, "wb", buffering=0) as say:
-            (new,) = struct.unpack("i", said.read(4))
+
+        def hear(count):
+            self.wait_for(lambda: select.select([said], [], [], 0)[0] or not upgrade.is_alive())
+            return os.read(said.fileno(), count) if upgrade.is_alive() else b""
+
+        # With both ends of each, nobody is waited for who has ended.
+        with open(told, "r+b", buffering=0) as said, open(tell, "r+b", buffering=0) as say:
+            (new,) = struct.unpack("i", hear(4))
             with self.stopped_thread(pid, "gmblock/0"):
                 say.write(b"x")
-                self.assertEqual(said.read(1), b"r")
+                self.assertEqual(hear(1), b"r")
                 self.wait_for_turns(pid, upgrade)
                 say.write(b"x")
                 os.waitpid(new, 0)

@@ -278,6 +278,7 @@ class UpgradeDisks(upgrades.Case):
         self.assertRegex(errors, 'keys of export "n+.*", .* too long')
         with nbdmini.open_export(server.uri, name.encode()) as client:
             self.assertEqual(client.read(0, 512), bytes(512))
+        self.stop_newest()
 
     def test_an_overlay_on_another_base(self):
         """Changes are not put on another disk."""

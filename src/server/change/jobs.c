@@ -530,6 +530,7 @@ bool jobs_hold(struct jobs *jobs)
 void job_log(struct job *job)
 {
 	char *complaint = job->jobs->complaint;
+	char shown[4 * ERROR_TEXT_BYTES];
 	json_t *line;
 	size_t i;
 
@@ -537,7 +538,7 @@ void job_log(struct job *job)
 		complaint[0] = '\0';
 	} else if (!job->kind->repeats || strcmp(complaint, job->error.text) != 0) {
 		memcpy(complaint, job->error.text, sizeof(job->error.text));
-		log_error("%s", job->error.text);
+		log_error("%s", log_escape_sentence(shown, sizeof(shown), job->error.text));
 	}
 	if (job->result < 0 && !job->is_applied) {
 		return;
@@ -737,6 +738,11 @@ static struct control_client *next_client(struct jobs *jobs)
 		struct job *job = list_entry(node, struct job, node);
 
 		client = job->client;
+		if (client == NULL) {
+			log_warning("%s",
+				"the configuration was not reloaded, because this process is "
+				"ending; if another process has taken over, send SIGHUP to it");
+		}
 		job_free(job);
 	}
 	return client;

@@ -185,7 +185,7 @@ static int create_run(struct job *job, struct error *error)
 		     ?: job_open(job, error);
 	if (rc < 0 && ask_store(job, parent, STORE_SNAPSHOT_DELETE, &undone) < 0) {
 		log_warning("%s: the snapshot '%s' was not deleted, and is not served: %s",
-			job->name, job->snapshot, undone.text);
+			quote(job->name), quote(job->snapshot), undone.text);
 	}
 	return rc;
 }

@@ -80,6 +80,7 @@ int server_config_add_export(struct server_config *config, struct server_export 
 {
 	int rc = 0;
 
+	free(entry->origin);
 	entry->origin = strdup(origin);
 	if (config->export_count == SERVER_EXPORTS_MAX) {
 		rc = error_set(error, -EINVAL, "only %d exports are possible", SERVER_EXPORTS_MAX);

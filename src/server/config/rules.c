@@ -238,23 +238,18 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 	const char *text, struct error *error)
 {
 	uint32_t count = access->rule_count;
-	void *bigger = access->rules;
 	int rc = check_rule(rule, error);
 
 	if (rc == 0 && count == ACCESS_RULES_MAX) {
 		rc = error_set(
 			error, -EINVAL, "only %d access rules are possible", ACCESS_RULES_MAX);
 	}
-	if (rc == 0 && (count & (count - 1)) == 0) { /* full: capacities are powers of two */
-		bigger = reallocarray(
-			access->rules, MAX(2 * (size_t)count, (size_t)1), sizeof(*rule));
-	}
 	if (rc == 0) {
-		access->rules = bigger != NULL ? bigger : access->rules;
 		rule->origin = strdup(origin);
 		rule->text = strdup(text);
 	}
-	if (rc == 0 && (bigger == NULL || rule->origin == NULL || rule->text == NULL)) {
+	if (rc == 0 && (rule->origin == NULL || rule->text == NULL ||
+			       server_config_grow(&access->rules, count, sizeof(*rule)) < 0)) {
 		rc = error_oom_for(error, "an access rule");
 	}
 	if (rc < 0) {
@@ -603,15 +598,16 @@ int server_rate_add(struct server_rates *rates, struct server_rule *rule, const 
 	struct error *error)
 {
 	uint32_t count = rates->conditions.rule_count;
-	void *bigger = reallocarray(rates->rules, (size_t)count + 1, sizeof(*rates->rules));
-	int rc;
+	int rc = 0;
 
-	rates->rules = bigger != NULL ? bigger : rates->rules;
-	if (bigger == NULL || count == RATE_RULES_MAX) {
+	if (count == RATE_RULES_MAX) {
+		rc = error_set(error, -EINVAL, "only %d rate rules are possible", RATE_RULES_MAX);
+	} else if (server_config_grow(&rates->rules, count, sizeof(*rates->rules)) < 0) {
+		rc = error_oom_for(error, "a rate rule");
+	}
+	if (rc < 0) {
 		server_rule_fini(rule);
-		return bigger == NULL ? error_oom_for(error, "a rate rule")
-				      : error_set(error, -EINVAL, "only %d rate rules are possible",
-						RATE_RULES_MAX);
+		return rc;
 	}
 	rc = append_rule(&rates->conditions, &rule->access, origin, rule->text, error);
 	if (rc == 0) {

@@ -777,6 +777,13 @@ static void listen_remove_own(const struct listener *listener)
 	unlock_folder(lock_fd);
 }
 
+void listener_remove_new_path(const struct listener *listener)
+{
+	if (listener != NULL && listener->unlink_path != NULL && !listener->was_inherited) {
+		listen_remove_own(listener);
+	}
+}
+
 void listener_close(struct listener *listener)
 {
 	if (listener->unlink_path != NULL) {

@@ -73,6 +73,8 @@ GMB_MUST_CHECK int listener_adopt_inherited(
 void listener_take_back(struct listener *listener);
 /* Makes the listener leave the socket file in place when it closes. */
 void listener_forget_path(struct listener *listener);
+/* Removes the socket file, unless the listener was inherited. NULL is a no-op. */
+void listener_remove_new_path(const struct listener *listener);
 
 /* Closes the sockets, and removes the socket file if it is still ours. Can be called twice. */
 void listener_close(struct listener *listener);

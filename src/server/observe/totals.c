@@ -234,8 +234,8 @@ static void inspect(struct engine *engine, void *context)
 	add_client(totals, &engine->other_clients);
 }
 
-/* Collects an export's values that can be read without calling a reactor. */
-static void totals_add_reactor(struct totals_export *sum, const struct export *export)
+/* Sets the values that belong to the export itself, and not to its use by a reactor. */
+static void set_export(struct totals_export *sum, const struct export *export)
 {
 	struct rate_limits limits;
 
@@ -272,7 +272,7 @@ int totals_collect(const struct server_view *view, struct totals *totals)
 		}
 	}
 	for (uint32_t i = 0; i < view->export_count; i++) {
-		totals_add_reactor(&totals->exports[i], view->exports[i]);
+		set_export(&totals->exports[i], view->exports[i]);
 	}
 	totals->at_ns = clock_now_ns();
 	return totals->short_of_memory ? -ENOMEM : 0;

@@ -8,6 +8,12 @@
 
 #include "base/log.h"
 
+/* The recorder of one reactor. */
+struct recorder {
+	struct path_trace *trace;
+	struct reactor_task drop_task; /* frees the recorder on its reactor */
+};
+
 struct tracing {
 	const struct server_view *view;
 	struct control_client *client; /* client that waits for the records, or NULL */
@@ -22,13 +28,21 @@ struct tracing {
 	 * reactor that reaches the wanted number and wakes the main thread has then seen the
 	 * records of the others. */
 	_Atomic uint32_t ended_count;
-	struct path_trace **recorders; /* one per reactor, while wanted > 0 */
+	struct recorder **recorders; /* one per reactor, while wanted > 0 */
 };
+
+static void recorder_free(struct recorder *recorder)
+{
+	if (recorder != NULL) {
+		path_trace_destroy(recorder->trace);
+		free(recorder);
+	}
+}
 
 static void free_recorders(struct tracing *tracing)
 {
 	for (uint32_t i = 0; i < tracing->view->reactor_count; i++) {
-		path_trace_destroy(tracing->recorders[i]);
+		recorder_free(tracing->recorders[i]);
 		tracing->recorders[i] = NULL;
 	}
 }
@@ -156,17 +170,44 @@ static void tracing_arm(struct engine *engine, void *context)
 	path_set_trace(engine->path, context);
 }
 
+/* Called on the reactor's thread. The reactor has no other recorder, because it gets the next one
+ * later. */
+static void drop_recorder(struct engine *engine, void *context)
+{
+	path_set_trace(engine->path, NULL);
+	recorder_free(context);
+}
+
 /* Removes the recorders from the first `count` reactors. */
 static void disarm(struct tracing *tracing, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
-		if (reactor_call(tracing->view->reactors[i], tracing_arm, NULL) < 0) {
-			/* This recorder is not freed, because the reactor still uses it. */
+		struct reactor *reactor = tracing->view->reactors[i];
+		struct recorder *recorder = tracing->recorders[i];
+
+		if (reactor_call(reactor, tracing_arm, NULL) < 0) {
+			/* The reactor still uses the recorder, and frees it when it continues. */
+			recorder->drop_task.run = drop_recorder;
+			recorder->drop_task.context = recorder;
+			reactor_post(reactor, &recorder->drop_task);
 			tracing->recorders[i] = NULL;
 		}
 	}
 	free_recorders(tracing);
 	tracing->wanted = 0;
+}
+
+static int recorder_create(const struct path_trace_options *options, struct recorder **recorder_out,
+	struct error *error)
+{
+	struct recorder *recorder = calloc(1, sizeof(*recorder));
+
+	if (recorder == NULL || path_trace_create(options, &recorder->trace) < 0) {
+		free(recorder);
+		return error_oom_for(error, "a trace");
+	}
+	*recorder_out = recorder;
+	return 0;
 }
 
 static int tracing_begin(struct tracing *tracing, const json_t *arguments, struct error *error)
@@ -186,10 +227,7 @@ static int tracing_begin(struct tracing *tracing, const json_t *arguments, struc
 	}
 	rc = take_arguments(tracing, arguments, &options, error);
 	for (uint32_t i = 0; rc == 0 && i < tracing->view->reactor_count; i++) {
-		rc = path_trace_create(&options, &tracing->recorders[i]);
-		if (rc < 0) {
-			error_set(error, rc, "out of memory for a trace");
-		}
+		rc = recorder_create(&options, &tracing->recorders[i], error);
 	}
 	if (rc < 0) {
 		free_recorders(tracing);
@@ -198,8 +236,8 @@ static int tracing_begin(struct tracing *tracing, const json_t *arguments, struc
 	tracing->wanted = options.request_max;
 	atomic_store_explicit(&tracing->ended_count, 0, memory_order_relaxed);
 	while (armed < tracing->view->reactor_count && rc == 0) {
-		rc = reactor_call(
-			tracing->view->reactors[armed], tracing_arm, tracing->recorders[armed]);
+		rc = reactor_call(tracing->view->reactors[armed], tracing_arm,
+			tracing->recorders[armed]->trace);
 		armed += rc == 0;
 	}
 	if (rc < 0) {
@@ -315,11 +353,11 @@ static const struct path_trace_request **tracing_collect(
 		return NULL;
 	}
 	for (uint32_t i = 0; i < tracing->view->reactor_count; i++) {
-		const struct path_trace *recorder = tracing->recorders[i];
-		uint32_t ended = path_trace_ended_count(recorder);
+		const struct path_trace *trace = tracing->recorders[i]->trace;
+		uint32_t ended = path_trace_ended_count(trace);
 
 		for (uint32_t k = 0; k < ended; k++) {
-			records[count++] = path_trace_ended(recorder, k);
+			records[count++] = path_trace_ended(trace, k);
 		}
 	}
 	GMB_ASSERT(count <= room);
@@ -413,7 +451,7 @@ int tracing_create(const struct server_view *view, struct control_server *server
 		tracing->ring = control_server_ring(server);
 		tracing->enough.deliver = deliver_enough;
 		tracing->recorders =
-			calloc(MAX(view->reactor_count, 1U), sizeof(struct path_trace *));
+			calloc(MAX(view->reactor_count, 1U), sizeof(struct recorder *));
 	}
 	if (tracing == NULL || tracing->recorders == NULL) {
 		tracing_destroy(tracing);

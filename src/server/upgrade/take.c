@@ -779,6 +779,7 @@ int upgrade_take_over(
 		 * process. */
 		log_error("%s", error->text);
 		upgrade_send_failure(take->channel, error->text);
+		taker->leave(taker->context);
 		_exit(1);
 	}
 	for (uint32_t i = 0; i < taker->reactor_count; i++) {

@@ -60,6 +60,8 @@ struct upgrade_taker {
 	/* Called when the old process has flushed its disks: reads the contents of disks with
 	 * store_needs_quiesce(). */
 	int (*quiesced)(void *context, struct error *error);
+	/* Called before this process exits because of a failure. Must not touch connections. */
+	void (*leave)(void *context);
 	void *context;
 };
 
