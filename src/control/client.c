@@ -320,13 +320,18 @@ static ssize_t control_client_read_more(struct control_connection *connection, u
 	return got;
 }
 
-static int explain_read(
-	const struct control_connection *connection, int code, int timeout_ms, struct error *error)
+static bool is_nbd_greeting(const struct control_connection *connection)
 {
 	static const char nbd_magic[] = "NBDMAGIC";
 
-	if (connection->input_bytes >= strlen(nbd_magic) &&
-		memcmp(connection->input, nbd_magic, strlen(nbd_magic)) == 0) {
+	return connection->input_bytes >= strlen(nbd_magic) &&
+	       memcmp(connection->input, nbd_magic, strlen(nbd_magic)) == 0;
+}
+
+static int explain_read(
+	const struct control_connection *connection, int code, int timeout_ms, struct error *error)
+{
+	if (is_nbd_greeting(connection)) {
 		return error_set(error, -EPROTO,
 			"%s: not a control socket, but the listening socket of an NBD server; for "
 			"a gmblock server, use its URI nbd+unix:///?socket=%s",
@@ -368,7 +373,8 @@ static int receive_object(struct control_connection *connection, uint64_t deadli
 			connection->input_bytes);
 	}
 	connection->line_bytes = 0;
-	while (got > 0) {
+	/* An NBD server sends no end of a line, and waits for the client. */
+	while (got > 0 && !is_nbd_greeting(connection)) {
 		size_t fresh = connection->input_bytes - searched;
 
 		end = fresh > 0 ? memchr(connection->input + searched, '\n', fresh) : NULL;

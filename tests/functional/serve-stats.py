@@ -456,6 +456,20 @@ class Stats(support.Case):
         self.check_refused(["stats", self.path("s")], 1, "not a control socket",
                            f"use its URI {server.uri}\n")
 
+    def test_the_greeting_of_nbd_is_enough(self):
+        """It is known before the end of a line, or of the time."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(self.path("nbd"))
+            sock.listen()
+            pid = os.fork()
+            if pid == 0:
+                other, _ = sock.accept()
+                other.sendall(b"NBDMAGICIHAVEOPT\0\3\n")
+                other.recv(65536)
+                os._exit(0)
+            self.check_refused(["stats", self.path("nbd")], 1, "the listening socket of an NBD server")
+            os.waitpid(pid, 0)
+
     def test_none_is_none(self):
         server = self.start_unix("memory:1M", "--control", "none")
         self.check_refused(["stats", server.uri], 1, "gmblock stats: no server")
