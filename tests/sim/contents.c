@@ -10,6 +10,7 @@
 
 #include "../unit/stores.h"
 #include "base/crc32c.h"
+#include "scratch.h"
 #include "store/flash/flash.h"
 
 enum {
@@ -110,13 +111,14 @@ static void *flash_begin(struct flash *flash, const char *disk, uint64_t *bytes_
 
 /* What is in a flash store. */
 struct found {
-	uint8_t *bytes;	     /* to be freed */
+	uint8_t *bytes;	     /* to be freed if there is no scratch buffer */
 	uint64_t from_cache; /* blocks of those that only its cache file has */
 	bool has_lost_cache; /* the disk refers to a file that is not there */
 };
 
 /* Whoever opens the store on that disk finds these bytes. The disk stays as it is. */
-static struct found flash_contents(const struct scenario_export *export, const char *disk)
+static struct found flash_contents(
+	const struct scenario_export *export, const char *disk, struct scratch *scratch)
 {
 	struct flash *flash = calloc(1, sizeof(*flash));
 	struct found found = { 0 };
@@ -129,8 +131,10 @@ static struct found flash_contents(const struct scenario_export *export, const c
 	memory = flash_begin(flash, disk, &bytes);
 	found.has_lost_cache = flash->anchor.cache_tag != 0 && !flash->cache.is_found;
 	blocks = flash->anchor.geometry.disk_blocks;
-	found.bytes = calloc(blocks, FLASH_BLOCK_BYTES);
+	found.bytes = scratch != NULL ? scratch_get(scratch, blocks * FLASH_BLOCK_BYTES)
+				      : malloc(blocks * FLASH_BLOCK_BYTES);
 	GMB_ASSERT(found.bytes != NULL);
+	memset(found.bytes, 0, blocks * FLASH_BLOCK_BYTES);
 	for (uint64_t at = 0; at < blocks; at += FLASH_NODE_ENTRIES) {
 		flash_page(flash, (uint32_t)(at / FLASH_NODE_ENTRIES),
 			found.bytes + at * FLASH_BLOCK_BYTES, blocks - at);
@@ -229,26 +233,27 @@ struct looking {
 
 static void look_at(const struct looking *looking, uint64_t offset, size_t len)
 {
-	uint8_t *data = malloc(len + 1);
+	static struct scratch scratch;
+	uint8_t *data = scratch_get(&scratch, len);
 
-	GMB_ASSERT(data != NULL);
 	if (looking->flash != NULL) {
 		memcpy(data, looking->flash + offset, len);
 	} else {
 		sim_disk_peek(looking->disk, offset, data, len);
 	}
 	looking->check(looking, offset, data, len);
-	free(data);
+	scratch_put(&scratch);
 }
 
 /* Returns how many blocks only a cache file has. */
 static uint64_t look(struct looking *looking, const char *disk, bool has_cache)
 {
+	static struct scratch scratch;
 	const struct scenario_export *export = looking->export;
 	struct found found = { 0 };
 
 	if (export->is_flash) {
-		found = flash_contents(export, disk);
+		found = flash_contents(export, disk, &scratch);
 		if (has_cache && found.has_lost_cache) {
 			model_fail("flash store '%s' has no cache file, and needs it", disk);
 		}
@@ -261,7 +266,7 @@ static uint64_t look(struct looking *looking, const char *disk, bool has_cache)
 		look_at(looking, (UINT64_C(4) << 30) - GIANT_WINDOW_BYTES / 2, GIANT_WINDOW_BYTES);
 		look_at(looking, export->size - GIANT_WINDOW_BYTES, GIANT_WINDOW_BYTES);
 	}
-	free(found.bytes);
+	scratch_put(&scratch);
 	return found.from_cache;
 }
 
@@ -426,7 +431,7 @@ void contents_begin(struct scenario_export *export)
 
 	contents_end(export);
 	if (export->is_flash) {
-		struct found found = flash_contents(export, contents_disk(export));
+		struct found found = flash_contents(export, contents_disk(export), NULL);
 
 		export->flash_base = found.bytes;
 		export->cache_is_lost = found.has_lost_cache;

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "scratch.h"
+
 enum { SECTOR = 512 };
 
 struct record {
@@ -192,6 +194,7 @@ static void expected_bytes(const struct oracle *oracle, const struct record *r, 
 static bool explain(const struct oracle *oracle, const struct record *r, uint64_t offset,
 	const uint8_t *data, size_t len, uint8_t *explained)
 {
+	static struct scratch scratch;
 	uint8_t *want;
 	bool all = true;
 
@@ -199,8 +202,7 @@ static bool explain(const struct oracle *oracle, const struct record *r, uint64_
 		memset(explained, 1, len);
 		return true;
 	}
-	want = malloc(len);
-	GMB_ASSERT(want != NULL);
+	want = scratch_get(&scratch, len);
 	expected_bytes(oracle, r, offset, want, len);
 	if (memcmp(want, data, len) == 0) {
 		memset(explained, 1, len);
@@ -210,7 +212,7 @@ static bool explain(const struct oracle *oracle, const struct record *r, uint64_
 			all = all && explained[i] != 0;
 		}
 	}
-	free(want);
+	scratch_put(&scratch);
 	return all;
 }
 
@@ -248,12 +250,13 @@ static void describe(struct check *check, uint64_t offset, uint8_t byte, uint64_
 /* All bytes of the interval are touched by the same records. */
 static bool check_interval(struct check *check, uint64_t offset, const uint8_t *data, size_t len)
 {
+	static struct scratch scratch;
 	const struct oracle *oracle = check->oracle;
-	uint8_t *explained = calloc(1, len);
+	uint8_t *explained = scratch_get(&scratch, len);
 	uint64_t limit = 0;
 	bool all = false;
 
-	GMB_ASSERT(explained != NULL);
+	memset(explained, 0, len);
 	for (uint32_t i = 0; i < check->record_count; i++) {
 		const struct record *r = &oracle->records[check->records[i]];
 
@@ -281,7 +284,7 @@ static bool check_interval(struct check *check, uint64_t offset, const uint8_t *
 				data[first - explained], limit);
 		}
 	}
-	free(explained);
+	scratch_put(&scratch);
 	return all;
 }
 
