@@ -22,8 +22,10 @@ BLOCK = 4096
 
 
 class Writer(threading.Thread):
-    """Writes numbers to a disk, one write after the other is answered: first all blocks in order, then any."""
+    """Writes numbers to a disk, one write after the other is answered: first all blocks in order, then any, at most
+    2,000 a second: without that limit it takes most of the processor time of the test."""
     BLOCKS = 24 * MIB // BLOCK
+    PAUSE_SECONDS = 1 / 2000
 
     def __init__(self, uri):
         super().__init__()
@@ -42,6 +44,8 @@ class Writer(threading.Thread):
             except (OSError, AssertionError):
                 return  # the server was killed
             self.answered = number
+            if number > self.BLOCKS:
+                self.ends.wait(self.PAUSE_SECONDS)
 
     def count(self):
         return self.answered
