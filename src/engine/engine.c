@@ -159,19 +159,33 @@ static void resume_blocked(struct engine *engine)
 	engine->limits_released |= engine_turn_is_full(engine);
 }
 
-/* Lets sessions send replies, up to ENGINE_TURN_BYTES. The sessions that remain are first in the
- * next batch. */
-static void flush_dirty(struct engine *engine)
+/* Returns false if no session of the list is left. */
+static bool flush_first(struct list_node *dirty, bool alone)
 {
-	bool alone = engine->dirty.next == engine->dirty.prev;
-	struct list_node *node;
+	struct list_node *node = list_pop_front(dirty);
 
-	engine->turn_bytes = 0;
-	while (engine->turn_bytes < ENGINE_TURN_BYTES &&
-		(node = list_pop_front(&engine->dirty)) != NULL) {
+	if (node != NULL) {
 		struct session *session = list_entry(node, struct session, dirty_node);
 
 		session->kind->flush(session, alone);
+	}
+	return node != NULL;
+}
+
+/* Lets sessions send replies, up to ENGINE_TURN_BYTES, of each list in turn: a reply of a sparse
+ * session does not wait for the replies of all other sessions. The sessions that remain are first
+ * in the next batch. */
+static void flush_dirty(struct engine *engine)
+{
+	bool alone = list_is_empty(&engine->dirty)
+			     ? engine->dirty_sparse.next == engine->dirty_sparse.prev
+			     : list_is_empty(&engine->dirty_sparse) &&
+				       engine->dirty.next == engine->dirty.prev;
+	bool more = true;
+
+	while (more && engine->turn_bytes < ENGINE_TURN_BYTES) {
+		more = flush_first(&engine->dirty_sparse, alone);
+		more = flush_first(&engine->dirty, alone) || more;
 	}
 }
 
@@ -299,29 +313,48 @@ static void engine_go_on(struct engine *engine, bool joined)
 {
 	bool can_resume = engine->limits_released && !turns_are_empty(&engine->blocked);
 
-	if ((joined || can_resume || path_is_to_serve(engine->path) ||
-		    !list_is_empty(&engine->dirty)) &&
-		!engine->again.in_flight) {
+	engine->goes_on = joined || can_resume || path_is_to_serve(engine->path) ||
+			  !list_is_empty(&engine->dirty_sparse) || !list_is_empty(&engine->dirty);
+	if (engine->goes_on && !engine->again.in_flight) {
 		ring_defer(engine->ring, &engine->again, 0, engine_again_done);
 	}
+}
+
+/* Returns whether this turn may do its share of the work. The ring does not enter the kernel in
+ * each turn that the engine has asked for. Without an enter the last share is not submitted yet,
+ * and one system call would do the work of several turns. */
+static bool engine_turn_begins(struct engine *engine)
+{
+	uint64_t enters = ring_counters(engine->ring)->enters;
+	bool begins = !engine->goes_on || enters != engine->turn_enters;
+
+	engine->turn_enters = enters;
+	return begins;
 }
 
 static void engine_batch_end(struct ring_batch_end *end)
 {
 	struct engine *engine = container_of(end, struct engine, batch_end);
 	bool released = engine->limits_released;
+	bool begins = engine_turn_begins(engine);
 	bool joined;
 
-	/* Cleared before the work, so that a release during the work causes another turn. */
-	engine->limits_released = false;
-	path_serve(engine->path);
-	if (released && !turns_are_empty(&engine->blocked)) {
-		resume_blocked(engine);
+	if (begins) {
+		/* Cleared before the work, so that a release during the work causes another
+		 * turn. */
+		engine->limits_released = false;
+		engine->turn_bytes = 0;
+		path_serve(engine->path);
+		if (released && !turns_are_empty(&engine->blocked)) {
+			resume_blocked(engine);
+		}
 	}
 	flush_dirty(engine);
 	joined = !list_is_empty(&engine->ending) && join_ending(engine);
 	engine_go_on(engine, joined);
-	engine_turn_part(engine);
+	if (begins) {
+		engine_turn_part(engine);
+	}
 	if (path_is_short(engine->path)) {
 		engine_timer_arm(engine);
 	}
@@ -799,6 +832,7 @@ int engine_create(
 	list_init(&engine->sessions);
 	list_init(&engine->handshakes);
 	list_init(&engine->lingering);
+	list_init(&engine->dirty_sparse);
 	list_init(&engine->dirty);
 	list_init(&engine->peers);
 	list_init(&engine->rate_identities);

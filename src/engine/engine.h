@@ -358,7 +358,7 @@ struct session {
 	struct list_node deadline_node;	 /* in engine->handshakes or engine->lingering */
 	struct list_node handshake_node; /* in of_peer->newcomers */
 	enum newcomer newcomer;
-	struct list_node dirty_node;  /* in engine->dirty */
+	struct list_node dirty_node;  /* in engine->dirty or dirty_sparse */
 	struct turn blocked_turn;     /* in engine->blocked */
 	struct list_node ending_node; /* in engine->ending */
 	struct list_node barred_node; /* in engine_export.barred */
@@ -563,6 +563,9 @@ struct engine {
 	struct list_node sessions;
 	struct list_node handshakes;
 	struct list_node lingering;
+	/* Sessions with something to send, see flush_dirty(). The first list: sessions with one
+	 * request in flight and none that waits for a slot. */
+	struct list_node dirty_sparse;
 	struct list_node dirty;
 	struct list_node peers;
 	struct engine_peer *accepted_peer; /* the peer of the connection that is being accepted */
@@ -588,7 +591,9 @@ struct engine {
 	/* value of counters.requests at which this part of the turn is full */
 	uint64_t turn_requests_max;
 	uint64_t turn_bytes;  /* bytes of replies that sessions have sent in this turn */
+	uint64_t turn_enters; /* number of the ring's system calls at the end of the last turn */
 	struct ring_op again; /* starts another turn, for work that was deferred */
+	bool goes_on;	      /* the last turn has left work for this one */
 	struct ring_op timer;
 	uint64_t timer_due_ns; /* time at which the timer in flight expires */
 	uint64_t stop_due_ns;  /* the earliest stop_deadline_ns of a stopping session */
@@ -678,7 +683,11 @@ static inline struct log_limit *session_connect_limit(const struct session *sess
 static inline void session_mark_dirty(struct session *session)
 {
 	if (!list_is_linked(&session->dirty_node)) {
-		list_push_back(&session->engine->dirty, &session->dirty_node);
+		bool is_sparse =
+			session->inflight_count <= 1 && !turn_is_waiting(&session->blocked_turn);
+
+		list_push_back(is_sparse ? &session->engine->dirty_sparse : &session->engine->dirty,
+			&session->dirty_node);
 	}
 }
 
