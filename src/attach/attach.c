@@ -72,10 +72,10 @@ struct daemon {
 	struct disk_flush *flush; /* flush of a detach in progress, or of one that was abandoned */
 	struct error lost;	  /* error of a failed flush */
 	bool force;		  /* argument of device_ops.stop() */
-	bool hurried;		  /* force was requested after an unforced detach had begun */
+	bool hurried;		  /* force was requested during an unforced detach */
 	/* force was requested before the flush ended, so stop() was called with force */
 	bool overtaken;
-	bool hastened; /* a limit has ended the wait in stop() */
+	bool hastened; /* stop() took too long, so hurry() was called */
 	bool noted;    /* the clients have been informed why they wait */
 	uint64_t wait_since_ns;
 
@@ -246,8 +246,8 @@ static void attach_answer(const struct daemon *daemon, const struct detach *deta
 	}
 }
 
-/* Called when the disk is in use: clients that requested an unforced detach get an error. Returns
- * true if another client requests a forced one. */
+/* Called when the disk is in use: answers the unforced detach requests with an error. Forced ones
+ * are kept, unless the failed attempt was forced as well. Returns whether any are left. */
 static bool refuse_gentle(struct daemon *daemon)
 {
 	uint32_t kept = 0;
@@ -387,7 +387,8 @@ static void expire_all(struct daemon *daemon)
 	daemon->detach_count = kept;
 }
 
-/* Returns to WORKING if no client waits and the disk is still complete. */
+/* Returns to WORKING if no client waits for the detach any more and the disk is not being stopped
+ * yet. */
 static void attach_give_up(struct daemon *daemon)
 {
 	if (daemon->phase == PHASE_FLUSHING && daemon->detach_count == 0) {
@@ -489,8 +490,8 @@ static void begin_detach(void *context, struct control_client *client, const jso
 	}
 }
 
-/* Called when a client's program ends while it waits. If no other client waits and the disk is
- * complete, the disk stays attached. */
+/* Called when a client's program ends while it waits. If no other client waits and the disk is not
+ * being stopped yet, the disk stays attached. */
 static void end_detach(void *context, struct control_client *client)
 {
 	struct daemon *daemon = context;

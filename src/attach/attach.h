@@ -147,8 +147,8 @@ struct device {
 	struct health health;
 };
 
-/* Initializes the part common to all kinds. Errors such as -EMFILE; device_fini() can also be
- * called after an error. */
+/* Initializes the members that all kinds of devices have. Errors such as -EMFILE; device_fini() can
+ * also be called after an error. */
 GMB_MUST_CHECK int device_init(
 	struct device *device, const struct device_ops *ops, struct error *error);
 void device_fini(struct device *device);
@@ -244,8 +244,8 @@ GMB_MUST_CHECK int timings_print(
 
 /*
  * Users of a disk: mounts, swap space, other block devices built on it, and processes that have it
- * open. Partitions count. Any thread. Return -EBUSY with an error message that names the first user
- * found. An object that cannot be examined does not count as a user.
+ * open. Users of its partitions count as well. Any thread. Return -EBUSY with an error message that
+ * names the first user found. An object that cannot be examined does not count as a user.
  */
 
 /* name is the kernel's: "ublkb0". Our own process does not count. */

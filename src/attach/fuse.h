@@ -66,7 +66,8 @@ struct fuse_slot {
 	uint64_t length;
 	struct fuse_inlet *inlet; /* inlet that holds the payload of a write */
 	const char *payload;
-	/* part of the group's buffer: FUSE_IO_BYTES_MAX and two blocks; NULL until needed */
+	/* part of a buffer that a group of slots shares: FUSE_IO_BYTES_MAX and two blocks; NULL
+	 * until needed */
 	char *buffer;
 	enum fuse_step step;
 	uint64_t begin; /* range in whole blocks */

@@ -54,7 +54,8 @@ static int fuse_device_take_request(struct fuse_file *file)
 	if (count > 0) {
 		fuse.session_process_buf(file->session, &file->inlet->buffer);
 	}
-	/* A write keeps its inlet until it is answered, and has set file->inlet to NULL. */
+	/* The payload of a write stays in the inlet until the write is answered, so its handler has
+	 * set file->inlet to NULL. Any other inlet is free again. */
 	if (file->inlet != NULL) {
 		list_push_front(&file->free_inlets, &file->inlet->node);
 		file->inlet = NULL;
@@ -395,8 +396,8 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 		return rc;
 	}
 	if (force) {
-		/* The session would not end while processes have the file open, so it is ended
-		 * here. */
+		/* libfuse's session would not end while processes have the file open, so it is
+		 * ended here. */
 		fuse.session_exit(file->session);
 		gmb_queue_wake(file->remote.queue);
 	}
@@ -438,8 +439,8 @@ static int fuse_device_grow(struct device *device, uint64_t bytes, struct error 
 		return error_set(error, -EFBIG, "the size exceeds the maximum file size");
 	}
 	file->bytes = bytes;
-	/* This fails if the kernel has not looked up the file yet, or is about to drop it. Then its
-	 * cache is empty. */
+	/* This fails if the kernel has not looked up the file yet, or is about to drop it. In both
+	 * cases the kernel caches no page of the file. */
 	(void)!fuse.lowlevel_notify_inval_inode(file->session, FUSE_ROOT_ID, from, 0);
 	return 0;
 }
@@ -487,8 +488,8 @@ static bool fuse_device_overlaps(const struct fuse_slot *a, const struct fuse_sl
 	return a->begin < b->end && b->begin < a->end && (a->exclusive || b->exclusive);
 }
 
-/* Returns true if the slot must wait for an overlapping write that is in flight, or that waits and
- * is in the list before waiting_end. */
+/* Returns true if the slot must wait for an overlapping write. Writes in flight count, and of the
+ * waiting writes those that are in the list before waiting_end. */
 static bool must_wait(struct fuse_slot *slot, const struct list_node *waiting_end)
 {
 	struct fuse_file *file = slot->file;

@@ -346,7 +346,7 @@ static void on_fallocate(fuse_req_t req, fuse_ino_t node, int mode, off_t offset
 		fuse.reply_err(req, EINVAL);
 		return;
 	}
-	/* A hole may extend past the end, where there is no data. */
+	/* A hole may extend past the end of the file; only the part before the end is punched. */
 	if (punch && (uint64_t)offset < file->bytes) {
 		length = (off_t)MIN((uint64_t)length, file->bytes - (uint64_t)offset);
 	}

@@ -310,7 +310,8 @@ static void print_note(json_t *note)
 	json_decref(note);
 }
 
-/* Asks the daemon to detach the disk, prints its notes, and waits until it has ended. */
+/* Asks the daemon to detach the disk, prints the messages with which the daemon explains a long
+ * wait, and waits until the daemon has ended. */
 static int detach_living(const struct state_entry *entry, const struct wish *wish)
 {
 	struct control_connection *connection;

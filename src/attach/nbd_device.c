@@ -61,8 +61,8 @@ struct nbd_disk {
 	bool connected; /* the kernel has the device */
 	_Atomic bool hurried;
 
-	/* Credentials for a URI with TLS: for sockets that the driver gets, and for relays. NULL:
-	 * the method is unavailable or not wanted. */
+	/* Credentials for a URI with TLS: tls_driver for sockets that the driver gets, tls for
+	 * relays. NULL: this way is unavailable or not wanted. */
 	struct tls_client *tls_driver;
 	struct tls_client *tls;
 
@@ -259,9 +259,9 @@ static int check_facts(const struct nbd_facts *first, const struct nbd_facts *ot
 		return error_set(error, -ESTALE, "the server has renamed the export to \"%s\"",
 			quote(other->name));
 	}
-	/* promised contains NBD_FLAG_READ_ONLY even if only the user wants a read-only disk.
-	 * Therefore a server that permits writes is no error. A server that no longer permits
-	 * writes is. */
+	/* promised contains NBD_FLAG_READ_ONLY even if only the user wants a read-only disk, so the
+	 * first condition ignores this flag. The second one rejects a server that no longer permits
+	 * writes. */
 	if ((promised & ~other->flags & ~NBD_FLAG_READ_ONLY) != 0 ||
 		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
 		return error_set(error, -ESTALE,
@@ -291,7 +291,7 @@ static void note_epoch(struct nbd_disk *disk, const struct nbd_facts *facts)
 
 /* --- the watcher --------------------------------------------------------------------------- */
 
-/* Waits for the order to stop, up to the timeout. Returns true if it came. */
+/* Waits until the watcher is ordered to stop, up to the timeout. Returns true if it was. */
 static bool stop_within(struct nbd_disk *disk, int timeout_ms)
 {
 	struct pollfd entry = { .fd = disk->stop_fd, .events = POLLIN };
@@ -336,7 +336,7 @@ static void nbd_device_take_size(struct nbd_disk *disk, uint64_t bytes)
 	disk->facts.size = MAX(disk->facts.size, bytes);
 }
 
-/* Waits for an event. Returns false if the order to stop came. */
+/* Waits for an event. Returns false if the watcher was ordered to stop. */
 static bool watch_once(struct nbd_disk *disk, int timeout_ms)
 {
 	struct pollfd entries[3 + SOCKETS_MAX] = {
@@ -393,7 +393,8 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		return rc;
 	}
 	rc = check_facts(&disk->facts, &facts, disk->kernel.server_flags, error);
-	/* The notification may not have arrived yet, but takes only a short time. */
+	/* We may have detected the dead socket before the kernel's LINK_DEAD notification has
+	 * arrived, so wait a short time for it. */
 	deadline_ns = clock_now_ns() + WAIT_NS;
 	while (rc == 0 && disk->dead_links == 0 && clock_now_ns() < deadline_ns) {
 		rc = watch_once(disk, WAIT_MS / 10) ? 0 : -ECANCELED;

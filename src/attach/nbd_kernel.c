@@ -104,7 +104,7 @@ static int take_message(struct nl_msg *message, void *argument)
 		netlink->index = nla_get_s32(found);
 	}
 	found = nlmsg_find_attr(header, GENL_HDRLEN, NBD_ATTR_DEVICE_LIST);
-	/* If the list is empty, there is no such device. */
+	/* If the list is empty, the device that was asked for does not exist. */
 	found = find_nested(find_nested(found, NBD_DEVICE_ITEM), NBD_DEVICE_CONNECTED);
 	netlink->is_connected = found != NULL && nla_len(found) == 1 && nla_get_u8(found) != 0;
 	return NL_SKIP;

@@ -170,7 +170,7 @@ const char *process_protect(void)
 	return refused;
 }
 
-/* Waits a short time for the parent to end, which was waiting for our report. */
+/* Waits a short time until the parent, which exits when it has our report, has ended. */
 static void let_go_first(pid_t parent)
 {
 	struct pollfd ended = { .fd = -1, .events = POLLIN };

@@ -37,9 +37,8 @@ void process_report_send(int report_fd, int code, const char *text, const struct
 /*
  * Protects a process that serves a disk. Its memory is locked, the OOM killer spares it, and its
  * allocations do not wait for its own disk (PR_SET_IO_FLUSHER). Its name begins with '@', so that
- * the init system does not kill it before the file systems are unmounted. Everything except the
- * name needs root and is skipped without. Returns the protection that the system refused to root,
- * or NULL.
+ * the init system does not kill it before the file systems are unmounted. For users other than root
+ * only the name is changed. Returns the protection that the system refused to root, or NULL.
  */
 const char *process_protect(void);
 

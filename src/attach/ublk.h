@@ -136,7 +136,7 @@ struct ublk_queue {
 	/* Set by the thread that starts the device, before the queue's thread starts or before
 	 * ublk_queue_go(). */
 	const struct attach_options *options;
-	struct device *device; /* gets the health, the size, and the end of the queue */
+	struct device *device; /* receives reports: connected or not, size, end of the queue */
 	uint16_t number;
 	uint16_t depth;
 	bool encoded;
@@ -167,7 +167,7 @@ struct ublk_queue {
 /* Starts the queue's thread, which connects to the server. */
 GMB_MUST_CHECK int ublk_queue_start(struct ublk_queue *queue, struct error *error);
 
-/* Waits until the queue has connected; the remote's info can then be read. After an error the queue
+/* Waits until the queue has connected; queue->remote.info is then valid. After an error the queue
  * has ended and need not be stopped. */
 GMB_MUST_CHECK int ublk_queue_wait_open(struct ublk_queue *queue, struct error *error);
 

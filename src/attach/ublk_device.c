@@ -331,7 +331,7 @@ static void delete_device(struct ublk_disk *disk)
 {
 	int rc;
 
-	/* The driver waits until the character device is closed everywhere. */
+	/* Before it deletes the device, the driver waits until the character device is closed. */
 	if (disk->char_fd >= 0) {
 		close(disk->char_fd);
 		disk->char_fd = -1;

@@ -204,8 +204,8 @@ static void ublk_queue_take_completions(struct ublk_queue *queue, bool abandon)
 		} else if (cqe->res == UBLK_IO_RES_OK) {
 			ublk_queue_take_request(queue, (uint32_t)cqe->user_data, abandon);
 		} else {
-			/* UBLK_IO_RES_ABORT means that the device stops. After any other error,
-			 * too, the tag can fetch no further request. */
+			/* After an error the tag can fetch no further request. UBLK_IO_RES_ABORT is
+			 * expected when the device stops. */
 			if (cqe->res != UBLK_IO_RES_ABORT) {
 				log_error("ublk rejects tag %u of queue %u: %s",
 					(unsigned)cqe->user_data, queue->number,

@@ -88,7 +88,8 @@ static int check_holders(const char *name, const char *folder, struct error *err
 	return rc;
 }
 
-/* Fills disks with the disk and its partitions, and checks the holders of each. */
+/* Fills disks with the disk and its partitions. Fails with -EBUSY if another block device is built
+ * on one of them. */
 static int check_tree(const char *name, struct disks *disks, struct error *error)
 {
 	char folder[PATH_MAX];
@@ -115,7 +116,7 @@ static int check_tree(const char *name, struct disks *disks, struct error *error
 	return rc;
 }
 
-/* Compares the device numbers in mountinfo, because its paths can be arbitrary. */
+/* Compares the device numbers in mountinfo, because the names of devices in it can be arbitrary. */
 static int check_mounts(const char *name, const struct disks *disks, struct error *error)
 {
 	FILE *file = fopen("/proc/self/mountinfo", "re");

@@ -45,7 +45,7 @@ struct connection;
 struct carrier_facts {
 	uint64_t bytes;	       /* size of the export, < 2^63 */
 	uint32_t capabilities; /* GMB_CAN_ and GMB_IS_ flags: operations that the server allows */
-	/* flags of the protocol itself, which must be equal on all connections of an export */
+	/* the server's flags of the export, which must be equal on all connections */
 	uint32_t identity;
 	uint32_t request_block; /* offsets and lengths of requests are multiples of this */
 	uint32_t block_minimum;
@@ -53,7 +53,7 @@ struct carrier_facts {
 	uint32_t payload_max;	  /* limit of one read or write */
 	uint32_t atomic_bytes;	  /* size up to which a write with FUA is atomic; 0: unknown */
 	uint64_t range_max;	  /* limit of one command without payload; UINT64_MAX: none */
-	enum gmb_replies replies; /* ordered: a larger value is at least as good */
+	enum gmb_replies replies; /* kind of replies; a larger value is at least as good */
 	/* For takeover, see docs/design/0006-reconnect.md. If the server has no takeover extension,
 	 * the flags are false and the epoch is 0. */
 	bool can_take_over;
@@ -75,7 +75,8 @@ struct command_copied {
 	uint64_t by_way[5];
 };
 
-/* One command. The client fills in the members up to source_offset before add. */
+/* One command. The client fills in the members up to source_offset before it calls
+ * carrier_ops.add(). */
 struct command {
 	uint8_t operation; /* enum gmb_operation */
 	uint32_t flags;	   /* enum gmb_request_flags, only flags that the facts allow */
@@ -84,7 +85,7 @@ struct command {
 	const struct iovec *iov; /* READ, WRITE: length bytes from iov_skip on */
 	uint32_t iov_count;
 	uint64_t iov_skip;
-	/* COPY: the current facts of the client of the source export. */
+	/* COPY: facts of the connection to the source export, which has a client of its own. */
 	const struct carrier_facts *source;
 	uint64_t source_offset;
 	int result;		      /* set by the carrier before carrier_done */
@@ -141,9 +142,9 @@ struct carrier_ops {
 	/* Sends the added commands, and ensures that replies are received. Called only when
 	 * ready. */
 	void (*flush)(struct carrier *carrier);
-	/* End the connection. After lose, unsent commands are never sent. leave first says goodbye
-	 * if there are no commands. carrier_stopped is called when no operation is in flight,
-	 * possibly before these functions return. */
+	/* lose() and leave() end the connection. After lose(), unsent commands are never sent.
+	 * leave() first says goodbye to the server if there are no commands. carrier_stopped() is
+	 * called when no operation is in flight, possibly before these functions return. */
 	void (*lose)(struct carrier *carrier);
 	void (*leave)(struct carrier *carrier);
 	/* Called after carrier_stopped. Returns the oldest command that is not done, in its state
@@ -198,8 +199,8 @@ struct queue_part {
 	void (*destroy)(struct queue_part *part);
 };
 
-/* Returns the address of the queue's pointer to its protocol state: NULL until the protocol sets
- * it. */
+/* Returns the address of the pointer to the protocol's state in the queue. The pointer is NULL
+ * until the protocol sets it. */
 struct queue_part **queue_part(struct gmb_queue *queue);
 struct ring *queue_ring(struct gmb_queue *queue);
 /* Copies an error into its public form. */

@@ -135,7 +135,7 @@ static struct connection *connection_with_room(struct gmb_client *client)
 }
 
 /* Returns the list whose first request is next, or NULL if both are empty. Long ranges and other
- * requests alternate, so that neither wait until the other list is empty. */
+ * requests alternate, so that no list has to wait until the other one is empty. */
 static struct list_node *next_list(struct gmb_client *client)
 {
 	bool range = !list_is_empty(&client->ranges) &&
@@ -244,7 +244,8 @@ static void set_state(struct gmb_client *client, enum client_state state)
 	client->state = state;
 }
 
-/* Called when the first connection is ready: reports it, and checks requests that waited. */
+/* Called when the first connection is ready: reports that the export is open, and checks the
+ * requests that were submitted before. */
 static void open_succeeded(struct gmb_client *client)
 {
 	struct list_node early;
@@ -326,8 +327,8 @@ static bool may_be_several(const struct gmb_client *client)
 }
 
 /* Closes all connections except `only`. Required if a server returns without the guarantee that
- * several connections see the same data. While the server may still execute commands of a lost
- * connection, all connections stay, because one of them must replace the lost one first. */
+ * several connections see the same data. Does nothing while the server may still execute commands
+ * of a lost connection, because one of the others must first take over from it. */
 static void leave_others(struct gmb_client *client, const struct connection *only)
 {
 	if (client->lost_count > 0) {
@@ -417,8 +418,9 @@ static void forget_lost(struct gmb_client *client, const struct connection *conn
 void client_take_over(struct gmb_client *client, uint32_t number)
 {
 	if (client->facts.can_take_over && (client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
-		/* A new connection becomes ready only after it has replaced every connection that
-		 * was lost when it started. */
+		/* There is room: a new connection can be lost only after it was ready, and it
+		 * becomes ready only after it has replaced every connection that was lost when it
+		 * started. */
 		GMB_ASSERT(client->lost_count < CLIENT_LOST_MAX);
 		client->lost[client->lost_count++] = number;
 	}
@@ -443,8 +445,8 @@ static void end_trouble(struct gmb_client *client, const struct connection *conn
 	}
 }
 
-/* Loses all connections to the previous instance of a server that has rebooted. They are dead, but
- * idle ones have not detected it. */
+/* Ends all connections to the previous instance of a server that has rebooted. They are dead, but
+ * without traffic a connection does not detect this. */
 static void leave_old_epoch(struct gmb_client *client, const struct connection *fresh)
 {
 	struct error error;
@@ -918,7 +920,8 @@ int gmb_close(struct gmb_client *client)
 			client->uri_text);
 		open_failed(client);
 	}
-	/* queue->ended can contain requests of this client, and callbacks can submit more. */
+	/* Requests in queue->ended have a result that was not reported yet. Their callbacks can
+	 * submit more. */
 	while (client->requests_in_flight > 0 || client->copies_in_flight > 0 ||
 		!list_is_empty(&client->queue->ended)) {
 		queue_round(client->queue, UINT64_MAX);
@@ -972,7 +975,7 @@ void client_end(struct gmb_client *client)
 
 bool client_join(struct gmb_client *client)
 {
-	/* queue->ended can contain requests of this client. */
+	/* queue->ended can contain requests of this client whose result was not reported yet. */
 	if (client->requests_in_flight > 0 || is_connected(client) ||
 		!list_is_empty(&client->queue->ended)) {
 		return false;

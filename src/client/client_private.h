@@ -35,7 +35,7 @@ enum {
 	CLIENT_DEPTH_DEFAULT = 128,
 	/* limit for one command, even if the server does not limit it */
 	CLIENT_PAYLOAD_MAX = 32 << 20,
-	/* attempts at a missing connection while others work, before attempts become rare */
+	/* attempts to replace a lost connection while others work; later attempts are rare */
 	CONNECTION_EXTRA_ATTEMPTS = 3,
 	CLIENT_LOST_MAX = CARRIER_REPLACES_MAX,
 };
@@ -227,7 +227,8 @@ void client_progress(struct gmb_client *client, struct connection *connection);
 /* Called when commands of a lost connection were sent and not answered: records the connection's
  * number for takeover. */
 void client_take_over(struct gmb_client *client, uint32_t number);
-/* Called when a connection has ended. Its commands are in replays, and it contains the reason. */
+/* Called when a connection has ended. Its commands are in client->replays, and connection->reason
+ * is set. */
 void client_connection_lost(struct gmb_client *client, struct connection *connection);
 /* Gives up if the client has been without a connection for too long. */
 void client_check_deadline(struct gmb_client *client);
@@ -247,8 +248,8 @@ void connection_name(const struct connection *connection, char out[CARRIER_TOKEN
 void connection_flush(struct connection *connection);
 /* Ends the connection because of an error; the client decides when it reconnects. */
 void connection_lose(struct connection *connection, const struct error *error);
-/* Ends the connection, with a goodbye if it is ready. It becomes idle at once or some iterations
- * later, and does not reconnect. */
+/* Ends the connection, with a goodbye if it is ready. It becomes idle at once or some iterations of
+ * the loop later, and does not reconnect. */
 void connection_leave(struct connection *connection);
 bool connection_has_room(const struct connection *connection);
 /* Adds a command; there must be room. */

@@ -136,7 +136,7 @@ static void give_back_commands(struct connection *connection)
 	carrier->moved_bytes = 0;
 }
 
-/* Completes CLOSING when no operation is in flight. */
+/* Ends the state CLOSING if no operation is in flight. */
 static void connection_closing_step(struct connection *connection)
 {
 	if (!connection->is_stopped || connection->timer_op.in_flight) {
@@ -266,8 +266,9 @@ static void silence_check(struct connection *connection)
 		client_connection_lose(connection, -ETIMEDOUT,
 			"the server is alive, but did not complete any request in time");
 	} else {
-		/* A command that is sent in the meantime can have an earlier deadline, but its
-		 * deadline is at least request_timeout from now. */
+		/* A command that is sent before the timer fires can have an earlier deadline than
+		 * next_ns, but its deadline is at least request_timeout from now. So the timer is
+		 * not set to more than that. */
 		timer_set(connection,
 			MIN(next_ns - now_ns,
 				connection->client->options.request_timeout_ms * NS_PER_MS));
@@ -325,8 +326,8 @@ void carrier_done(struct carrier *carrier, struct command *command, const char *
 	connection->waiting[is_slow(command)]--;
 	if (command->result == -ESHUTDOWN && client->state == CLIENT_OPEN &&
 		(client->options.flags & GMB_OPEN_NO_RECONNECT) == 0) {
-		/* This server after its restart, or another one, will execute the command (rule
-		 * P127). */
+		/* The server is shutting down. The command is sent again after a reconnect, to this
+		 * server or another one (rule P127). */
 		connection->draining = true;
 		request_command_again(command);
 		list_push_back(&client->replays, &command->node);

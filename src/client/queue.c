@@ -330,8 +330,9 @@ void queue_round(struct gmb_queue *queue, uint64_t limit_ns)
 	}
 }
 
-/* Called before the program polls the descriptor. Submits everything, and makes the descriptor
- * readable if there are completions that the ring does not know about. */
+/* Called before the program polls the queue's descriptor. Submits everything. Completions of the
+ * ring make the descriptor readable; if there are other results to report, this function makes it
+ * readable. */
 static void get_ready_to_poll(struct gmb_queue *queue, bool more)
 {
 	uint64_t before = queue->completed;

@@ -89,8 +89,8 @@ void gmb_prepare_status(struct gmb_request *request, struct gmb_extent *extents,
 
 /* --- checking ------------------------------------------------------------------------------ */
 
-/* Checks that the operation, its flags and the capabilities match. If the server has only flushes,
- * FUA is accepted as well; see client_request_end(). */
+/* Checks that the operation, its flags and the capabilities match. FUA is also accepted if the
+ * server has only flushes, because client_request_end() then adds a flush. */
 static int check_operation(const struct gmb_client *client, const struct gmb_request *request)
 {
 	static const struct {
@@ -178,8 +178,8 @@ static int check_source(const struct gmb_client *client, const struct gmb_reques
 	if (!range_inside(request->source_offset, request->length, source->facts.bytes)) {
 		return -EINVAL;
 	}
-	/* The ranges must not overlap. A long copy is split, so the server would not detect
-	 * that. */
+	/* The ranges must not overlap. The server would not detect an overlap, because a long copy
+	 * is split into commands. */
 	return strcmp(client->facts.name, source->facts.name) == 0 &&
 			       client_request_overlaps(request)
 		       ? -EINVAL
@@ -294,7 +294,7 @@ void gmb_submit_sized(struct gmb_client *client, struct gmb_request *request, si
 		}
 	}
 	if (client->explained == request) {
-		/* the explanation was about the previous use of this request struct */
+		/* client->explanation was about an earlier use of this request struct */
 		client->explained = NULL;
 	}
 	client->requests_in_flight++;
@@ -353,7 +353,7 @@ bool request_is_range(const struct gmb_client *client, struct gmb_request *reque
 	       request->length > range_bytes(client, request);
 }
 
-/* Returns the length of the next command: up to a multiple of the current size, so that no server
+/* Returns the length of the next command: up to a multiple of range_bytes(), so that no server
  * block is split. */
 static uint64_t range_part(
 	const struct gmb_client *client, const struct gmb_request *request, uint64_t offset)
@@ -363,7 +363,8 @@ static uint64_t range_part(
 	return align_down(offset, bytes) + bytes - offset;
 }
 
-/* Adapts the size of the range commands to the duration of one that has ended. */
+/* Adapts the size of the commands into which long ranges are split, to the duration of one of them
+ * that has ended. */
 static void range_learn(struct gmb_client *client, const struct command *command)
 {
 	uint64_t *bytes = &client->range_bytes[command->operation];
@@ -441,7 +442,7 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 
 /* --- results ------------------------------------------------------------------------------- */
 
-/* Ends a request whose commands have all returned, if its splitting has ended. */
+/* Ends a request if it is completely split into commands and all of them have returned. */
 static void client_request_end(struct gmb_client *client, struct gmb_request *request)
 {
 	struct request_state *state = request_state(request);
@@ -592,7 +593,8 @@ void command_extent(struct command *command, uint64_t described, uint64_t length
 	struct gmb_request *request = command->request;
 	uint64_t offset = command->offset + described;
 
-	/* There must be no gap, so when an extent did not fit, later ones are also dropped. */
+	/* The extents must be contiguous, so after one that did not fit, all later ones are dropped
+	 * as well. */
 	if (request->extent_count > 0) {
 		const struct gmb_extent *last = &request->extents[request->extent_count - 1];
 

@@ -18,8 +18,8 @@ enum {
 	PIECES = 8,
 	PIECE_BYTES = 1 << 20,
 	ALL_IDLE = (1 << PIECES) - 1,
-	/* Alignment of reads, for files opened with O_DIRECT. A read may extend past the end of the
-	 * part. */
+	/* Alignment of reads from files opened with O_DIRECT. Such a read may extend beyond the
+	 * part of the file that is sent. */
 	READ_ALIGN = 4096,
 };
 

@@ -121,7 +121,7 @@ static bool bind_ticket(const struct push_session *session, const struct push_wi
 }
 
 /* Checks the coordinator's rights, the range and the binding, then creates the ticket. The name of
- * the export is in the record, not in the ticket. */
+ * the export is not in the ticket; the server keeps it in the claim. */
 static void take_grant(struct push_session *session, const struct push_grant *grant)
 {
 	const struct push_wire_grant *head = &grant->head;

@@ -36,7 +36,8 @@ struct push_nbd_hub {
 	struct ring *ring;
 	struct gmb_queue *queue;
 	struct ring_batch_end batch_end;
-	/* runs another batch of the ring, after a batch_end() that has done work */
+	/* ends immediately, so that the ring runs another batch after a batch_end() that has done
+	 * work */
 	struct ring_op again;
 	struct list_node ending; /* struct push_nbd.node */
 };
@@ -88,7 +89,7 @@ static void batch_end(struct ring_batch_end *end)
 		if (client_join(nbd->client)) {
 			nbd->client = NULL;
 			list_remove(node);
-			again = true; /* the session of the client can be joined now */
+			again = true; /* session_join() can now free the session */
 		}
 	}
 	if (again && !hub->again.in_flight) {
@@ -242,8 +243,8 @@ void push_nbd_zero(struct push_source *source, uint32_t number, const struct pus
 
 static void read_back(struct push_nbd *nbd, struct gmb_request *request);
 
-/* Adds a piece that was read back to the destination's digest. The slot then reads the next piece;
- * the last one completes the flush. */
+/* Called when a piece was read back: adds it to the destination's digest. The slot then reads the
+ * next piece; the last one completes the flush. */
 static void piece_read_back(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;

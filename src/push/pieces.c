@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "push/pieces.h"
 
-/* Returns the index of the gap that contains the run, gap_count if there is none. */
+/* Returns the index of the gap that contains all of these bytes, gap_count if there is none. */
 static uint32_t find_gap(const struct push_pieces *pieces, uint64_t offset, uint64_t length)
 {
 	uint32_t i = 0;
@@ -25,8 +25,8 @@ static const char *add_gap(struct push_pieces *pieces, uint64_t offset, uint64_t
 	return NULL;
 }
 
-/* A run at or above the top leaves a gap between the top and the run. A run below the top must lie
- * in one gap, and splits it. */
+/* If the run begins above the top, the range between the top and the run becomes a gap. A run below
+ * the top must lie in one gap, and splits it. */
 const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64_t length)
 {
 	uint32_t i = find_gap(pieces, offset, length);

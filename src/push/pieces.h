@@ -22,9 +22,10 @@ struct push_pieces {
 	struct push_wire_range gaps[PUSH_GAPS_MAX]; /* unsorted */
 };
 
-/* Marks a run of pieces as handled. Fails if a part was handled before, or with too many gaps. */
+/* Marks consecutive pieces as handled. Fails if one of them was handled before, or if there would
+ * be too many gaps. */
 const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64_t length);
-/* Returns true if no part of a run of pieces has been handled. */
+/* Returns true if none of these consecutive pieces has been handled. */
 bool push_pieces_lack(const struct push_pieces *pieces, uint64_t offset, uint64_t length);
 /* Returns the offset below which everything has been handled. */
 uint64_t push_pieces_low(const struct push_pieces *pieces);

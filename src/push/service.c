@@ -15,7 +15,8 @@
 #include "push/session.h"
 
 enum {
-	/* Limit on messages in one batch. A source has fewer in flight, and a coordinator one. */
+	/* Limit on the messages processed in one batch. A source never has that many in flight, and
+	 * a coordinator has one. */
 	MESSAGES_MAX = 64,
 };
 
@@ -152,8 +153,8 @@ int push_session_job(struct push_session *session, struct push_job *job, const c
 	return result;
 }
 
-/* The order matters: first the snapshot is deleted. START is answered before JOB is sent. The
- * coordinator is informed last, because it might start the next job. */
+/* First deletes the snapshot, then answers START if that is due, and sends JOB to the coordinator
+ * last, because the coordinator might then start the next job. */
 void push_session_job_end(struct push_session *session, int status, const char *text)
 {
 	struct engine *engine = session->base.engine;
@@ -161,8 +162,6 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	if (session->job == 0) {
 		return;
 	}
-	/* The snapshot is deleted before the coordinator is informed, because the coordinator might
-	 * start the next job. */
 	if (session->source != NULL) {
 		push_source_ended(session);
 	}
@@ -180,7 +179,8 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	}
 	session->noted_job = session->job;
 	session->job = 0;
-	/* From now on the peer has the silence limit to read the end of the job. */
+	/* From now on the peer has as much time as the silence limit to read the message about the
+	 * end. */
 	session->heard_ns = ring_now_ns(engine->ring);
 	push_control_note(session, true);
 }
@@ -281,7 +281,8 @@ static void push_service_take_hello(struct push_session *session)
 	}
 }
 
-/* The job of a detached source continues without its coordinator. All others end with the peer. */
+/* Called when the connection to the peer is lost. The job of a detached source continues without
+ * its coordinator. Any other job ends. */
 static void peer_lost(struct push_session *session, const struct clan_event *event)
 {
 	const char *reason = event->status == -EPROTO ? clan_conn_reason(session->in.conn) : NULL;
@@ -328,7 +329,7 @@ static void push_service_event(void *context, const struct clan_event *event)
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING || link->is_closing) {
-		return; /* a late event of the batch in which the connection began to close */
+		return; /* the connection began to close earlier in this batch of events */
 	}
 	if (link == &session->out) {
 		push_source_event(session, event);
@@ -395,8 +396,8 @@ static void session_resume(struct session *base)
 	}
 }
 
-/* Does nothing, because clan makes sent messages visible to the peer whenever the service's queue
- * is armed or waited for. */
+/* Does nothing, because clan makes sent messages visible to the peer when the service's queue next
+ * waits for events. */
 static void session_flush(struct session *base, bool alone)
 {
 	GMB_UNUSED(base);

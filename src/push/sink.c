@@ -175,7 +175,8 @@ static bool tell_flushed(struct push_sink *sink, const struct push_wire_flush *f
 	return true;
 }
 
-/* Sends the answer to an entry. Returns false if there is no room or the session has ended. */
+/* Sends the answer to the source's request in a work entry. Returns false if there is no room or
+ * the session has ended. */
 static bool sink_answer(struct work *work)
 {
 	struct push_sink *sink = work->sink;
@@ -216,7 +217,7 @@ static void send_answers(struct push_sink *sink)
 	}
 }
 
-/* Queues the answer to an entry, and sends it when there is room. */
+/* Queues the answer to the source's request in a work entry, and sends it when there is room. */
 static void answer_add(struct work *work)
 {
 	sink_set_state(work, WORK_ANSWERS);
@@ -228,7 +229,7 @@ static void answer_add(struct work *work)
 
 static void read_back_begin(struct push_sink *sink);
 
-/* Adds bytes to the progress and to the digest: they are now the same as the source's. */
+/* Counts bytes that are now the same as the source's, in the job's progress and digest. */
 static void count(struct push_sink *sink, uint64_t length, uint64_t digest)
 {
 	sink->session->progress.done += length;
@@ -412,8 +413,8 @@ static void work_begin(struct work *work)
 		request->placement_count = 1;
 	}
 	path_start(base->engine->path, request);
-	/* The path has accepted the slot as placement, because every store can write from RAM.
-	 * Otherwise it would have set placement to NULL. */
+	/* Every store can write directly from RAM, which the slot is, so path_start() has not set
+	 * placement to NULL. */
 	GMB_ASSERT(work->kind != WORK_PIECE || request->placement != NULL);
 }
 
@@ -666,7 +667,7 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 		return;
 	}
 	for (uint32_t i = 0; i < sink->slot_count && !sink_is_over(sink); i++) {
-		/* sends the cookie of the slot, as after a written piece */
+		/* lends the slot to the source, as after a written piece */
 		answer_add(&sink->works[i]);
 	}
 }

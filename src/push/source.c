@@ -98,7 +98,8 @@ uint8_t *push_slot_data(const struct push_source *source, const struct push_slot
 
 /* --- pieces ---------------------------------------------------------------------------------- */
 
-/* Called when the destination has the piece. skipped: it had the same data already. */
+/* Called when the destination has the piece. skipped: the destination had the same data already, so
+ * it was not sent. */
 static void source_piece_done(struct push_slot *slot, bool skipped)
 {
 	struct push_progress *progress = &slot->source->session->progress;
@@ -164,7 +165,8 @@ static bool source_put(struct push_slot *slot)
 	return false;
 }
 
-/* Sends CHECK for a piece that was read, or puts it. Returns false if there is no room. */
+/* Sends a piece that was read: only its checksum (CHECK) if slot->asks is set, otherwise its bytes
+ * with a put. Returns false if there is no room. */
 static bool piece_send(struct push_slot *slot)
 {
 	const struct push_wire_check check = {
@@ -200,7 +202,7 @@ static bool source_is_zero(const uint8_t *bytes, uint32_t len)
 	return bytes[0] == 0 && memcmp(bytes, bytes + 1, len - 1) == 0;
 }
 
-/* Sends ZERO. Returns false if the limit is reached or there is no room. */
+/* Sends ZERO. Returns false if too many ZEROs are in flight or the connection has no room. */
 static bool send_zeroes(struct push_source *source, uint64_t offset, uint64_t length)
 {
 	const struct push_wire_range zeroes = { offset, length };
@@ -330,8 +332,8 @@ static void source_map_progress(struct path_request *map)
 	}
 	source->mapping = false;
 	if (map->error != 0) {
-		/* The job continues without a map. If the store has failed, reading the data fails
-		 * with the same error. */
+		/* The job continues without the map of the extents. If the store has failed,
+		 * reading the data fails with the same error. */
 		source->no_map = true;
 	} else if (!map->abandoned) {
 		source->extent_count = map->extent_count;
@@ -361,7 +363,7 @@ static void source_map_ask(struct push_source *source)
 	path_start(source->session->base.engine->path, map);
 }
 
-/* Returns the number of zero bytes from `at` on, according to the map. */
+/* Returns the number of zero bytes from source->at on, according to the map of the extents. */
 static uint64_t zeroes_at(const struct push_source *source)
 {
 	uint64_t end = source->map_begin;
@@ -506,7 +508,7 @@ static bool begin_next(struct push_source *source)
 	return true;
 }
 
-/* Processes a cookie, which returns a slot of the destination. Returns false if it breaks a rule,
+/* Processes a cookie, with which the destination returns a slot. Returns false if it breaks a rule,
  * such as a slot that is free already. */
 static bool take_cookie(struct push_source *source, const struct clan_cookie *cookie)
 {
@@ -575,7 +577,8 @@ void push_source_tick(struct push_session *session)
 		 * stalled. So each tick counts as progress. */
 		session->base.progress_ns = now_ns;
 	}
-	/* Without a connection there is no peer yet; over NBD libgmblock detects silence itself. */
+	/* There is no silence to detect: without a connection there is no peer yet, and over NBD
+	 * libgmblock detects it. */
 	if (session->source->uri != NULL || session->source->nbd != NULL) {
 		session->heard_ns = now_ns;
 	}
@@ -603,7 +606,7 @@ const char *push_memory_text(int result)
 				: strerror(-result);
 }
 
-/* Allocates memory for one slot of our own for each lent slot, or for fewer. */
+/* Allocates slots in our own memory: as many as were lent, or fewer if memory is short. */
 static int own_slots(struct push_source *source, void **base_out)
 {
 	int result = push_source_own_slots(source, 1, source->slot_count, base_out);
@@ -634,7 +637,7 @@ void push_source_lent(struct push_source *source, void *base, uint32_t silence_m
 }
 
 /* Processes USED: the destination lends its slots. If they cannot be mapped, as over a network,
- * pieces are read into our own memory and then put. */
+ * pieces are read into our own memory, and clan_put() copies them to the slots. */
 static void take_used(struct push_source *source, const struct push_wire_used *used)
 {
 	struct push_session *session = source->session;

@@ -17,7 +17,7 @@ enum push_slot_state {
 	SLOT_AWAY,
 	SLOT_FREE,
 	SLOT_READING,
-	SLOT_READ,     /* waits for room for CHECK or the put */
+	SLOT_READ,     /* waits for room to send CHECK, or to put the piece */
 	SLOT_CHECKING, /* the destination compares */
 	SLOT_PUTTING,
 	SLOT_SENT,

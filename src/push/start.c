@@ -79,7 +79,8 @@ static const char *may_push(const struct push_session *session, const struct exp
 	if (strcmp(uri->protocol, "push") != 0) {
 		return "the destination's URI does not begin with push:// or push+unix://";
 	}
-	/* Root and our own user could connect to the destination themselves. */
+	/* Root and the server's own user need no permission, because they could connect to the
+	 * destination themselves. */
 	if (!push_viewer_of(session).all && find_place(session, uri) == NULL) {
 		return "you may not push to that destination; start the server with a matching "
 		       "--push-to PLACE (with ,port=N, if the port is not 10811)";
@@ -228,7 +229,8 @@ static void tell_place(struct push_source *source, struct store *store, uint64_t
 	}
 }
 
-/* Creates the job. It starts with a snapshot of the export if clients can write it. */
+/* Creates the job. If clients can write to the export, the job first creates a snapshot and reads
+ * that, unless PUSH_LIVE is set. */
 static int start_create(struct push_session *session, struct engine_export *entry,
 	const struct push_start *start, const char **text)
 {

@@ -112,8 +112,8 @@ static struct push_claim **find_room(
 	return room;
 }
 
-/* Creates a ticket. The claim is recorded before the ticket is sent; using the ticket removes the
- * record, so that works only once. */
+/* Creates a ticket. The claim is recorded before the ticket is sent. Using the ticket removes the
+ * record, so a ticket can be used only once. */
 int push_ticket_make(struct push_claim *claim, uint64_t now_ns, const char **text)
 {
 	struct push_claim *kept = malloc(sizeof(*kept));

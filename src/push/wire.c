@@ -58,7 +58,7 @@ static const char *check_grant(void *object)
 	return NULL;
 }
 
-/* With PUSH_NBD the ticket contains only flags and the range at the destination. */
+/* With PUSH_NBD there is no ticket: only its flags and its range at the destination can be set. */
 static const char *check_no_ticket(const struct push_start *start)
 {
 	const struct push_wire_ticket *ticket = &start->ticket;
@@ -157,8 +157,8 @@ static const char *check_failed(void *object)
 								: "H3: FAILED without a status";
 }
 
-/* Returns true if the bytes are whole pieces of a range of total bytes, and at most max. Only the
- * last piece of the range can be shorter. */
+/* Returns true if the bytes are whole pieces of a range of `total` bytes, and at most `max`. Only
+ * the last piece of the range can be shorter. */
 static bool are_pieces(uint64_t offset, uint64_t length, uint64_t total, uint64_t max)
 {
 	return length > 0 && length <= max && is_aligned(offset, PUSH_PIECE_BYTES) &&

@@ -89,7 +89,7 @@ enum push_flag {
 
 /* The user or machine to which a ticket is bound. Nobody else may present it. */
 enum push_binding {
-	PUSH_BOUND_UID = 1,	/* a process of that user, over a Unix socket */
+	PUSH_BOUND_UID = 1,	/* a process of the given user, over a Unix socket */
 	PUSH_BOUND_ADDRESS = 2, /* a machine with the given address */
 	PUSH_BOUND_ASKER = 3,	/* GRANT: the machine (or the user) of the requester */
 };
@@ -132,7 +132,8 @@ struct push_wire_job_number {
 	uint64_t job;
 };
 
-/* GRANT: followed by the name of the export, and by the name of the export at the source. */
+/* GRANT: followed by the name of the export to write, and by the name of the export that the source
+ * reads. */
 struct push_wire_grant {
 	uint64_t offset;
 	uint64_t length;
@@ -228,7 +229,7 @@ struct push_wire_used {
 	uint32_t silence_ms;
 };
 
-/* ZERO and ZEROED. Offsets are relative to the range. */
+/* ZERO and ZEROED. Offsets are relative to the job's range. */
 struct push_wire_range {
 	uint64_t offset;
 	uint64_t length;
@@ -325,7 +326,7 @@ const char *push_parse(enum push_message type, const void *bytes, size_t len, vo
 const char *push_hello_parse(const void *bytes, size_t len, bool *known_out);
 const char *push_welcome_parse(const void *bytes, size_t len, struct push_wire_welcome *welcome);
 const char *push_alive_parse(size_t len);
-/* Check that a ZERO is a run of whole pieces in a range of total bytes, and that a CHECK is one
+/* Check that a ZERO is a run of whole pieces in a range of `total` bytes, and that a CHECK is one
  * piece. */
 const char *push_zero_check(const struct push_wire_range *zero, uint64_t total);
 const char *push_check_check(const struct push_wire_check *check, uint64_t total);

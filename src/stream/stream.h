@@ -45,8 +45,8 @@ struct stream_ops {
 	bool (*flush)(struct stream *stream, struct ring_op *op, ring_done_fn *done);
 	/* Requests that a receive end soon, with -ECANCELED or with whatever result comes first. */
 	void (*cancel)(struct stream *stream, struct ring_op *op);
-	/* Called when the socket is being shut down. Waits of the layer for anything else must end
-	 * soon as well. */
+	/* Called when the socket is being shut down. Anything else for which the layer waits must
+	 * end soon as well. */
 	void (*shutdown)(struct stream *stream);
 	/* Called when no more data will be sent: the layer tells its peer before the socket is
 	 * closed for sending. */

@@ -100,8 +100,8 @@ static bool is_folder(const char *path)
 	return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Returns the entry of the user, for the login name and home directory. Its strings are in
- * buffer. */
+/* Returns the user's entry in the password database, for the login name and home directory. Its
+ * strings are in buffer. */
 static struct passwd *login(struct passwd *entry, char *buffer, size_t bytes)
 {
 	struct passwd *found = NULL;
@@ -361,7 +361,7 @@ void tls_context_get(struct tls_context *context)
 
 void tls_context_put(struct tls_context *context)
 {
-	/* Acquire-release: all other uses happened before it is freed. */
+	/* Acquire-release: all other uses of the context happened before it is freed. */
 	if (context == NULL ||
 		atomic_fetch_sub_explicit(&context->references, 1, memory_order_acq_rel) != 1) {
 		return;

@@ -244,7 +244,7 @@ static int add_alternative(
 	}
 	if (rc == 0) {
 		hash_part(all->principal, (uint8_t)kind, out, (uint32_t)bytes);
-		/* A wildcard identifies no peer, so it would match nothing. */
+		/* A wildcard identifies no peer, so it is left out. */
 		if (!is_wildcard) {
 			add_value(all, kind, out, (uint32_t)bytes);
 		}

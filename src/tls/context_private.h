@@ -74,8 +74,8 @@ struct tls_context {
 	gnutls_x509_trust_list_t trust;
 	gnutls_x509_crl_t *crls; /* the array; the elements belong to trust */
 	uint32_t crl_count;
-	/* Digest of the contents of trust, and the period in which all of them are valid. All
-	 * zeroes for the system's authorities, whose contents are unknown. */
+	/* Digest of the authorities and revocation lists in `trust`, and the period in which all of
+	 * them are valid. All zeroes for the system's authorities, which are not known here. */
 	struct tls_trust trusted;
 
 	gnutls_psk_server_credentials_t psk_server; /* NULL: none */

@@ -75,8 +75,8 @@ GMB_MUST_CHECK int tls_check_failed(
 uint32_t tls_peer_bytes(const struct identity *identity);
 /* Writes the encoding, and returns its size. */
 uint32_t tls_peer_tell(const struct identity *identity, uint8_t *out);
-/* In the other process: returns the identity, verified with the current credentials, with a
- * reference for the caller. Blocks while it verifies a certificate. -EPROTO: invalid encoding;
- * -EACCES: the peer is no longer accepted; -ENOMEM. */
+/* Called in the process that takes over a connection: returns the identity, verified with the
+ * current credentials, with a reference for the caller. Blocks while it verifies a certificate.
+ * -EPROTO: invalid encoding; -EACCES: the peer is no longer accepted; -ENOMEM. */
 GMB_MUST_CHECK int tls_peer_take(struct tls_context *context, const uint8_t *bytes, uint32_t count,
 	struct identity **identity_out, struct error *error);

@@ -29,7 +29,8 @@ enum {
 #define TLS_KEY_BLOCKS_MAX (UINT64_C(1) << 34)
 #endif
 
-/* A record that is not data. Sent or received, its control data contains its type. */
+/* A TLS record that is not data. Its type is in the control data of the message, both when it is
+ * sent and when it is received. */
 struct control_message {
 	struct msghdr message;
 	struct iovec iov;
@@ -212,7 +213,7 @@ static void update_possible(struct ring_op *op, int result)
 static void say_update(struct tls_kernel *kernel)
 {
 	struct stream *stream = kernel->stream;
-	/* update_not_requested: the peer decides when to change its own key. */
+	/* The last byte is update_not_requested: the peer decides when to change its own key. */
 	uint8_t bytes[KEY_UPDATE_BYTES] = { 24, 0, 0, 1, 0 };
 	struct control_message control;
 	ssize_t result = ring_sendmsg_now(stream->ring, stream->file,
@@ -533,7 +534,8 @@ static int tls_kernel_install(int fd, const struct tls_keys *keys, struct error 
 			strerror(-rc));
 	}
 	if (keys->receive.version == TLS_1_3) {
-		/* Records are decrypted in place. A record with padding costs a copy. */
+		/* The kernel then decrypts records in place, and only a record with padding costs a
+		 * copy. */
 		(void)setsockopt(fd, SOL_TLS, TLS_RX_EXPECT_NO_PAD, &on, sizeof(on));
 	}
 	return 0;

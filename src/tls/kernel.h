@@ -187,9 +187,10 @@ struct tls_kernel_state {
 /* Fills in the state for another process. The layer must be idle, and no part of a control message
  * may have been received. */
 void tls_kernel_hand_over(const struct tls_kernel *kernel, struct tls_kernel_state *state_out);
-/* Called in the other process: creates the layer from the state, in which secret_bytes need not be
- * set. -EOPNOTSUPP: the kernel does not process the socket's records with this version and cipher,
- * or `records` no longer permits kernel TLS. After an error nothing has changed. */
+/* Called in the process that takes over the connection: creates the layer from the state.
+ * secret_bytes need not be set in it. -EOPNOTSUPP: the kernel does not process the socket's records
+ * with this version and cipher, or `records` no longer permits kernel TLS. After an error nothing
+ * has changed. */
 GMB_MUST_CHECK int tls_kernel_adopt(struct stream *stream, enum tls_role role,
 	enum tls_records records, const struct tls_kernel_state *state, struct error *error,
 	struct tls_kernel **kernel_out);

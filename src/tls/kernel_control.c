@@ -72,7 +72,8 @@ static int take_update(struct tls_control *control, const uint8_t *bytes, size_t
 	return 0;
 }
 
-/* Processes a complete header: it is a ticket's, or that of an unexpected message. */
+/* Processes the complete header of a handshake message. Only a session ticket for a client is
+ * expected here. */
 static int take_header(struct tls_control *control, enum tls_alert *alert_out, struct error *error)
 {
 	const uint8_t *header = control->header;

@@ -220,7 +220,8 @@ bool tls_kernel_is_wanted(enum tls_records records, int fd)
 	int protocol = 0;
 	socklen_t bytes = sizeof(protocol);
 
-	/* Other sockets are excluded first, so that they do not cause a probe. */
+	/* Sockets that are not TCP are excluded first, because the last condition can cause a probe
+	 * of the kernel. */
 	return records != TLS_RECORDS_USER &&
 	       getsockopt(fd, SOL_SOCKET, SO_PROTOCOL, &protocol, &bytes) == 0 &&
 	       protocol == IPPROTO_TCP && tls_kernel_features()->ciphers[TLS_1_3] != 0;

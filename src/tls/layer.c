@@ -41,7 +41,8 @@ static void handshake_free(struct tls_layer *layer)
 	}
 }
 
-/* Completes the start operation when nothing of the handshake is in flight. */
+/* Completes layer->starting, the operation of stream_ops.start(), when nothing of the handshake is
+ * in flight. */
 static void start_step(struct tls_layer *layer)
 {
 	struct ring_op *op = layer->starting;
@@ -110,7 +111,7 @@ static int choose_records(struct tls_layer *layer)
 		free(layer->in_small);
 		layer->in_small = NULL;
 		layer->facts.records = "kernel";
-		/* the same rights as for a plain socket */
+		/* the kernel encrypts, so the stream accepts the same memory as a plain socket */
 		stream->memory_rights = MEM_SOCKET | MEM_ADDRESS;
 		gnutls_deinit(layer->session);
 		layer->session = NULL;
@@ -421,7 +422,8 @@ static void layer_received(struct ring_op *op, int result)
 static void receive_rest(struct tls_layer *layer, uint32_t want)
 {
 	if (layer->gives_way) {
-		/* Others need the slot, and the peer's message is still incomplete. */
+		/* The slot must be given back, because others wait for it and the peer's message is
+		 * still incomplete. */
 		socket_failed(layer, -ECANCELED);
 		return;
 	}
@@ -458,7 +460,8 @@ static void receive_body(struct tls_layer *layer)
 }
 
 /* Called when the header of the first record has arrived. An ordinary hello is received without a
- * slot, so a peer that withholds its rest uses none. A longer hello needs a slot first. */
+ * slot, so a peer that never sends the rest of it occupies none. A longer hello needs a slot
+ * first. */
 static void begin_hello(struct tls_layer *layer)
 {
 	if (record_bytes(layer->head) > TLS_IN_BYTES) {
@@ -531,8 +534,9 @@ static void wait_a_while(struct tls_layer *layer, uint64_t wait_ns)
 	ring_timer(layer->stream->ring, &layer->timer_op, wait_ns, layer_look);
 }
 
-/* Timer of a waiter. If it waits because of its source's failures, it retries. Otherwise it checks
- * for silent holders. */
+/* Timer of a handshake that waits for a slot. If the peer's source has failed too often, tries to
+ * take a slot again. Otherwise requests back the slot of a peer that has been silent for too
+ * long. */
 static void layer_look(struct ring_op *op, int result)
 {
 	struct tls_layer *layer = container_of(op, struct tls_layer, timer_op);
@@ -618,7 +622,8 @@ static void layer_shutdown(struct stream *stream)
 	if (layer->kernel != NULL) {
 		tls_kernel_shutdown(layer->kernel);
 	}
-	/* In all other states, the end of the socket or the worker's result follows. */
+	/* In all other states nothing has to be ended here: operations on the socket end with its
+	 * shutdown, and a worker ends by itself. */
 	if (layer->state == TLS_LAYER_PLACE) {
 		layer_fail(layer, -ECANCELED, "the connection is closed");
 	}

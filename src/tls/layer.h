@@ -94,10 +94,11 @@ bool tls_layer_can_hand_over(const struct stream *stream);
  */
 GMB_MUST_CHECK uint32_t tls_layer_hand_over(const struct stream *stream, uint8_t *bytes);
 /*
- * In the other process: puts a layer in that state on a plain stream without operations in flight.
- * The layer is open. The state is parsed as hostile input. On failure the stream stays plain.
- * -EPROTO: invalid state; -EACCES: the current credentials reject the peer; -EOPNOTSUPP: the kernel
- * does not process the socket's records, or options->context does not permit this; -ENOMEM.
+ * Called in the process that takes over the connection: puts a layer in the state that
+ * tls_layer_hand_over() has written on a plain stream without operations in flight. The layer is
+ * open. The state is parsed as hostile input. On failure the stream stays plain. -EPROTO: invalid
+ * state; -EACCES: the current credentials reject the peer; -EOPNOTSUPP: the kernel does not process
+ * the socket's records, or options->context does not permit this; -ENOMEM.
  */
 GMB_MUST_CHECK int tls_layer_adopt(const struct tls_layer_options *options, struct stream *stream,
 	const uint8_t *bytes, uint32_t count, struct error *error);

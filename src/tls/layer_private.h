@@ -29,14 +29,15 @@ enum {
 	TLS_HANDSHAKE_OUT_BYTES_MAX = 64 << 10,
 	/* Buffer of an idle connection; an ordinary hello fits into it. */
 	TLS_IN_BYTES = 4096,
-	/* A receive with more room than this uses a batch as buffer while it waits. */
+	/* A receive with more room than this uses a batch of the ring's stock as buffer while it
+	 * waits. */
 	TLS_IN_LARGE_BYTES = 16 << 10,
 };
 
 enum tls_layer_state {
 	TLS_LAYER_NEW,
 	TLS_LAYER_HEADER,   /* waits for the header of a record */
-	TLS_LAYER_BODY,	    /* waits for the rest of the record; an ordinary hello needs no slot */
+	TLS_LAYER_BODY,	    /* waits for the rest of the record; a short hello needs no slot */
 	TLS_LAYER_PLACE,    /* waits for a handshake slot */
 	TLS_LAYER_WORKER,   /* waits for a worker, which uses the session */
 	TLS_LAYER_SENDING,  /* waits until the socket has accepted our messages */
@@ -80,7 +81,8 @@ struct tls_layer {
 	struct error error;
 	enum tls_layer_state state;
 	bool is_server;
-	/* a worker was used, so a failed handshake costs the peer's source a token */
+	/* a worker has run for this handshake; if the handshake fails, the limit on failures of the
+	 * peer's source counts it (pool.h) */
 	bool was_at_work;
 	bool was_cut;
 	bool gives_way;		 /* the slot must be given back, so the operation in flight is being
@@ -123,7 +125,7 @@ struct tls_layer {
 	bool is_finishing; /* close_notify follows the contents of out */
 	bool is_closing;   /* close_notify is in out: the socket is shut down after it */
 	bool ended;	   /* the peer has sent close_notify, or has gone */
-	int broken;	   /* result of both directions from now on, or 0 */
+	int broken;	   /* result of sends and receives from now on, or 0 */
 	int send_error;	   /* result of sending from now on, or 0 */
 	uint32_t warnings;
 	uint32_t tickets;

@@ -118,7 +118,8 @@ static struct list_node *pool_bucket_of(struct tls_pool *pool, const uint8_t *ke
 	return &pool->buckets[hash % BUCKETS];
 }
 
-/* Moves the source to the end of the idle list, or out of the list. */
+/* Called when the source's number of slots or waiters has changed. Moves a source that has none to
+ * the end of the idle list, and takes any other source out of the list. */
 static void source_counted(struct tls_pool *pool, struct tls_source *source)
 {
 	list_remove(&source->idle_node);
@@ -127,8 +128,8 @@ static void source_counted(struct tls_pool *pool, struct tls_source *source)
 	}
 }
 
-/* Returns the source of a key, creating it if necessary. NULL: out of memory. The next call can
- * reuse an idle source. */
+/* Returns the source with this key (a peer's user or address), creating it if necessary. NULL: out
+ * of memory. The next call can reuse an idle source for another key. */
 static struct tls_source *source_get(struct tls_pool *pool, const uint8_t *key)
 {
 	struct list_node *bucket = pool_bucket_of(pool, key);
@@ -269,8 +270,8 @@ static void places_grant(struct tls_pool *pool)
 	grant_some(pool, true);
 }
 
-/* Called when the queue is full: the source with the most waiters loses its longest waiting
- * one. */
+/* Called when too many handshakes wait: rejects a handshake of the source (a user or address) from
+ * which most of them come. */
 static void refuse_one(struct tls_pool *pool)
 {
 	struct tls_place *refused = NULL;
@@ -286,8 +287,8 @@ static void refuse_one(struct tls_pool *pool)
 	}
 	if (refused != NULL) {
 		place_leave(pool, refused);
-		/* An idle source can be reused, so a waiter without a slot must not refer to
-		 * one. */
+		/* The rejected waiter must not refer to its source any more, because a source
+		 * without waiters and slots can be reused for another peer. */
 		refused->of = NULL;
 		place_tell(refused, -EAGAIN);
 	}

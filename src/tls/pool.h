@@ -48,7 +48,8 @@ enum tls_place_state { TLS_PLACE_NONE, TLS_PLACE_WAITING, TLS_PLACE_HELD };
 struct tls_place {
 	/* Members that the owner sets. */
 	struct ring *ring;
-	/* TLS_SOURCE_BYTES bytes; NULL: a handshake that we started, which no share limits */
+	/* identifies the peer's user or address, TLS_SOURCE_BYTES bytes; NULL: a handshake that we
+	 * started, to which no limit per source applies */
 	const uint8_t *source;
 	/* Most of the peer's first message has not arrived. Waiters whose first message is
 	 * complete are served first. */
@@ -80,7 +81,7 @@ GMB_MUST_CHECK int tls_place_take(
  * false. */
 void tls_place_give(struct tls_place *place, bool failed);
 bool tls_place_is_idle(struct tls_place *place);
-/* silent: the holder starts to wait for its peer. Otherwise the peer has sent a complete message,
+/* silent: the holder starts to wait for its peer. Not silent: the peer has sent a complete message,
  * or has accepted ours. A peer that sends a message byte by byte stays silent. */
 void tls_place_is_silent(struct tls_place *place, bool silent);
 /* If there are waiters and no free slot, requests back the slot of the holder that has been silent
@@ -130,7 +131,7 @@ enum {
 	/* A batch, and the records that GnuTLS adds to it: new keys, an alert. */
 	TLS_BATCH_BYTES =
 		TLS_BATCH_RECORDS * (TLS_CONTENT_BYTES_MAX + TLS_SEALED_EXTRA_BYTES) + 512,
-	/* Size of the buffer used instead when a ring's stock is used up. */
+	/* Size of the buffer used instead of a batch when all batches of a ring are in use. */
 	TLS_SINGLE_BYTES = TLS_CONTENT_BYTES_MAX + TLS_SEALED_EXTRA_BYTES + 512,
 	TLS_BATCHES_MAX = 16, /* limit on batches of a ring */
 };

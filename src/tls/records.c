@@ -90,8 +90,8 @@ static int pull_timeout(gnutls_transport_ptr_t context, unsigned ms)
 	return 1;
 }
 
-/* Makes room in out. Only during a handshake can it grow, for a long chain of certificates. For
- * records it is always large enough. */
+/* Makes room in layer->out. The buffer can grow only during a handshake, for a long chain of
+ * certificates. For records it is always large enough. */
 static bool records_make_room(struct tls_layer *layer, size_t bytes)
 {
 	struct tls_bytes *out = &layer->out;
@@ -158,7 +158,8 @@ int tls_records_open(struct tls_layer *layer)
 	return 0;
 }
 
-/* Returns the receive buffer to the stock, if it is a batch and all of its bytes were used. */
+/* Returns the receive buffer to the ring's stock, if it comes from there and all of its bytes were
+ * used. */
 static void in_release(struct tls_layer *layer)
 {
 	if (layer->in.at == layer->in.end && layer->in.data != layer->in_small) {
@@ -533,8 +534,8 @@ static struct iovec next_content(struct tls_layer *layer, struct cursor *cursor)
 	return (struct iovec){ .iov_base = layer->stock->scratch, .iov_len = gathered };
 }
 
-/* Fills out with records of as much of the message as fits. A peer can request short records (RFC
- * 8449), so one content can become several records. */
+/* Fills layer->out with records of as much of the message as fits. A peer can request short records
+ * (RFC 8449), so one content can become several records. */
 static ssize_t seal_all(struct tls_layer *layer, const struct msghdr *message)
 {
 	const struct tls_bytes *out = &layer->out;
@@ -568,8 +569,8 @@ static ssize_t seal_all(struct tls_layer *layer, const struct msghdr *message)
 	return taken;
 }
 
-/* Encrypts a part of the message into out. Returns the length of the part, or a negative errno,
- * with nothing in out. */
+/* Encrypts a part of the message into layer->out. Returns the length of the part, or a negative
+ * errno, with nothing in layer->out. */
 static ssize_t seal(struct tls_layer *layer, const struct msghdr *message)
 {
 	ssize_t taken;
@@ -674,7 +675,7 @@ static void pushed(struct ring_op *op, int result)
 	} else if (layer->sending != NULL && taken > 0) {
 		send_complete(layer, (int)taken);
 	} else if (layer->sending != NULL) {
-		records_send_step(layer); /* a send that has waited for the previous data */
+		records_send_step(layer); /* a send that waited until the previous data was sent */
 	}
 	if (!layer->out_op.in_flight && layer->is_finishing) {
 		records_finish(layer);

@@ -23,7 +23,7 @@ enum {
 	THREADS_MAX = 64,
 	TLS_NICE = 19,
 	TLS_PATIENCE_MS = 500,
-	HELPER_SHARE = 10,	 /* the helper can use 1/HELPER_SHARE of a processor */
+	HELPER_SHARE = 10,	 /* the helper thread can use 1/HELPER_SHARE of a processor */
 	HELPER_SAVED_MS = 100,	 /* maximum CPU time that the helper can save up */
 	STACK_BYTES = 256 << 10, /* ten times what the verification of a certificate chain needs */
 };
@@ -143,8 +143,8 @@ static void run_first(struct tls_workers *workers, struct list_node *jobs)
 void tls_workers_synchronize(struct tls_workers *workers)
 {
 	pthread_mutex_lock(&workers->lock);
-	/* Relaxed order suffices. A thread increments the count before it posts the end of a job,
-	 * and the caller has received that post. */
+	/* Relaxed order suffices: a thread increments the count before it posts the end of a job,
+	 * and the caller runs after it has received that message. */
 	while (atomic_load_explicit(&workers->posting_count, memory_order_relaxed) > 0) {
 		pthread_cond_wait(&workers->posted, &workers->lock);
 	}
@@ -175,7 +175,7 @@ static void *nice_thread(void *argument)
 
 struct allowance {
 	uint64_t at_ns;
-	uint64_t saved_ns; /* CPU time that the helper can use now */
+	uint64_t saved_ns; /* CPU time that the helper thread can use now */
 };
 
 static void allowance_grow(struct allowance *allowance, uint64_t now_ns)

@@ -4,8 +4,9 @@
  *
  *   IDLE ─▶ DIALING ─▶ READY ─▶ CLOSING ─▶ IDLE
  *
- * CLOSING waits until the connection has ended and the buffers of its commands have fresh pages,
- * because only then may the commands move to another connection.
+ * CLOSING waits until the connection has ended and the buffers of its commands have new pages. The
+ * commands may be sent over another connection only then, because the server might still access the
+ * old pages (rule G16).
  */
 #include <errno.h>
 #include <stdio.h>
@@ -154,7 +155,7 @@ void native_carrier_event(struct native_carrier *carrier, const struct clan_even
 		return;
 	}
 	if (carrier->state == NATIVE_CLOSING) {
-		return; /* a late event of the batch in which the carrier began to close */
+		return; /* the carrier began to close earlier in this batch of events */
 	}
 	switch ((enum clan_event_type)event->type) {
 	case CLAN_EVENT_CONNECTED:
@@ -317,7 +318,8 @@ const struct carrier_ops native_carrier = {
 	.schemes = schemes,
 	.command_bytes = sizeof(struct native_call),
 	/* More connections would need more threads. One thread on each side is faster than two,
-	 * because neither has to be woken while the other works. */
+	 * because the client's and the server's thread keep each other busy and need not be
+	 * woken. */
 	.connections = 1,
 	.target_create = native_target_create,
 	.list = native_list,

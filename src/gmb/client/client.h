@@ -154,8 +154,8 @@ GMB_MUST_CHECK int hub_pool_make(struct hub *hub);
  * most HUB_COMMAND_BYTES_MAX. */
 GMB_MUST_CHECK bool hub_pool_get(struct hub *hub, size_t bytes, struct hub_run *run);
 void hub_pool_put(struct hub *hub, struct hub_run *run);
-/* Replaces the pages of tainted buffers that no connection shares any more, and frees buffers for
- * which gmb_buffer_free() was called. */
+/* Gives new pages to tainted buffers (whose pages a server may still access) that no connection
+ * shares any more, and frees buffers for which gmb_buffer_free() was called. */
 void hub_reclaim(struct hub *hub);
 
 static inline struct native_carrier *native_carrier_of(struct carrier *base)
@@ -188,18 +188,18 @@ GMB_MUST_CHECK int native_list(const char *uri, const struct gmb_options *option
 
 /* carrier.c */
 void native_carrier_set_state(struct native_carrier *carrier, enum native_carrier_state state);
-/* Reports a failure of the connection to the client, which ends it. */
+/* Reports to the client that the connection has failed. The client then ends the connection. */
 void native_carrier_fail(struct native_carrier *carrier, int code, const char *text);
 void native_carrier_event(struct native_carrier *carrier, const struct clan_event *event);
-/* Makes a closing carrier idle when its connection and its ring operations have ended and no buffer
- * of its commands is tainted. Otherwise a no-op; hub_reclaim() calls it again after it has replaced
- * tainted buffers. */
+/* Makes a closing carrier idle if its connection and its ring operations have ended and no server
+ * can access the buffers of its commands any more. Otherwise a no-op; hub_reclaim() calls it again
+ * after it has replaced the pages of tainted buffers. */
 void native_carrier_step(struct native_carrier *carrier);
 
 /* share.c */
-/* Returns whether the server can use the buffer. If the buffer is not shared, starts to share it.
- * If the buffer is tainted or not shared yet, the command has to wait. In the state SHARE_REFUSED
- * the server cannot have the buffer. */
+/* Returns whether the server can use the buffer. If the buffer is not shared with the server,
+ * starts to share it. The command has to wait if the buffer is tainted or not shared yet. In the
+ * state SHARE_REFUSED the server cannot have the buffer. */
 GMB_MUST_CHECK bool native_share(struct native_carrier *carrier, uint32_t number);
 /* Handles CLAN_EVENT_SHARED. */
 void native_shared(struct native_carrier *carrier, const struct clan_event *event);
@@ -214,7 +214,7 @@ void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer);
 /* Members of struct carrier_ops. */
 void native_add(struct carrier *base, struct command *command);
 void native_flush(struct carrier *base);
-/* Copies between the pieces of a command's memory and consecutive memory. */
+/* Copies a command's data from its pieces of memory to consecutive memory (to_run), or back. */
 void native_call_copy(const struct command *command, uint8_t *run, bool to_run);
 
 /* receive.c */

@@ -11,7 +11,8 @@
 
 enum { EVENTS_MAX = 64 };
 
-/* Delay before the hub retries to get fresh pages after a lack of memory. */
+/* If there is no memory for the new pages of a tainted buffer, the hub tries again after this
+ * time. */
 #define RETRY_NS UINT64_C(100000000)
 
 _Static_assert((int)GMB_BUFFERS_MAX == (int)HUB_BUFFERS_MAX - 1, "all but the pool");
@@ -51,7 +52,8 @@ static int hub_source_poll(struct ring_source *source)
 	return count;
 }
 
-/* Lets the ring sleep only if all messages have been processed and the clan queue is armed. */
+/* Arms the clan queue, which then wakes the ring when a message arrives. Returns whether the ring
+ * may sleep: the queue is armed, and all received messages have been processed. */
 static bool hub_source_arm(struct ring_source *source)
 {
 	struct hub *hub = container_of(source, struct hub, source);
@@ -334,8 +336,8 @@ static void hub_retry_done(struct ring_op *op, int result)
 	hub_reclaim(container_of(op, struct hub, retry_op));
 }
 
-/* Returns whether a connection shares the buffer. Ends connections that share a tainted buffer, and
- * withdraws one that is being freed. */
+/* Returns whether a connection shares the buffer. If the buffer is tainted, ends the connections
+ * that share it. If it is being freed, withdraws it from the servers. */
 static bool hub_is_shared(struct hub *hub, uint32_t number)
 {
 	bool shared = false;
@@ -352,8 +354,8 @@ static bool hub_is_shared(struct hub *hub, uint32_t number)
 	return shared;
 }
 
-/* Replaces or frees a buffer that is no longer shared. Returns whether it needs no further
- * action. */
+/* Gives new pages to a tainted buffer, or frees a buffer, unless a connection still shares it.
+ * Returns false if this has to be tried again. */
 static bool gmb_hub_reclaim(struct hub *hub, uint32_t number)
 {
 	struct hub_buffer *buffer = &hub->buffers[number];
@@ -406,8 +408,8 @@ void hub_reclaim(struct hub *hub)
 {
 	hub->reclaim_pending = true;
 	if (hub->reclaiming) {
-		/* This is a call from a callback of reclaim_all(). The next poll of the hub calls
-		 * hub_reclaim() again. */
+		/* A callback of reclaim_all() has called this function. The next poll of the hub
+		 * calls it again, because reclaim_pending is set. */
 		return;
 	}
 	hub->reclaiming = true;

@@ -10,8 +10,9 @@
 #include "base/error.h"
 #include "gmb/wire.h"
 
-/* Calls found() for the URI's export, or with all for each export, with the negotiated version of
- * gmb. An error returned by found() ends the probe. timeout_ns: limit for the whole probe. */
+/* Calls found() for the URI's export (all: for each export of the server), with the negotiated
+ * version of gmb. An error returned by found() ends the probe. timeout_ns: limit for the whole
+ * probe. */
 GMB_MUST_CHECK int native_probe(const char *uri, bool all, uint64_t timeout_ns,
 	int (*found)(void *context, uint16_t version, const struct native_export *export,
 		struct error *error),

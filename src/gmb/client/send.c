@@ -104,7 +104,8 @@ static enum placing gmb_send_place(
 	return PLACED;
 }
 
-/* Fills in a segment in the pool, and copies the data of a write there. */
+/* Used for memory that the server cannot access: allocates memory of the pool, fills in its
+ * segment, and copies the data of a write there. */
 static enum placing gmb_send_stage(
 	struct native_carrier *carrier, const struct command *command, struct draft *draft)
 {
@@ -245,8 +246,8 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 	return true;
 }
 
-/* The messages are published when the ring arms or polls the clan queue, so that one wake-up covers
- * all of them. */
+/* Clan makes these messages visible to the server when the ring next polls the clan queue or is
+ * about to sleep, so that one wake-up covers all of them. */
 void native_flush(struct carrier *base)
 {
 	struct native_carrier *carrier = native_carrier_of(base);

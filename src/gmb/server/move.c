@@ -53,8 +53,9 @@ static void gmb_move_fail(struct native_session *session, int status)
 	}
 }
 
-/* Registers the slab from which a move's memory comes, so that a network card transfers the bytes
- * without a system call. If that fails, libclan registers the memory of each move separately. */
+/* Registers the slab that contains the memory of a put or get, so that a network card transfers the
+ * bytes without a system call. If that fails, libclan registers the memory of each put and get
+ * separately. */
 static void slab_use(struct native_service *service, struct mem_region *memory)
 {
 	struct native_slab *slabs;
@@ -217,7 +218,7 @@ void native_request_move(struct native_request *request)
 				 : gmb_move_carry(
 					   move, move->fragment.memory, move->fragment.offset);
 		if (result != 0) {
-			/* the move ends when the connection is closed */
+			/* native_moves_drop() ends this transfer when the connection is closed */
 			gmb_move_fail(session, result);
 			return;
 		}

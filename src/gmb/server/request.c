@@ -41,7 +41,7 @@ void native_request_look(struct native_request *request)
 	struct path_fragment fragment;
 
 	if (request->session->base.state == SESSION_TERMINATING) {
-		return; /* native_session_join() checks the request at the end of the batch */
+		return; /* native_session_join() ends the request when it is idle */
 	}
 	if (request->moved) {
 		native_request_move(request);
@@ -139,7 +139,8 @@ static struct native_region *gmb_request_resolve(
 	}
 	region = &request->session->regions[segment->region];
 	if (region->generation == 0 && request->session->mover == NULL) {
-		/* The event that announces the region might be queued after this message. */
+		/* A request can arrive before the event that announces its region, so the region is
+		 * added here. */
 		native_region_add(request->session, segment->region, segment->generation);
 	}
 	if (region->generation == 0 || region->ending ||
@@ -222,8 +223,8 @@ static int gmb_request_check(struct native_request *request, const struct native
 	return session_admit(&session->base, path, &request->error_text);
 }
 
-/* Returns whether the data must be read completely before any of it is moved. With mapped memory
- * there are no moves, because the disk accesses the memory directly. */
+/* Returns whether a read needs its data only when all of it is valid. It does if the disk reads
+ * directly into the client's memory, or if clan_put() may not begin before (overlap=off). */
 static bool gmb_request_is_whole(const struct native_request *request)
 {
 	const struct path_request *path = &request->path;
@@ -253,10 +254,10 @@ static void gmb_request_start(struct native_request *request)
 	path->progress = gmb_request_progress;
 	request->started = true;
 	path_start(session->base.engine->path, path);
-	/* every store can use a placement in RAM */
+	/* every store can access RAM directly, so path_start() has not set placement to NULL */
 	GMB_ASSERT(path->placement_count == 0 || path->placement != NULL);
 	if (request->moved && path->op == STORE_WRITE) {
-		native_request_move(request); /* the moves of a read begin when the disk has data */
+		native_request_move(request); /* a read begins when the disk has data */
 	}
 }
 
@@ -439,7 +440,7 @@ static const char *gmb_request_text_of(const struct native_request *request, int
 	}
 }
 
-/* Returns the result of a request. *first_out: the first byte that is not done. */
+/* Returns the result of a request. *first_out: offset of the first byte that was not processed. */
 static int result_of(const struct native_request *request, uint64_t *first_out)
 {
 	uint64_t bytes;
@@ -458,7 +459,7 @@ static int result_of(const struct native_request *request, uint64_t *first_out)
 	return request->path.error;
 }
 
-/* Writes the bytes copied by each method. copy is NULL for a copy of zero bytes. */
+/* Writes the number of bytes that each method has copied. copy is NULL for a copy of zero bytes. */
 static uint32_t put_copied(const struct session_copy *copy, uint8_t *out)
 {
 	struct native_wire_copied copied = { 0 };

@@ -12,7 +12,7 @@ static int gmb_service_start(struct clan_service *base, struct error *error)
 {
 	struct native_service *service = container_of(base, struct native_service, base);
 	const struct engine_limits *limits = &base->engine->limits;
-	/* The engine's limit, and one reserved slot for each session. */
+	/* as many requests as the engine permits in flight, and one reserved for each session */
 	uint32_t request_count = limits->inflight_max + limits->sessions_max;
 
 	if (service->requests != NULL) {

@@ -179,8 +179,8 @@ static uint32_t export_flags(const struct session *session, const struct export 
 	bool writes = (engine_rights(session, export) & ENGINE_RIGHT_WRITE) != 0;
 	bool rotates = (store_info(export->store)->caps & STORE_CAP_ROTATIONAL) != 0;
 	/* EXPORT_ENDS guarantees that the requests of a lost connection end before a new connection
-	 * is answered. This must also hold after a restart of the server, so the store must mark
-	 * its writes: the next server waits for marked writes at its barrier. */
+	 * is answered. After a restart of the server this is true only if the store marks its
+	 * writes, because the new server then waits for the marked writes (store_barrier()). */
 	bool ends = writes && store_barrier(export->store, false) == STORE_BARRIER_OPEN;
 
 	return (ends ? (uint32_t)NATIVE_EXPORT_ENDS : 0) |
@@ -455,8 +455,9 @@ void native_session_export_changed(struct session *base, enum export_change chan
 	}
 }
 
-/* Messages are published when the service's queue is armed or waited for, so that one wake-up
- * covers all of them. */
+/* Sends what waits for room in the client's ring: the answer to LIST or OPEN, an event, and
+ * replies. Clan makes these messages visible to the client when the service's queue next waits for
+ * events, so one wake-up covers all of them. */
 void native_session_flush(struct session *base, bool alone)
 {
 	struct native_session *session = gmb_session_of(base);
@@ -558,7 +559,7 @@ void native_session_event(struct native_session *session, const struct clan_even
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING) {
-		return; /* a late event of the batch in which the session began to close */
+		return; /* the session began to close earlier in this batch of events */
 	}
 	switch ((enum clan_event_type)event->type) {
 	case CLAN_EVENT_CONNECT:
@@ -610,8 +611,8 @@ void native_session_drain(struct session *base)
 	session_mark_dirty(base); /* later requests, and OPEN, are answered with ESHUTDOWN */
 }
 
-/* Returns whether answers wait because the client does not read them, or moves wait for the
- * client's memory. */
+/* Returns whether the client delays the session: it does not read its answers, or clan_put() or
+ * clan_get() of its memory is in progress. */
 bool native_session_stalled(struct session *base)
 {
 	const struct native_session *session = gmb_session_of(base);
@@ -643,8 +644,8 @@ bool native_session_join(struct session *base)
 {
 	struct native_session *session = gmb_session_of(base);
 
-	/* Moves end only when the connection is closed, because until then the network may access
-	 * their memory. */
+	/* Transfers of payload end only when the connection is closed, because until then the
+	 * network may access their memory. */
 	if (session->is_closed && session->mover != NULL) {
 		native_moves_drop(session);
 	}

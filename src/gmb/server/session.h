@@ -29,8 +29,8 @@
 enum {
 	/* Registering a longer region would delay the other sessions for too long. */
 	NATIVE_FIXED_BYTES_MAX = 64 << 20,
-	/* Limits of a session that uses put and get, because its moves hold server memory while the
-	 * client does not accept or supply payload. */
+	/* Limits of a session that uses put and get, because its transfers hold server memory while
+	 * the client does not accept or supply payload. */
 	NATIVE_MOVES_MAX = 32,
 	NATIVE_MOVE_BYTES_MAX = 2 << 20,
 };
@@ -71,7 +71,7 @@ struct native_request {
 	const char *error_text;	       /* static, or NULL */
 	bool started;		       /* the path has the request */
 	struct session_copy *copy;     /* NULL: not a COPY */
-	bool moved;		       /* transferred by put or get instead of placement */
+	bool moved;		       /* transferred by put or get, as the memory is not mapped */
 	uint32_t move_count;	       /* moves in progress */
 	uint64_t moved_bytes;	       /* bytes for which moves have begun */
 	struct list_node waiting_node; /* in mover->waiting */
@@ -97,7 +97,7 @@ struct native_move {
 struct native_mover {
 	struct list_node idle;
 	struct list_node busy;
-	struct list_node waiting; /* requests that could begin a move, in order of arrival */
+	struct list_node waiting; /* requests that could begin a transfer, in order of arrival */
 	uint64_t busy_bytes;
 	struct native_move moves[NATIVE_MOVES_MAX];
 };
@@ -132,7 +132,7 @@ struct native_session {
 	struct native_region regions[NATIVE_REGIONS_MAX];
 };
 
-/* Server memory that is registered with the network. */
+/* Server memory that is registered for transfers by network cards. */
 struct native_slab {
 	struct mem_region *memory; /* has MEM_NIC */
 	struct clan_region *region;
@@ -152,7 +152,8 @@ struct native_service {
 /* session.c */
 int native_session_accept(void *service, const struct endpoint *endpoint);
 void native_session_event(struct native_session *session, const struct clan_event *event);
-/* Processes messages from the session's client, up to the limits for one turn. */
+/* Processes messages from the session's client, up to the limits after which other sessions get a
+ * turn. */
 void native_session_take(struct native_session *session);
 void native_session_resume(struct session *base);
 void native_session_flush(struct session *base, bool alone);
@@ -175,20 +176,23 @@ void native_region_unused(struct native_session *session, uint32_t number);
 /* move.c */
 /* Prepares the session for a client whose memory is accessed by put and get. */
 GMB_MUST_CHECK int native_mover_create(struct native_session *session);
-/* Starts as many moves as possible of a request with request->moved. May terminate its session. */
+/* Starts as many transfers of payload as possible for a request with request->moved. May terminate
+ * its session. */
 void native_request_move(struct native_request *request);
-/* Returns whether all moves of the request have ended and no more will begin. */
+/* Returns whether no transfer of the request's payload is in progress and none will begin, because
+ * everything was transferred or the request has failed. */
 bool native_request_is_moved(const struct native_request *request);
 /* Called when a put or get has ended. */
 void native_move_done(struct native_session *session, struct native_move *move, int status);
-/* Called when the connection is closed, so that no put or get is in progress: ends all moves. */
+/* Called when the connection is closed, so that no clan_put() or clan_get() is in progress: ends
+ * all transfers of payload. */
 void native_moves_drop(struct native_session *session);
 /* Deregisters all slabs, after the last session has ended. */
 void native_slabs_forget(struct native_service *service);
 
 /* request.c */
-/* Continues a request: starts moves if possible, and queues its answer when the request has
- * ended. */
+/* Continues a request: starts transfers of payload if possible, and queues its answer when the
+ * request has ended. */
 void native_request_look(struct native_request *request);
 /* Processes a request message. type: NATIVE_REQUEST or NATIVE_COPY. */
 void native_request_take(

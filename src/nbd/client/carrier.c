@@ -4,8 +4,8 @@
  *
  *   IDLE ─▶ DIALING ─▶ READY ─▶ CLOSING ─▶ IDLE
  *
- * CLOSING waits until the kernel holds no buffers, because only then may commands move to another
- * connection.
+ * CLOSING waits until the kernel holds no buffers. A command may move to another connection only
+ * then, because the kernel could still receive into its buffers.
  */
 #include <errno.h>
 #include <poll.h>
@@ -141,7 +141,8 @@ static void nbd_leave(struct carrier *base)
 		struct iovec iov = { .iov_base = bytes };
 		struct msghdr message = { .msg_iov = &iov, .msg_iovlen = 1 };
 
-		/* 32 bytes fit in the send buffer of an idle connection. If not, do not wait. */
+		/* The goodbye has at most 32 bytes, which fit in the send buffer of an idle
+		 * connection. If they do not, it is not sent. */
 		iov.iov_len = nbd_client_farewell(carrier->facts.style, bytes);
 		(void)!stream_send_now(&carrier->dial.stream, &message);
 		stream_shutdown_send(&carrier->dial.stream);
@@ -545,8 +546,8 @@ static void nbd_target_destroy(struct carrier_target *base)
 	}
 }
 
-/* Only the user may name local files, because a URI from elsewhere could make a program open any
- * file. */
+/* Local files are permitted only if the user has named them (GMB_OPEN_URI_FILES), because a URI
+ * from elsewhere could make a program open any file. */
 static int check_files(const struct export_uri *uri, uint32_t open_flags, struct error *error)
 {
 	if (!export_uri_has_files(uri) || (open_flags & GMB_OPEN_URI_FILES) != 0) {

@@ -7,8 +7,8 @@
 
 enum { SPILL_BYTES = NBD_CLIENT_PREDICTED_BYTES_MAX + NBD_CLIENT_STAGE_BYTES, PREDICT_FIRST = 4 };
 
-/* Predictions that have stopped start again after this number of consecutive replies in the order
- * of their calls. */
+/* After this number of consecutive replies in the order of their calls, replies are predicted
+ * again. */
 enum { ORDERED_RUN_TO_PREDICT = 16 };
 
 void nbd_client_init(struct nbd_client *client, const struct nbd_client_handler *handler,
@@ -274,7 +274,7 @@ void nbd_client_sent(struct nbd_client *client, size_t bytes)
 		client->sent_of_first = 0;
 		client->sent_payload_bytes += payload_to_send(call);
 		list_remove(&call->node);
-		if (call != &client->size_call) { /* the answer to size_call can come at any time */
+		if (call != &client->size_call) { /* size_call can be answered at any time */
 			list_push_back(&client->awaiting, &call->node);
 		}
 		call->sent = true;
@@ -316,15 +316,16 @@ static bool plan_predict(struct nbd_client *client, struct nbd_call *call)
 		client->plan_bytes >= NBD_CLIENT_PREDICTED_BYTES_MAX) {
 		return false;
 	}
-	/* A server may split a long reply into chunks at any place, so it cannot be predicted. */
+	/* A server may split a long reply into chunks at any place, so the client cannot know where
+	 * the headers and the payload will be in the byte stream. */
 	if (call->type == NBD_CMD_READ && call->length > NBD_CLIENT_WHOLE_BYTES_MIN &&
 		client->facts->style != NBD_REPLIES_SIMPLE) {
 		return false;
 	}
 	if (i == 0) {
 		if (prefix <= client->stage_bytes) {
-			/* The stage holds more bytes than this prefix, so the rest belongs to
-			 * another reply. */
+			/* The incomplete header in the stage is as long as the one expected here,
+			 * or longer, so it belongs to another reply. */
 			return false;
 		}
 		prefix -= client->stage_bytes;
@@ -400,8 +401,8 @@ const struct iovec *nbd_client_input(
 			NBD_CLIENT_IOV_MAX / 2, &laid);
 		client->plan_data = (size_t)laid;
 		client->plan_bytes = (size_t)laid;
-		/* A long rest of a payload is received alone with one wake-up, a short one together
-		 * with the next headers. */
+		/* A long rest of a payload is received alone, with one wake-up. A short rest is
+		 * received together with the next headers. */
 		*whole = laid >= NBD_CLIENT_WHOLE_BYTES_MIN;
 		if (!*whole && laid == client->left) {
 			plan_header(client);

@@ -151,9 +151,9 @@ struct nbd_client {
 
 	uint32_t predict;     /* number of replies to predict */
 	uint32_t ordered_run; /* consecutive replies that came in the order of their calls */
-	/* Buffers of the receive in progress: plan_data bytes of a payload, followed by a prefix
-	 * and a payload for each of predicted_count replies, or by the stage if nothing is
-	 * predicted. The first prefix is received into the stage as well. */
+	/* Buffers of the receive in progress: first plan_data bytes of a payload, then a prefix and
+	 * a payload for each of predicted_count replies. The first prefix is received into the
+	 * stage. If nothing is predicted, the stage follows the payload. */
 	size_t plan_data;
 	uint32_t predicted_count;
 	struct nbd_call *predicted[NBD_CLIENT_PREDICTED_MAX];
@@ -200,7 +200,7 @@ void nbd_client_watch_size(struct nbd_client *client);
 /* Lays out the bytes to send: at most iov_max entries and NBD_CLIENT_STEP_BYTES_MAX bytes. Returns
  * the number of entries; 0: there is nothing to send. */
 uint32_t nbd_client_output(struct nbd_client *client, struct iovec *iov, uint32_t iov_max);
-/* Reports that this many bytes of the last layout were sent. */
+/* Reports that this many bytes of those that nbd_client_output() has laid out were sent. */
 void nbd_client_sent(struct nbd_client *client, size_t bytes);
 
 /*

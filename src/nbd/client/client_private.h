@@ -34,8 +34,8 @@ void nbd_client_begin_data(struct nbd_client *client, struct nbd_call *call, uin
 GMB_MUST_CHECK int nbd_client_data_arrived(
 	struct nbd_client *client, uint64_t bytes, struct error *error);
 
-/* Processes consecutive bytes as far as possible and keeps the rest in the stage. bytes may be the
- * stage itself. */
+/* Processes consecutive bytes as far as possible, and keeps the rest (an incomplete header, extent
+ * or error text) in client->stage. bytes may be the stage itself. */
 GMB_MUST_CHECK int nbd_client_feed(
 	struct nbd_client *client, const uint8_t *bytes, size_t len, struct error *error);
 
@@ -50,7 +50,7 @@ bool nbd_client_prefix_matches(
  * number and sets *bytes. */
 uint32_t nbd_client_memory(struct nbd_call *call, uint64_t place, uint64_t length,
 	struct iovec *iov, uint32_t iov_max, uint64_t *bytes);
-/* Copy to a call's memory, and zero a part of it. */
+/* Copy bytes to a call's memory, or zero a part of it. */
 void nbd_client_memory_write(
 	struct nbd_call *call, uint64_t place, const uint8_t *bytes, size_t len);
 void nbd_client_memory_zero(struct nbd_call *call, uint64_t place, uint64_t length);

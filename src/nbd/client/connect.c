@@ -181,8 +181,8 @@ static void nbd_connect_ending_step(struct connector *connector)
 	connector->done(connector, connector->result);
 }
 
-/* Starts to end the attempt. Called inside a completion; the handler of the completion performs the
- * last step when it returns. */
+/* Starts to end the attempt. Called only by handlers of completions, which call
+ * nbd_connect_ending_step() afterwards. */
 static void nbd_connect_end(struct connector *connector, int err)
 {
 	if (connector->state != CONNECTOR_BEGIN) {

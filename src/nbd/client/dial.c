@@ -57,8 +57,8 @@ static void dial_stream_idle(struct stream *stream)
 	}
 }
 
-/* Starts to end the attempt. Called inside a completion; the handler of the completion performs the
- * last step when it returns. */
+/* Starts to end the attempt. Called only by handlers of completions, which call dial_ending_step()
+ * afterwards. */
 static void dial_end(struct nbd_dial *dial, int err)
 {
 	dial_set_state(dial, NBD_DIAL_ENDING);
@@ -217,8 +217,8 @@ static void dial_sent(struct ring_op *op, int result)
 {
 	struct nbd_dial *dial = container_of(op, struct nbd_dial, io_op);
 
-	/* If the server has closed the connection, the next receive reports the reason, so this is
-	 * not an error. */
+	/* A send that fails because the server has closed the connection is not an error here: the
+	 * next receive reports the reason. */
 	if (result == -EPIPE || result == -ECONNRESET) {
 		result = (int)dial->iov.iov_len;
 	}

@@ -40,7 +40,7 @@ struct nbd_dial_options {
 	struct tls_client *tls;
 	/* limit for name resolution, connecting and the handshakes together */
 	uint64_t timeout_ns;
-	/* The URI defines its export name and whether it uses TLS. Tokens are copied. */
+	/* The members export_name and tls are set from the URI. Tokens are copied. */
 	struct nbd_handshake_options handshake;
 };
 
@@ -83,9 +83,10 @@ void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 void nbd_dial_cancel(struct nbd_dial *dial);
 
 /*
- * nbd_dial_start() that blocks, on its own ring. cancel_fd: returns -ECANCELED when it becomes
- * readable; or -1. *fd_out: the connected socket after GO, which the caller closes. *handshake_out:
- * the answers, which the caller destroys, or NULL; also set after a failure if there are any.
+ * As nbd_dial_start(), but blocks, and runs its own ring. cancel_fd: returns -ECANCELED when it
+ * becomes readable; or -1. *fd_out: the connected socket after GO, which the caller closes.
+ * *handshake_out: the answers, which the caller destroys, or NULL; also set after a failure if
+ * there are any.
  */
 GMB_MUST_CHECK int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd_out,
 	struct nbd_handshake **handshake_out, struct error *error);

@@ -86,7 +86,7 @@ struct nbd_handshake {
 	uint32_t alive_ms;
 
 	bool names_only;
-	bool is_missing; /* INFO: LIST follows because the export is missing */
+	bool is_missing; /* INFO has reported that the export is missing, so LIST follows */
 	uint32_t current;
 	struct nbd_offers offers;
 	struct nbd_facts facts;
@@ -107,7 +107,7 @@ struct state_rule {
 	uint32_t option;
 	const char *awaits;
 	uint32_t edges;
-	uint32_t content_type; /* NBD_REP_ type of replies before the last one, or 0 */
+	uint32_t content_type; /* type (NBD_REP_) of the replies before the last; 0: none */
 	step_fn *content;
 	step_fn *accepted; /* handler of NBD_REP_ACK */
 	step_fn *refused;  /* handler of an error reply */
@@ -156,7 +156,8 @@ static void append_text(struct nbd_handshake *talk, const char *text)
 	nbd_handshake_append(talk, text, strlen(text));
 }
 
-/* Appends the header of a state's option; the caller appends its data. */
+/* Appends the header of the option that belongs to the state; the caller appends the option's
+ * data. */
 static int nbd_handshake_ask(struct nbd_handshake *talk, enum handshake_state state)
 {
 	struct nbd_wire_option header = {
@@ -245,9 +246,9 @@ static void append_query(struct nbd_handshake *talk, const char *kind, const cha
 	nbd_handshake_append(talk, token, strlen(token));
 }
 
-/* Sends our name and the names of the connections to be replaced. Also requests the epoch, signs of
- * life and the size; signs of life and the size are sent as chunks. A server that does not know
- * these contexts does not list them. */
+/* Sends our name and the names of the connections to be replaced. Also requests the epoch and, if
+ * replies are chunks, signs of life and the size, which the server sends as chunks. A server that
+ * does not know these contexts does not list them. */
 static int ask_takeover(struct nbd_handshake *talk)
 {
 	bool chunks = talk->offers.style != NBD_REPLIES_SIMPLE;
@@ -482,7 +483,8 @@ static int export_accepted(struct nbd_handshake *talk)
 /* --- refusals ------------------------------------------------------------------------------ */
 
 /* Returns whether the error reply ends the dialogue, whatever the option was (rules P19, P47). A
- * demand for TLS does not end it if it may concern only the export of the option (rule P48). */
+ * reply that demands TLS ends it, unless the demand may concern only the option's export (rule
+ * P48). */
 static bool refusal_is_final(struct nbd_handshake *talk)
 {
 	bool about_export = talk->goal != NBD_GOAL_GO &&

@@ -90,8 +90,9 @@ bool nbd_handshake_wants_tls(const struct nbd_handshake *handshake);
 void nbd_handshake_encrypted(
 	struct nbd_handshake *handshake, const struct nbd_protection *protection);
 
-/* Called when the server closed the connection, or the owner stops waiting. Returns 0 if the server
- * was allowed to close; the handshake is then finished, even if its last output was not sent. */
+/* Called when the server has closed the connection, or when the owner no longer waits for it.
+ * Returns 0 if the server may close at this point; the handshake is then finished, even if its last
+ * output was not sent. */
 GMB_MUST_CHECK int nbd_handshake_end_of_stream(
 	struct nbd_handshake *handshake, struct error *error);
 

@@ -112,11 +112,12 @@ GMB_MUST_CHECK int nbd_text_take(const char *what, const uint8_t *bytes, uint32_
 GMB_MUST_CHECK int nbd_offers_add_context(struct nbd_offers *offers, struct nbd_offer *offer,
 	struct nbd_text name, struct error *error);
 
-/* Removes the contexts of an export, because a list that ends in an error does not count (rule
- * P42). */
+/* Called when the server has ended the list of an export's contexts with an error, so the list does
+ * not count (rule P42): removes the contexts. */
 void nbd_offers_drop_contexts(struct nbd_offers *offers, struct nbd_offer *offer);
 
-/* Stores a note, one sentence; it is dropped if there are NBD_NOTES_MAX already. */
+/* Adds a note: one sentence that a user of the export should know. It is dropped if there are
+ * NBD_NOTES_MAX already. */
 void nbd_offers_note(struct nbd_offers *offers, const char *format, ...) GMB_PRINTF(2, 3);
 
 /* Adds the notes about one export. */
@@ -133,9 +134,9 @@ struct nbd_facts {
 	struct nbd_block_sizes sizes;
 	bool allocation;	/* base:allocation was selected */
 	uint32_t allocation_id; /* context id in block status replies */
-	/* gmblock's own extension; without it can_take_over is false and epoch is 0. After a change
-	 * of the epoch, acknowledged writes that were not flushed may be lost, and if is_volatile,
-	 * everything. */
+	/* gmblock's takeover extension; without it can_take_over is false and epoch is 0. If the
+	 * epoch has changed, acknowledged writes that were not flushed may be lost; if is_volatile
+	 * is set, flushed ones may be lost as well. */
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;

@@ -797,7 +797,8 @@ static int replies_take_reply(struct nbd_client *client, const uint8_t *bytes, s
 
 /* --- consecutive bytes ------------------------------------------------------------------------ */
 
-/* Performs one step. Returns the number of bytes consumed. */
+/* Processes the next bytes, as client->state demands: a reply's header, an extent, payload, or
+ * bytes to skip. Returns the number of bytes consumed. */
 static int feed_step(struct nbd_client *client, const uint8_t *bytes, size_t len, bool *more,
 	struct error *error)
 {

@@ -75,8 +75,8 @@ static const struct nbd_request *begun(const struct nbd_session *session)
 	return session->rx_request != NULL ? session->rx_request : session->rx_discard_request;
 }
 
-/* Returns whether no request is in flight, except for one whose payload is incomplete and whose
- * received payload is stored. */
+/* Returns whether no request is in flight, except possibly the one whose payload has not completely
+ * arrived. All payload that has arrived must be stored. */
 static bool has_only_begun(const struct nbd_session *session)
 {
 	const struct nbd_request *request = begun(session);
@@ -95,8 +95,8 @@ enum session_rest nbd_session_rest(struct session *base)
 {
 	struct nbd_session *session = nbd_session_of(base);
 
-	/* While the stream changes its TLS keys, it is not idle. The change ends without a step of
-	 * the session, and the stream then reports that it is idle. */
+	/* While the TLS layer changes its keys, the stream is not idle. The session does not take
+	 * part in the change; the stream calls session->stream.idle when it is complete. */
 	if (session->send_op.in_flight ||
 		(!session->recv_op.in_flight && !stream_is_idle(&session->stream))) {
 		return SESSION_WAITS_FOR_PEER;
@@ -232,7 +232,8 @@ static bool nbd_handover_check(const struct nbd_wire_state *wire,
 					     : record->byte_count == *told_bytes);
 }
 
-/* Adopts the received bytes. Returns false if there is no memory. */
+/* Stores the unparsed bytes that the previous process received, and the progress of the request
+ * that it had begun. Returns false if there is no memory. */
 static bool take_received(struct nbd_session *session, const struct session_record *record,
 	uint32_t received, bool has_begun)
 {
@@ -259,8 +260,8 @@ static bool take_received(struct nbd_session *session, const struct session_reco
 	return true;
 }
 
-/* Ends the session without sending anything, because the connection still belongs to the other
- * process. */
+/* Ends the session without sending anything, because the connection still belongs to the process
+ * that tried to hand it over. */
 static void nbd_handover_refuse(struct nbd_session *session, const char *reason)
 {
 	session->base.handed_over = true;
@@ -289,7 +290,7 @@ static bool keep_choice(struct nbd_session *session, const struct session_record
 
 /* Selects the export of the session. Until the export is available the session stays in the
  * handshake state, with its time limit, and does not receive. If the session ends in this state,
- * the peer gets no message, because the other process might have to continue. */
+ * the peer gets no message, because the process that hands it over might have to continue. */
 static void choose_told(struct nbd_session *session, const struct session_record *record)
 {
 	int rc = session_adopt(&session->base, record);

@@ -376,7 +376,7 @@ static void reply_context(struct nbd_session *session, uint32_t id, const char *
 	tx_put(session->handshake, name, length);
 }
 
-/* Extracts the token of a query of the given kind. */
+/* If the query begins with `kind`, extracts the token that follows. */
 static bool take_token(struct option_string query, const char *kind, struct option_string *token)
 {
 	uint32_t skip = (uint32_t)strlen(kind);

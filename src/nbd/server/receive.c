@@ -76,7 +76,7 @@ static void rx_make_large(struct nbd_session *session)
 	if (session->rx_large == NULL) {
 		fresh = service_rx_get(session);
 		if (fresh != NULL || rx_available(session) == 0) {
-			/* if there is no memory, moves to the start of rx_small */
+			/* if fresh is NULL, moves the bytes to the start of rx_small */
 			rx_move(session, fresh);
 		}
 	} else if (rx_available(session) == 0 && session->rx_large->refs == 1) {
@@ -84,7 +84,7 @@ static void rx_make_large(struct nbd_session *session)
 		session->rx_end = 0;
 	} else if (session->rx_end == session->rx_bytes && rx_available(session) == 0) {
 		fresh = service_rx_get(session);
-		rx_move(session, fresh); /* moves the data to rx_small, if memory is short */
+		rx_move(session, fresh); /* if fresh is NULL, moves the bytes to rx_small */
 	}
 }
 
@@ -138,7 +138,7 @@ static void nbd_receive_arm(struct nbd_session *session)
 	if (rx_available(session) > 0) {
 		bool room = rx_make_room(session, session->rx_want);
 
-		/* a header always fits, and nbd_receive_gather() has checked the rest */
+		/* a header always fits, and for a payload nbd_receive_gather() has made room */
 		GMB_ASSERT(room);
 	}
 	session->rx_into_stream = false;
@@ -248,8 +248,8 @@ static bool nbd_receive_take_payload(struct nbd_session *session)
 	}
 }
 
-/* Returns the memory of the next unparsed bytes if a write can be stored from there, otherwise
- * MEM_NONE. */
+/* Returns the memory of the next unparsed bytes if the payload of a write can be stored directly
+ * from there, otherwise MEM_NONE. */
 static struct mem_ref storable(const struct nbd_session *session)
 {
 	uint32_t memory_align = store_info(session->base.export->store)->memory_align;
@@ -299,7 +299,7 @@ static bool nbd_receive_gather(struct nbd_session *session, uint32_t head_bytes,
 	return true;
 }
 
-/* Skips the part of the payload that the previous process stored. */
+/* Skips the part of the payload that was stored by the process that handed over the session. */
 static void go_on_after(struct nbd_session *session, struct nbd_request *request)
 {
 	const struct told_payload *told = session->told;
@@ -457,7 +457,7 @@ void receive_continue(struct nbd_session *session)
 {
 	if (session->base.state != SESSION_READY || session->recv_op.in_flight ||
 		unlikely(session->base.paused)) {
-		return; /* receive_done() or the end of the pause continues */
+		return; /* receive_done() or the end of the pause calls again */
 	}
 	turns_remove(&session->base.blocked_turn);
 	while (session->base.state == SESSION_READY) {
@@ -542,7 +542,8 @@ static void received_end(struct nbd_session *session)
 	}
 }
 
-/* Returns whether the stream can continue. receive_interrupt() causes -ECANCELED. */
+/* Returns whether the stream is still usable after a receive with this result. -ECANCELED is the
+ * effect of receive_interrupt(). */
 static bool nbd_receive_is_transient(int result)
 {
 	return result == -EINTR || result == -EAGAIN || result == -ECANCELED;

@@ -470,8 +470,8 @@ static void reply_fill(struct nbd_session *session, struct send_batch *send)
 {
 	while (send->slot_count < SEND_SLOTS_MAX && send->bytes < SEND_BYTES_MAX &&
 		session->base.state != SESSION_TERMINATING) {
-		/* The exclusive request must not be interrupted; otherwise the first one is
-		 * next. */
+		/* No other reply may be sent before the one of the exclusive request has ended. If
+		 * there is none, the first sendable request is next. */
 		struct list_node *node = session->exclusive != NULL ? &session->exclusive->send_node
 								    : session->sendable.next;
 		struct nbd_request *request = list_entry(node, struct nbd_request, send_node);
@@ -499,7 +499,7 @@ static void reply_fill(struct nbd_session *session, struct send_batch *send)
 	}
 }
 
-/* Submits the rest of a batch to the ring. */
+/* Submits a send of all bytes of the batch that were not sent yet. */
 static void reply_send_rest(struct nbd_session *session)
 {
 	struct send_batch *send = session->sending;
@@ -552,8 +552,8 @@ void reply_flush(struct session *base, bool alone)
 	struct send_batch *send;
 	struct list_node *node;
 
-	/* A send is in flight, or the stream is flushed for a stop. This function is called again
-	 * when it ends. */
+	/* send_op is also used to flush the stream before a stop. When it completes, this function
+	 * is called again. */
 	if (session->send_op.in_flight || session->base.state == SESSION_TERMINATING ||
 		(list_is_empty(&session->sendable) && !session->alive_due &&
 			!reply_size_is_due(session))) {
@@ -606,8 +606,8 @@ void reply_flush(struct session *base, bool alone)
 	}
 }
 
-/* Returns whether the session is ready for its handover. If so, nothing may be sent, because the
- * other process may own the connection at any time. */
+/* Returns whether the session is ready to be handed over to another process. If so, nothing may be
+ * sent, because that process may own the connection at any time. */
 static bool rests(struct nbd_session *session)
 {
 	return unlikely(session->base.paused) && nbd_session_rest(&session->base) == SESSION_RESTS;
@@ -637,8 +637,9 @@ void reply_watch(struct nbd_session *session)
 	}
 }
 
-/* Measures the network throughput from time to time; it determines, among others, the size of a
- * read's parts. The kernel counts busy time in ticks, so the measurement covers many requests. */
+/* Measures the network's throughput from time to time, because the size of the parts of a read
+ * depends on it. The kernel counts in ticks how long the connection was busy, so a measurement
+ * covers many requests. */
 static void look_at_network(struct nbd_session *session)
 {
 	struct ring *ring = session->service->ring;

@@ -291,7 +291,7 @@ void request_progress(struct path_request *path)
 	struct nbd_session *session = request->session;
 
 	if (session->base.state == SESSION_TERMINATING) {
-		return; /* session_join() checks the request at the end of the batch */
+		return; /* nbd_session_join() ends the request when it is idle */
 	}
 	if (session->rx_request == request) {
 		/* There is memory for more payload, or the request failed and the remaining payload

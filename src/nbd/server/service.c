@@ -19,7 +19,7 @@ struct rx_buf *service_rx_get(struct nbd_session *session)
 	struct rx_buf *rx;
 
 	if (rate_is_limited(&session->base.rate)) {
-		/* the requests in the buffer would only wait for the rate limit again */
+		/* more requests in the buffer would only wait for the rate limit */
 		return NULL;
 	}
 	node = list_pop_front(&service->rx_free);
@@ -68,7 +68,8 @@ static int nbd_service_create(struct engine *engine, void **service_out, struct 
 	struct nbd_service *service = calloc(1, sizeof(*service));
 
 	if (service != NULL) {
-		/* The engine's limit, and one reserved slot for each session. */
+		/* as many requests as the engine permits in flight, and one reserved for each
+		 * session */
 		service->request_max = engine->limits.inflight_max + engine->limits.sessions_max;
 		service->requests = calloc(service->request_max, sizeof(*service->requests));
 	}

@@ -79,8 +79,9 @@ static bool peer_has_received(struct nbd_session *session)
 
 bool nbd_session_peer_receives(struct session *base)
 {
-	/* The first check after a send always finds a change, so a change counts as progress only
-	 * while bytes are unacknowledged. */
+	/* Before the first check after a send, unacked_bytes is UINT64_MAX, so this check always
+	 * finds a change. If all bytes are acknowledged, it does not show that the peer
+	 * receives. */
 	return peer_has_received(nbd_session_of(base)) && nbd_session_of(base)->unacked_bytes > 0;
 }
 
@@ -227,7 +228,7 @@ static void nbd_session_flushed(struct ring_op *op, int result)
 {
 	struct nbd_session *session = container_of(op, struct nbd_session, send_op);
 
-	GMB_UNUSED(result); /* the next user of the stream gets the error */
+	GMB_UNUSED(result); /* the next operation on the stream fails in the same way */
 	if (session->base.state < SESSION_LINGERING) {
 		/* requests that arrived during the flush are answered (P126) */
 		session_mark_dirty(&session->base);

@@ -33,7 +33,8 @@
 #include "stream/stream.h"
 
 enum {
-	/* Holds one 4 KiB write with its header, so that depth 1 needs one receive. */
+	/* Holds one 4 KiB write with its header, so that a client with one write in flight needs
+	 * one receive for each. */
 	RX_SMALL_BYTES = 8192,
 	/* Under load: one receive gets about sixty 4 KiB writes, which are written from this
 	 * buffer. */
@@ -41,7 +42,8 @@ enum {
 	/* The payload of a write up to this size is gathered in the receive buffer; longer payloads
 	 * are received directly into their own buffers, piece by piece. */
 	RX_GATHER_BYTES_MAX = 64 << 10,
-	/* RX_GATHER_BYTES_MAX for stores that need aligned memory, where gathering costs a copy. */
+	/* The same limit for stores that need aligned memory. It is lower, because a gathered
+	 * payload has to be copied there. */
 	RX_GATHER_ALIGNED_BYTES_MAX = 16 << 10,
 	SEND_SLOTS_MAX = 64,
 	/* largest reply header, chunk header and error text together */
@@ -49,8 +51,8 @@ enum {
 	SEND_BYTES_MAX = 2 << 20,
 	SEND_NOW_BYTES_MAX = 256 << 10,
 	HANDSHAKE_TX_BYTES = 32 << 10,
-	/* A read whose reply cannot report a late error is held back until all of its data is
-	 * valid, up to this size. */
+	/* Limit on the length of a read whose reply is held back until all of its data is valid,
+	 * because the reply cannot report an error once it has begun. */
 	HELD_BYTES_MAX = 4 << 20,
 	STATUS_PAYLOAD_IDS_MAX = 16,
 	CONTEXT_ID_BASE_ALLOCATION = 1,
@@ -91,7 +93,9 @@ struct handshake {
 	bool no_zeroes;
 	uint64_t list_serial; /* LIST: serial of the next export to list */
 	bool list_active;
-	bool waiting; /* the option waits for another connection to end, or for a barrier */
+	/* the option waits until a replaced connection has ended, or until writes of a killed
+	 * server can no longer reach the disk (store_barrier()) */
+	bool waiting;
 	/* The selection of SET_META_CONTEXT, valid only for this export name (P43). */
 	bool context_selected;
 	uint32_t context_name_bytes;
@@ -144,7 +148,8 @@ struct send_slot {
 	uint8_t header[SEND_HEADER_BYTES_MAX];
 };
 
-/* Progress of the first request, which another process began. */
+/* Progress of the first request, if another process had begun to receive it before it handed over
+ * the session. */
 struct told_payload {
 	/* payload bytes already stored; the remaining ones follow the header */
 	uint64_t taken_bytes;
@@ -193,7 +198,8 @@ struct nbd_session {
 	bool end_of_stream;	   /* the peer will not send any more */
 	struct list_node requests; /* all requests in flight */
 	struct list_node sendable; /* requests with something to send, in round-robin order */
-	/* A simple reply or a DF chunk that has begun. No other data may be sent before its end. */
+	/* The request with a simple reply or a DF chunk that has begun; or NULL. No other data may
+	 * be sent before the end of the reply or chunk. */
 	struct nbd_request *exclusive;
 	struct send_batch *sending;
 
@@ -230,7 +236,7 @@ struct nbd_session {
 	uint64_t rx_raw_bytes;
 	/* a receive was interrupted to count partial data, and nothing has arrived since */
 	bool rx_probed;
-	/* memory of rx_data for bytes received by another process; or NULL */
+	/* memory of rx_data if the bytes were received by another process; or NULL */
 	uint8_t *rx_told;
 	struct told_payload *told;	 /* progress of the request at rx_start; or NULL */
 	struct told_choice *told_choice; /* export to select as soon as it is available; or NULL */
@@ -316,7 +322,7 @@ uint32_t handshake_tls_refusal(const struct nbd_session *session, const char **r
 /* Starts the TLS handshake after the ACK is sent, and discards everything negotiated in cleartext.
  * The next option is read once TLS is established; a failure ends the session. */
 void handshake_begin_tls(struct nbd_session *session);
-/* Continues the TLS of a session from another process. Returns 0 or the errors of
+/* Continues the TLS of a session that another process has handed over. Returns 0 or the errors of
  * tls_layer_adopt(), and also -EACCES if the address does not offer TLS. */
 GMB_MUST_CHECK int handshake_adopt_tls(
 	struct nbd_session *session, const uint8_t *bytes, uint32_t count, struct error *error);
@@ -344,8 +350,8 @@ void receive_pause(struct nbd_session *session);
 GMB_MUST_CHECK bool receive_told(struct nbd_session *session, uint32_t count);
 
 /* handover.c */
-/* Called for a session in NEGOTIATING with told_choice: tries again to select its export, which may
- * be available now. */
+/* Called for a session that was handed over before its export was available (told_choice): tries
+ * again to select the export. */
 void nbd_session_choose_again(struct nbd_session *session);
 bool nbd_session_can_hand_over(const struct session *base);
 void nbd_session_pause(struct session *base);
@@ -373,7 +379,7 @@ uint32_t request_head_bytes(bool extended);
 uint32_t request_head_write(const struct nbd_request *request, uint8_t *bytes);
 /* Returns the NBD error of a request that failed on the disk. */
 uint32_t request_disk_error(const struct nbd_request *request);
-/* Pure: returns false if the magic is wrong (P120). */
+/* Parses the header of a request. Returns false if the magic is wrong (P120). */
 bool request_head_parse(const uint8_t *bytes, bool extended, struct request_head *head);
 /* Checks a request and fills path->op and path->flags. Returns the NBD error, or 0. */
 uint32_t request_check(struct nbd_session *session, const struct request_head *head,
