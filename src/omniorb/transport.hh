@@ -69,8 +69,8 @@ class collection : public omni::SocketCollection
 {
       public:
 	void add(connection *member);
-	/* The member must not access the collection afterwards, because it might have been
-	 * deleted. */
+	/* The collection might have been deleted when this call returns, so the member must not
+	 * access it afterwards. */
 	void remove(connection *member);
 	void expect_watch();
 
