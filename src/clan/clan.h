@@ -70,7 +70,8 @@ struct clan_queue {
 	struct waiter_file timer_file;
 	struct work_results results;
 	_Atomic(bool) woken;
-	/* Calls of clan_queue_look() without all: every 16th also checks the descriptors. */
+	/* Number of calls of clan_queue_look() without `all`. Every 16th call also checks the
+	 * descriptors. */
 	uint32_t looks;
 	/* clan_queue_arm() returned 0, so the next wait checks the descriptors */
 	bool armed;

@@ -46,7 +46,7 @@ enum {
 	NET_SYSTEM_BYTES_MAX = 64,
 };
 
-/* The counts report to the peer what the sender of this frame has received. */
+/* The counts tell the receiver of this frame what the sender has received so far. */
 struct net_frame_head {
 	uint16_t bytes;	  /* size of the frame */
 	uint16_t credits; /* frames received since the sender's last frame */
@@ -467,8 +467,8 @@ void net_publish_conn(struct net_conn *conn);
 int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes);
 /* Called when a frame has been sent; its buffer is free again. */
 void net_frame_sent(struct net_conn *conn, struct net_buffer *buffer);
-/* Fires READY for each class that has room for the message that found none, and for cookies if the
- * next one has room. */
+/* Fires READY for each class whose ring has room now for the last message that found none, and for
+ * cookies if there is room for another one. */
 void net_look_room(struct net_conn *conn);
 /* Returns true if there is room for a message of that many bytes. If there is no room at first,
  * processes the events of the transport, which can free room or end the connection. */
@@ -547,11 +547,11 @@ struct net_access {
 bool net_access_find(struct net_conn *conn, struct net_access *access);
 /* The peer has put data: fires the tripwires in the range. Returns 0 or -EPROTO. */
 int net_put_arrived(struct net_conn *conn, const struct net_put *put);
-/* Called when a put or get with the ticket has ended. */
+/* Called when a put or get by the ticket (our record of a peer's cookie) has ended. */
 void net_ticket_released(
 	struct net_conn *conn, struct net_ticket *ticket, struct net_peer_region *region);
-/* Finds the ticket of a cookie, and checks that it permits the access. Returns 0 or a negative
- * errno. */
+/* Finds the ticket (our record) of a peer's cookie, and checks that it permits the access. Returns
+ * 0 or a negative errno. */
 int net_ticket_find(struct net_conn *conn, const struct clan_cookie *cookie, uint32_t right,
 	uint64_t offset, uint64_t bytes, struct net_ticket **ticket_out);
 bool net_cookie_room(struct net_conn *conn);

@@ -622,8 +622,8 @@ static void write_revoked(struct net_conn *conn, struct net_owed *owed)
 	net_append_system(conn, NET_REVOKED, &record, sizeof(record));
 }
 
-/* REVOKE: invalidates the ticket, so no new put or get uses it. REVOKED is sent when the puts and
- * gets in progress have ended. */
+/* REVOKE: the peer revokes a cookie. Marks our ticket for it as revoked, so no new put or get uses
+ * it. REVOKED is sent when the puts and gets in progress have ended. */
 static int revoke_arrived(struct net_conn *conn, const struct net_revoke *record)
 {
 	struct net_ticket *ticket;

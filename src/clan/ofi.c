@@ -117,7 +117,7 @@ static int ofi_dial(struct net_conn *base, void *found)
 	return result;
 }
 
-/* A connection over the limits of the listener is rejected before it gets an endpoint. */
+/* A connection beyond the limits of the listener is rejected before it gets an endpoint. */
 void ofi_connection_requested(struct ofi_listener *listener, struct fi_info *info)
 {
 	struct net_conn *base = net_arrived(&listener->net);

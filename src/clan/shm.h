@@ -44,7 +44,8 @@ static inline struct shm_queue *shm_queue(const struct clan_queue *queue)
 struct shm_group {
 	struct list_node node; /* in groups */
 	struct list_node active_node;
-	struct list_node publish_node; /* in shm_publish()'s list: our ready ring got an entry */
+	struct list_node publish_node; /* in shm_publish()'s list of groups to wake: we have pushed
+					  an entry */
 	struct shm_conn *publish_conn; /* the connection whose socket rings the bell */
 	struct clan_queue *queue;
 	uint64_t id;
@@ -475,10 +476,10 @@ int shm_revoke(struct clan_conn *conn, const struct clan_cookie *cookie, bool st
 void shm_void_cookies(struct clan_conn *conn, const struct clan_share *share);
 /* Returns true if the cookie is granted and not revoked. */
 bool shm_is_granted(const struct shm_conn *conn, const struct clan_cookie *cookie);
-/* Returns true if a revocation waits for the peer's busy word to become even. */
+/* Returns true if a revocation waits until the peer has ended a copy, as shown by its busy word. */
 bool shm_waits_for_quiet(const struct shm_conn *conn);
-/* Ends the revocations that waited for the peer's busy word, if the word has changed. Returns true
- * if there were any. */
+/* Called when the peer's busy word might have changed, which shows that its copy has ended. Ends
+ * the revocations that waited for this copy. Returns true if there were any. */
 bool shm_look_quiet(struct shm_conn *conn);
 /* Called when the connection is lost: ends all revocations. A strict one replaces the region's
  * pages. */
@@ -532,7 +533,8 @@ GMB_MUST_CHECK int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_o
 	const struct iovec *iov, uint32_t iov_count);
 /* Called when the bulk ring might have room: sends pending notifications of puts. */
 void shm_copies_look(struct shm_conn *conn);
-/* Called just before the connection becomes LOST: puts whose notification is pending fail. */
+/* Called just before the connection becomes LOST. Puts whose bytes are copied, but whose
+ * notification still waits for room, end with -ENOTCONN. */
 void shm_copies_lost(struct shm_conn *conn);
 /* Called when the connection is closed: drops the events of copies. */
 void shm_copies_drop(struct shm_conn *conn);

@@ -263,8 +263,9 @@ static struct shm_peer_region *region_create(
 	return region;
 }
 
-/* Every path disposes of fd or passes it to the worker. Violations of K8 end the connection; limits
- * are answered with an errno, so a peer with other limits can continue. */
+/* Owns fd: every path disposes of it or passes it to the worker. A violation of rule K8 ends the
+ * connection. A region beyond our limits is only refused with an errno, because the peer cannot
+ * know these limits. */
 int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, int fd)
 {
 	bool passive = clan_queue_is_passive(conn->conn.queue);

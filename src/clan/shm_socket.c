@@ -274,7 +274,8 @@ void shm_send_refused(struct shm_conn *conn, int status, const char *text)
 		.text_bytes = (uint32_t)text_bytes,
 	};
 
-	/* Errors are ignored, because the end of the socket has the same effect. */
+	/* Errors are ignored, because the peer also learns about the rejection from the end of the
+	 * socket. */
 	(void)shm_socket_send_message(
 		conn, SHM_REFUSED, &refused, sizeof(refused), text, text_bytes, NULL, 0);
 }
@@ -314,11 +315,14 @@ void shm_socket_close(struct shm_conn *conn)
 	clan_deadline_clear(&conn->reread);
 	if (fd >= 0) {
 		waiter_file_remove(conn->conn.queue->waiter, &conn->file);
-		/* A bell of the group could have been among the unread messages. */
+		/* A bell byte might be among the unread messages, and is lost now. So the group is
+		 * checked in the next turn. */
 		if (conn->group != NULL && conn->group->peer_ready_slots != 0) {
 			shm_group_activate(conn->group);
 		}
-		/* Unread messages can contain descriptors of any kind. */
+		/* The socket can have unread messages with descriptors of any kind, and closing
+		 * these can block. So dispose_socket() leaves the close to a worker, except on
+		 * passive queues. */
 		dispose_socket(fd, conn->conn.peer.uid, clan_queue_is_passive(conn->conn.queue));
 	}
 }

@@ -84,8 +84,8 @@ static void wait_watch(struct prov_wait *wait)
 	}
 }
 
-/* Makes the eventfd unreadable; called when no entry is queued. A child after fork() shares the
- * eventfd with its parent, so it does not touch it. */
+/* Makes the eventfd unreadable; called when no entry is queued. Has no effect in a child after
+ * fork(), which shares the eventfd with its parent. */
 static void wait_clear(struct prov_wait *wait)
 {
 	uint64_t count;

@@ -218,8 +218,8 @@ GMB_MUST_CHECK bool prov_cq_promise(struct prov_cq *cq);
 void prov_cq_complete(struct prov_cq *cq, const struct prov_entry *entry);
 void prov_cq_release(struct prov_cq *cq);
 
-/* Reserves an entry for the completion of a peer's write. Also returns false while there are too
- * many of them. */
+/* Reserves an entry for the completion of a peer's write. Also returns false while remote_max such
+ * entries are reserved or unread. */
 GMB_MUST_CHECK bool prov_cq_promise_remote(struct prov_cq *cq);
 void prov_cq_release_remote(struct prov_cq *cq);
 

@@ -446,8 +446,8 @@ static int write_arrived(struct prov_ep *ep)
 	struct prov_in *in = &ep->in;
 	const struct prov_record *record = &in->record;
 
-	/* This step comes first, because it can fail temporarily. After that the function is called
-	 * again for the same record, and must not have done anything else. */
+	/* This step comes first, because it can fail for a while. The function is then called again
+	 * for the same record, so it must not have changed anything before. */
 	if ((record->flags & PROV_RECORD_HAS_DATA) != 0 && !prov_cq_promise_remote(ep->rx_cq)) {
 		fi_stream_look_again(ep);
 		return 0;
