@@ -607,7 +607,8 @@ struct net_rma {
 void net_rma_advance(struct net_rma *rma, size_t bytes);
 /* Posts as many puts and gets as the transport accepts. */
 void net_rma_pump(struct net_conn *conn);
-/* Called when a piece has ended; error: 0, or the reason why its result is unknown. */
+/* Called when a posted piece of a put or get has ended; error: 0, or the reason why its result is
+ * unknown. */
 void net_rma_done(struct net_rma *rma, int error);
 /* Called when the endpoint is closed: ends all puts and gets. */
 void net_rma_end(struct net_conn *conn);

@@ -47,8 +47,8 @@ static bool net_rma_give_done(struct clan_source *source, struct clan_event *eve
 	return false;
 }
 
-/* Called when the transport no longer uses the rma: releases its memory, ticket and region, and
- * fires DONE. */
+/* Called when the transport no longer uses the rma: releases the local memory, our record of the
+ * peer's cookie (ticket) and the peer's region, and fires DONE. */
 static void rma_release(struct net_rma *rma)
 {
 	struct net_conn *conn = rma->op.conn;

@@ -28,7 +28,8 @@
 
 struct shm_queue {
 	struct list_node groups;
-	struct list_node active; /* groups to check: bell rung, not armed yet, or muted */
+	struct list_node active; /* groups to check in every turn: rung by the peer, not armed yet,
+				    or muted */
 	struct list_node dirty;	 /* connections with something to publish */
 	struct list_node dead;	 /* connections to free that were never reported to the program */
 };
@@ -39,8 +40,9 @@ static inline struct shm_queue *shm_queue(const struct clan_queue *queue)
 }
 
 /* Up to conns_max connections between this queue and one queue of one peer process
- * (docs/protocol/clan.md §2.1). They share one pair of group heads, so one bell and one arm serve
- * all of them. The last connection that leaves frees the group. */
+ * (docs/protocol/clan.md §2.1). They share one pair of group heads, so that one request for a
+ * wake-up (arm) and one wake-up (bell) serve all of them. The last connection that leaves frees the
+ * group. */
 struct shm_group {
 	struct list_node node; /* in groups */
 	struct list_node active_node;
@@ -387,7 +389,8 @@ struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id);
  * whose peer is the process that listens there; NULL if there is none. The choice can be wrong: an
  * acceptor with several queues replies with REGROUP if the group belongs to another queue. */
 struct shm_group *shm_group_find_place(const struct shm_conn *conn);
-/* Adds the group to the active list: it is checked in every turn until it is armed. */
+/* Adds the group to the active list: it is checked in every turn, until shm_arm() has requested a
+ * wake-up from the peer. */
 void shm_group_activate(struct shm_group *group);
 /* Called when the peer has rung the bell, by a byte on a connection's socket or by the futex. */
 void shm_group_bell(struct shm_group *group);
@@ -401,7 +404,7 @@ bool shm_arm(struct clan_queue *queue);
  * publication. */
 static inline void shm_changed(struct shm_conn *conn, uint32_t reasons)
 {
-	/* The peer of a lost connection reads nothing, so ringing its bell would be useless. */
+	/* The peer of a lost connection reads nothing, so it need not be woken. */
 	if (conn->conn.state != CLAN_OPEN) {
 		return;
 	}

@@ -340,9 +340,9 @@ static bool push_ready(struct shm_conn *conn)
 	return true;
 }
 
-/* Publishes all dirty connections with only two fences: first all words are stored; after the first
- * fence, want is checked for each connection, and entries are pushed on the ready rings; after the
- * second fence, arm is checked once for each group that got an entry. */
+/* Publishes all dirty connections with only two fences. First stores all words. After the first
+ * fence, checks want of each connection, and pushes entries on the ready rings. After the second
+ * fence, checks arm once for each group that got an entry, and rings its bell. */
 void shm_publish(struct clan_queue *queue)
 {
 	struct shm_queue *shm = shm_queue(queue);
@@ -648,8 +648,9 @@ static void arm_group(struct shm_group *group)
 	atomic_store_explicit(&group->own->arm, ++group->arm, memory_order_release);
 }
 
-/* An armed group leaves the active list, and returns when its bell rings. So the cost of going to
- * sleep depends only on the number of active groups. */
+/* A group whose peer has been asked for a wake-up (armed) leaves the active list, and returns when
+ * the peer rings the bell. So the cost of going to sleep depends only on the number of active
+ * groups. */
 bool shm_arm(struct clan_queue *queue)
 {
 	struct shm_queue *shm = shm_queue(queue);

@@ -18,7 +18,8 @@ enum {
 	RECEIVE_PARTS = 16,
 	/* Limit on the bytes per direction and turn, so that other connections get their turn. */
 	TURN_BYTES = 4 << 20,
-	/* Limit on receive calls per turn, for connections with small heads and frames. */
+	/* Limit on receive calls per turn. A peer that sends small heads and frames reaches it
+	 * before TURN_BYTES. */
 	TURN_CALLS = 64,
 };
 

@@ -379,8 +379,8 @@ void conn_unfit(struct conn *conn, enum sockets_reason reason)
 }
 
 /* Called after every step that can end the use of the ring. The order matters: the clan connection
- * is closed when both directions have switched back, but the connection becomes plain only when the
- * program has read the buffer. */
+ * is closed when both directions have returned to TCP, but the state becomes CONN_PLAIN only when
+ * the program has read the buffer. */
 void conn_try_plain(struct conn *conn)
 {
 	if (!conn_is_carried(conn) || conn->stranded || !switch_is_over(&conn->side)) {

@@ -178,8 +178,8 @@ static void close_own(int *fd)
 	}
 }
 
-/* Creates the queue, the epoll set and the eventfd for kicks. On failure none of them exists, and a
- * later call tries again. */
+/* Creates the queue, the epoll set, and the eventfd that kick() makes readable. On failure none of
+ * them exists, and a later call tries again. */
 int core_start(void)
 {
 	struct clan_queue_options options = {
@@ -275,10 +275,9 @@ void core_look(bool all)
 
 /* --- sleeping --------------------------------------------------------------------------------- */
 
-/* Waits until all threads that slept at the time of the kick have seen it, at most SEEN_WAIT_NS.
- * Until then kick_fd stays readable. So if this thread went to sleep, it would wake immediately,
- * and would take processor time from the threads that have not seen the kick. The lock is held
- * before and after. */
+/* Waits, at most SEEN_WAIT_NS, until all threads that the last kick() has to wake are awake. Until
+ * then kick_fd stays readable. So if this thread went to sleep, it would wake immediately, and take
+ * processor time from those threads. The lock is held before and after. */
 static int wait_until_seen(uint32_t left)
 {
 	const struct timespec limit = { .tv_nsec = SEEN_WAIT_NS };

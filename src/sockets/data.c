@@ -442,7 +442,7 @@ static ssize_t tcp_send(struct conn *conn, const struct iovec *iov, int iov_coun
 
 /* Counts writes that found too little room. If this happens repeatedly within few bytes, the
  * connection is limited by the two wake-ups that each full ring costs, of the reader and of the
- * writer. So it returns to TCP, and is then carried with larger rings. */
+ * writer. So the connection returns to TCP, and gets larger rings later. */
 static void count_full(struct conn *conn)
 {
 	struct conn_bulk *bulk = &conn->bulk;

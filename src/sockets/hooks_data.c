@@ -37,7 +37,8 @@ static ssize_t hooks_data_give(ssize_t result)
 	return result;
 }
 
-/* Returns the connection to TCP for good, because a call is not emulated. */
+/* Returns the connection to TCP for good, because the library does not emulate a call of the
+ * program. */
 static void hand_back(struct conn *conn, enum sockets_reason reason)
 {
 	if (core_lock()) {

@@ -107,8 +107,8 @@ bool kernel_options_fit(int fd)
 
 static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 
-/* Asks for the socket at the other end. The kernel lists a connection under the address family of
- * its socket. */
+/* Asks the kernel for the user of the socket at the other end. The kernel lists a connection under
+ * the address family of its socket. */
 static int sockets_kernel_ask(int netlink, int family, const struct rules_address *local,
 	const struct rules_address *remote, uid_t *uid_out)
 {

@@ -246,7 +246,8 @@ size_t process_take(struct conn *conn, size_t bytes)
 static _Thread_local uint64_t fork_name __attribute__((tls_model("initial-exec")));
 static uint32_t forks;
 
-/* Called before a fork. Adds the future child to the holders of the connection. */
+/* Called before a fork. Adds the future child, under the name fork_name, to the processes that have
+ * the connection. */
 static void share(struct conn *conn)
 {
 	bool counted;
@@ -280,8 +281,8 @@ static bool is_any(struct conn *conn)
 	return true;
 }
 
-/* Before fork(): all connections must be plain TCP at that moment, so that each process can use its
- * descriptors. While it waits for the peers, other threads can run. */
+/* Called before fork(). Returns all connections to TCP, so that parent and child can both use their
+ * descriptors. The lock is released while it waits for the peers. */
 static void sockets_process_before_fork(void)
 {
 	if (!core_lock()) {

@@ -181,7 +181,7 @@ struct conn {
 	uint64_t ring_in;
 	uint64_t ring_out;
 	struct conn_bulk bulk;
-	uint32_t after; /* calls before the libraries try to meet; grows with each return to TCP */
+	uint32_t after;	  /* calls before the first conn_advance(); grows with each return to TCP */
 	uint32_t attempt; /* number of attempts of the connector */
 	bool connector;
 	bool passed;		 /* passed to an unknown process or program */
@@ -317,7 +317,7 @@ struct core {
 	struct rules rules;
 	_Atomic(bool) active;	  /* a rule might apply to this program */
 	struct clan_queue *queue; /* NULL until first needed */
-	int epoll_fd; /* watches the queue, kick_fd and the TCP sockets of carried connections */
+	int epoll_fd;		  /* watches the queue, kick_fd, and the TCP sockets below rings */
 	int kick_fd;
 	uint64_t tag; /* identifies core.epoll_fd in the program's sets */
 	_Atomic(uint32_t) sleepers;
@@ -391,8 +391,8 @@ void conn_untrack(struct conn *conn);
 void conn_leave(struct conn *conn, enum sockets_reason reason);
 /* If the connection uses rings, returns it to TCP for good. Otherwise stops tracking it. */
 void conn_unfit(struct conn *conn, enum sockets_reason reason);
-/* Returns all chosen connections to TCP, and waits up to timeout_ms. The lock is released in
- * between, so connections can be closed. */
+/* Returns to TCP all connections for which choose() returns true, and waits for this up to
+ * timeout_ms. The lock is released meanwhile, so connections can be closed. */
 void conn_bring_back(
 	bool (*choose)(struct conn *conn), enum sockets_reason reason, uint32_t timeout_ms);
 /* Returns one connection to TCP, like conn_bring_back(). Returns true if it is on TCP or closed. */
@@ -406,7 +406,7 @@ void conn_say_may(struct conn *conn);
 void conn_try_plain(struct conn *conn);
 /* The other end broke a rule: resets the TCP connection. */
 void conn_broken(struct conn *conn, const char *what);
-/* Processes messages of the other library. Costs one load if there are none. */
+/* Processes messages of the library at the other end. Costs one load if there are none. */
 void conn_take_messages(struct conn *conn);
 void conn_event(const struct clan_event *event);
 void conn_touch(struct conn *conn, uint32_t what);
@@ -522,7 +522,7 @@ bool process_is_sole(struct conn *conn);
 /* Returns true if process_is_sole() does, and no program that is being started inherits the
  * connection. */
 bool process_may_carry(struct conn *conn);
-/* Called when this process has closed the connection: removes it from the holders. */
+/* Called when this process has closed the connection: removes the process from conn->holders. */
 void process_closes(struct conn *conn);
 /* Called before exec. Bytes that the program has not read cannot be passed to the next program; it
  * gets an unconnected socket instead of such a connection. Returns true with the lock held, which
