@@ -76,8 +76,8 @@ void net_rma_free_all(struct net_queue *net)
 	}
 }
 
-/* Returns a free rma, reusing one of the queue's. Members that net_rma_begin() sets are
- * not initialized; rma->held is kept for the transport. */
+/* Returns the struct for a put or get: a free one of the queue, or a new one. Members that
+ * net_rma_begin() sets are not initialized; rma->held is kept for the transport. */
 static struct net_rma *rma_get(struct net_conn *conn)
 {
 	struct list_node *node = list_pop_front(&net_queue(conn->conn.queue)->rmas);

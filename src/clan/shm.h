@@ -241,9 +241,10 @@ struct shm_conn {
 
 	uint64_t want;	       /* number of our last request for notification */
 	uint32_t want_reasons; /* enum shm_reason: the reasons in our last request */
-	/* The peer has answered our last request, so our next request needs a new number. */
+	/* The peer has answered our last request for notification, so the next one needs a new
+	 * number. */
 	bool want_answered;
-	uint64_t answered; /* number of the peer's last request that we answered */
+	uint64_t answered; /* number of the peer's last request for notification that we answered */
 
 	/* Private copy of our busy word. It is odd while we copy with cookies of the peer. */
 	uint64_t busy;
@@ -400,8 +401,8 @@ bool shm_progress(struct clan_queue *queue);
 void shm_publish(struct clan_queue *queue);
 bool shm_arm(struct clan_queue *queue);
 
-/* Records a change that the peer might wait for (enum shm_reason), to be published with the next
- * publication. */
+/* Records a change that the peer might wait for (enum shm_reason). The next shm_publish() publishes
+ * it. */
 static inline void shm_changed(struct shm_conn *conn, uint32_t reasons)
 {
 	/* The peer of a lost connection reads nothing, so it need not be woken. */

@@ -250,8 +250,8 @@ void shm_group_activate(struct shm_group *group)
 
 /* --- notifying the peer: §6.1 ----------------------------------------------------------------- */
 
-/* Sends a bell byte on the socket of a connection. Returns false if the peer might not receive it,
- * because the connection is ending. */
+/* Wakes the peer by a byte on the socket of a connection. Returns false if the peer might not
+ * receive it, because the connection is being set up or is ending. */
 static bool ring_socket(const struct shm_conn *conn)
 {
 	static const uint8_t byte = SHM_BELL;
@@ -312,9 +312,9 @@ static void publish_words(struct shm_conn *conn)
 		&conn->own->cookies_popped, conn->cookies_popped, memory_order_release);
 }
 
-/* Called after the fence that follows publish_words(). If the peer requested notification of the
- * changes, pushes the connection on our ready ring, which the peer reads. Returns true if an entry
- * was pushed. */
+/* Called after the fence that follows publish_words(). If the peer has requested notification of
+ * these changes, pushes the connection's number on our ready ring, which the peer reads. Returns
+ * true if an entry was pushed. */
 static bool push_ready(struct shm_conn *conn)
 {
 	struct shm_group *group = conn->group;
@@ -531,8 +531,8 @@ static bool shm_group_take_ready(struct shm_group *group)
 			struct shm_conn *conn = group->conns[number];
 
 			if (conn->conn.state == CLAN_OPEN) {
-				/* The entry answers our last request. shm_look() publishes the
-				 * next request, and gives it a new number because of this flag. */
+				/* The peer has answered our last request by this entry. So
+				 * shm_look() publishes the next request under a new number. */
 				conn->want_answered = true;
 				found |= shm_look(conn);
 			}

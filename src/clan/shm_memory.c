@@ -291,8 +291,8 @@ static bool used_already(struct shm_conn *conn, const struct clan_cookie *cookie
 	return conn->used_once != NULL && conn->used_once[cookie->slot] == cookie->generation;
 }
 
-/* Makes the busy word odd when the first copy begins. Helper threads can make several copies at a
- * time. */
+/* Makes our busy word odd when the first copy begins, so that a revocation by the peer waits for
+ * the copy. Helper threads can make several copies at a time. */
 static void busy_begins(struct shm_conn *conn)
 {
 	if (conn->busy_count++ == 0) {

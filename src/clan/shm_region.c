@@ -67,9 +67,9 @@ static void put_mapping(struct shm_mapping *mapping, bool in_caller)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* Frees the region and its number, and sends REGION_ENDED. This happens only after the program has
- * received the events of the region, because otherwise a peer could share and unshare faster than
- * the program takes events. */
+/* Frees the region and its number, and sends REGION_ENDED if the peer has requested the region
+ * back. Called only after the program has received the region's events, because otherwise a peer
+ * could share and unshare regions faster than the program takes events. */
 static void region_finish(struct shm_peer_region *region)
 {
 	struct shm_conn *conn = region->conn;

@@ -138,7 +138,8 @@ void shm_unsent_give_up(struct shm_conn *conn)
 	shm_conn_end(conn, status, text);
 }
 
-/* Returns whether the kernel rejected descriptors that it might take later. */
+/* Returns true if the kernel has rejected the descriptors of a message, but might accept them
+ * later. */
 static bool is_rejected_for_now(int result)
 {
 	return result == -ETOOMANYREFS || result == -EPERM;
@@ -697,8 +698,9 @@ static int shm_socket_receive(struct shm_conn *conn, struct arrival *arrival)
 	int result;
 
 	if (length < 0 && errno == ECONNRESET) {
-		/* The peer closed its socket with unread messages. The kernel reports this once;
-		 * the next call returns the messages of the peer, such as REFUSED. */
+		/* The peer has closed its socket with unread messages of ours. The kernel reports
+		 * this once, so the call is repeated: it returns messages of the peer, such as
+		 * REFUSED. */
 		length = recvmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	}
 	if (length < 0) {

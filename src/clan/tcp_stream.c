@@ -151,7 +151,8 @@ static void tcp_stream_sent(struct tcp_conn *conn, size_t bytes)
 			out->from += part;
 		}
 		if (out->head_left == 0 && out->left == 0) {
-			/* Copied, because out_sent() can add entries to the queue. */
+			/* Copied, because out_sent() can add an entry to the queue, which can reuse
+			 * this one. */
 			struct tcp_out done = *out;
 
 			conn->out_read++;

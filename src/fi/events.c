@@ -73,9 +73,9 @@ static int wait_open(struct prov_wait *wait, struct prov_fabric *fabric, enum fi
 	return result;
 }
 
-/* From now on the descriptor becomes readable with each entry, until the object is closed: one
- * thread can poll it while others read entries. The caller must make progress and then check for
- * entries. */
+/* Makes the descriptor readable with each entry that is queued from now on, until the object is
+ * closed. So one thread can poll the descriptor while others read entries. The caller must make
+ * progress and then check for entries. */
 static void wait_watch(struct prov_wait *wait)
 {
 	if (!wait->watched) {

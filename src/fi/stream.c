@@ -272,8 +272,8 @@ static uint32_t rest_of_head(
 	return 1;
 }
 
-/* Writes as much of a vector as there is room for. Its first head bytes belong to a record's head.
- * Returns the number of payload bytes written, or a negative errno. */
+/* Writes as much of a vector as there is room for. The first `head` bytes of the vector are the
+ * head of a record. Returns the number of payload bytes written, or a negative errno. */
 static ssize_t write_some(struct prov_ep *ep, const struct iovec *iov, uint32_t count, size_t head)
 {
 	ssize_t written = clan_writev(ep->conn, iov, count);
@@ -463,7 +463,7 @@ static int write_arrived(struct prov_ep *ep)
 	return 1;
 }
 
-/* Returns the operation of ours that the record names; NULL if it does not wait for one. */
+/* Returns our operation that the record answers; NULL if no operation waits for it. */
 static struct prov_op *op_of(const struct prov_ep *ep)
 {
 	uint32_t number = ep->in.record.op;
@@ -510,8 +510,8 @@ static int fi_stream_answer_arrived(struct prov_ep *ep)
 	return 1;
 }
 
-/* Called when a record has been received up to its payload. Returns 1 to receive the payload, 0 to
- * wait, or a negative errno. */
+/* Called when the head of a record has been received. Returns 1 to receive its payload, 0 to wait,
+ * or a negative errno. */
 static int record_arrived(struct prov_ep *ep)
 {
 	const struct prov_record *record = &ep->in.record;

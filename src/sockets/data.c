@@ -750,8 +750,8 @@ static int send_locked(
 			break;
 		}
 		if (conn->side.out_place == SWITCH_OUT_RING) {
-			/* If out_full is not set, READY has already reported room and does not come
-			 * again. */
+			/* out_full is false again: READY, which does not come twice, has already
+			 * been processed. So the write is repeated instead of waiting. */
 			if (!conn->out_full) {
 				sent = 0;
 				continue;

@@ -661,8 +661,8 @@ void epoll_before_fork(void)
 	}
 }
 
-/* In the child: descriptors that the parent has added to sets stay there and belong to the
- * parent. */
+/* In the child: the sets can still contain the parent's core.epoll_fd, but they do not contain the
+ * child's. */
 void epoll_after_fork(void)
 {
 	for (int fd = 0; fd < core.fds_end; fd++) {

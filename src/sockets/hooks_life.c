@@ -46,7 +46,8 @@ static int hooks_life_made(int fd)
 	return fd;
 }
 
-/* Called before a descriptor is closed. Returns false, with errno, in the handler of a crash. */
+/* Called before a descriptor is closed. Returns false, with errno, in the handler of a crash signal
+ * that has interrupted the library. */
 static bool ends(int fd)
 {
 	if (object_at(fd) != NULL) {

@@ -11,7 +11,8 @@
 
 #include "sockets/sockets.h"
 
-/* Returns true if this call must perform the next step of the connection. */
+/* Counts reads of an acceptor and writes of a connector. Returns true if conn_advance() must be
+ * called before the call goes on. */
 static bool plain_is_due(struct conn *conn, enum conn_state state, bool writes)
 {
 	uint32_t next = atomic_load_explicit(&conn->next_look, memory_order_relaxed);

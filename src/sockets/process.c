@@ -569,7 +569,7 @@ static bool sockets_process_pass(int fd)
 	return fits;
 }
 
-/* A descriptor with unread bytes does not end the loop: all descriptors are prepared. */
+/* Prepares all descriptors in the message, also those that follow one with unread bytes. */
 bool process_passes(const struct msghdr *message)
 {
 	struct msghdr copy = *message;

@@ -185,7 +185,7 @@ struct conn {
 	uint32_t attempt; /* number of attempts of the connector */
 	bool connector;
 	bool passed;		 /* passed to an unknown process or program */
-	struct holders *holders; /* for connections that were open during a fork; process.c */
+	struct holders *holders; /* processes with the connection; NULL before the first fork */
 	bool named;		 /* local and remote are set */
 	int fd;			 /* one of the connection's descriptors */
 	struct rules_address local;

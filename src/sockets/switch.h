@@ -30,7 +30,7 @@ enum switch_type {
 
 /* A message between the two libraries; its type is the message type of clan. Little-endian. */
 struct switch_message {
-	uint64_t from; /* position, of GO and SWITCH; 0 in MAY */
+	uint64_t from; /* position in the stream from which GO or SWITCH holds; 0 in MAY */
 };
 
 #define SWITCH_NOWHERE UINT64_MAX
