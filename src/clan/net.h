@@ -195,9 +195,9 @@ struct net_buffer {
 	uint64_t after;
 };
 
-/* A record that the library must send about an object; a member of that object. write() composes
- * the record when a frame has room. So pending records need no buffers, whose number a peer could
- * increase. */
+/* A record about an object that must still be sent. The struct is a member of that object. write()
+ * composes the record when a frame has room. So pending records need no buffers, whose number a
+ * peer could increase. */
 struct net_owed {
 	struct list_node node; /* in conn->owed */
 	void (*write)(struct net_conn *conn, struct net_owed *owed);
@@ -490,7 +490,8 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 enum net_peer_region_state {
 	NET_REGION_REFUSED, /* waits until REGION_OK with an errno is sent */
 	NET_REGION_LIVE,    /* usable */
-	/* Waits until puts and gets have ended, events are given, and REGION_ENDED is sent. */
+	/* Waits until the puts and gets that use the region have ended, the program has received
+	 * its events, and REGION_ENDED is sent. */
 	NET_REGION_LEAVING,
 	NET_REGION_STATE_COUNT
 };

@@ -166,7 +166,7 @@ struct shm_revocation {
 	struct clan_source source;
 	struct clan_deadline deadline;
 	struct shm_conn *conn;
-	/* Of a strict revocation: the region whose pages are replaced if the connection is lost.
+	/* Strict revocation: the region whose pages are replaced if the connection is lost.
 	 * Otherwise NULL. */
 	struct clan_region *region;
 	struct clan_range range;

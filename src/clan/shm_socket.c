@@ -581,8 +581,8 @@ static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 	return result;
 }
 
-/* SHM_REGION_OK and SHM_REGION_ENDED must name a share, with its generation, that waits for this
- * answer. SHM_REGION_END is a request: the peer wants its own region back. */
+/* SHM_REGION_OK and SHM_REGION_ENDED must name a share, by number and generation, that waits for
+ * this answer. SHM_REGION_END is a request: the peer wants its own region back. */
 static int shm_socket_answer_arrived(
 	struct shm_conn *conn, enum shm_socket_type type, const struct arrival *arrival)
 {
@@ -739,8 +739,9 @@ static bool next_has_files(int fd)
 	       (message.msg_flags & MSG_CTRUNC) != 0;
 }
 
-/* Stops receiving for REREAD_NS. The limit on descriptors that wait to be closed is reached, so
- * further ones stay in the socket, where the kernel counts them for the sender's user. */
+/* Stops receiving for REREAD_NS, because the limit on descriptors that wait to be closed is
+ * reached. Further descriptors stay in the socket, where the kernel counts them for the sender's
+ * user. */
 static void receive_later(struct shm_conn *conn, uint32_t events)
 {
 	if ((events & (EPOLLHUP | EPOLLERR)) != 0) { /* epoll reports these even if not requested */

@@ -349,8 +349,8 @@ static int bad_head(struct tcp_conn *conn)
 	return net_broken(&conn->net, 14, "an invalid header");
 }
 
-/* Processes the next head in in[], and a complete frame. Returns false if it is incomplete or the
- * connection has ended. */
+/* Processes the next head in in[], or the next complete frame. Returns false if the head or the
+ * frame is incomplete, or the connection has ended. */
 static bool tcp_stream_take_head(struct tcp_conn *conn)
 {
 	size_t there = conn->in_end - conn->in_at;

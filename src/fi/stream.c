@@ -42,7 +42,8 @@ static size_t fi_stream_head_bytes(uint8_t kind)
 	return kind == PROV_RECORD_WRITE || kind == PROV_RECORD_READ ? LONG_BYTES : SHORT_BYTES;
 }
 
-/* The bytes of a READ follow in the opposite direction, in PIECEs. An ANSWER has no payload. */
+/* A READ has no payload here: its bytes are sent in the opposite direction, in PIECEs. An ANSWER
+ * has no payload either. */
 static uint64_t payload_bytes(const struct prov_record *record)
 {
 	return record->kind == PROV_RECORD_READ || record->kind == PROV_RECORD_ANSWER

@@ -414,7 +414,8 @@ void channel::park(turn &mine, const omni_time_t &deadline)
 	entering--;
 }
 
-/* Lets the parked threads run before this thread sleeps again. */
+/* Wakes the parked threads (see park()), so that they get the turn before this thread sleeps
+ * again. */
 void channel::call_parked()
 {
 	if (parked > 0) {

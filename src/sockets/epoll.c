@@ -251,7 +251,7 @@ static uint32_t report_of(struct member *member)
 	return ready;
 }
 
-/* Returns true if the member has events to report. Keeps its edges for the report. */
+/* Returns true if the member has events to report. Does not change its edges. */
 static bool is_ready(struct member *member)
 {
 	bool in = member->edge_in;

@@ -58,8 +58,8 @@ int kernel_counts(int fd, struct kernel_counts *counts)
 	return result == 0 ? -EAGAIN : result;
 }
 
-/* Socket options that can require the bytes to pass through the kernel, with the largest value that
- * does not. The value of TCP_ULP is a name. */
+/* Socket options that can require the bytes to pass through the kernel, each with the largest value
+ * that does not require this. The value of TCP_ULP is a name. */
 static const struct {
 	int level;
 	int option;
