@@ -361,11 +361,11 @@ const void *clan_conn_hello(const struct clan_conn *conn, size_t *bytes_out);
 const char *clan_conn_reason(const struct clan_conn *conn);
 
 enum clan_conn_caps {
-	/* Each side maps the regions that the other shares: clan_peer_region_get() works, puts,
-	 * gets and fetches end within the call, and operations of a lost peer on our regions can
-	 * continue until clan_region_replace(). Without it regions are accessible by put and get
-	 * only, CLAN_EVENT_DONE reports the end of each, and no data of the connection arrives
-	 * after CLAN_EVENT_CLOSED. */
+	/* Each side maps the regions that the other side shares. So clan_peer_region_get() works,
+	 * and puts, gets and fetches end within the call. A lost peer can continue its operations
+	 * on our regions until clan_region_replace(). Without this capability, regions are
+	 * accessible by put and get only, CLAN_EVENT_DONE reports the end of each, and no data of
+	 * the connection arrives after CLAN_EVENT_CLOSED. */
 	CLAN_CAN_MAP = 1 << 0,
 };
 

@@ -569,11 +569,12 @@ static inline void gmb_submit(struct gmb_client *client, struct gmb_request *req
 
 /*
  * Ends a request early, with -ECANCELED. Parts of the request that were already passed to a
- * connection continue, and may even be sent again after a reconnect. The request ends after them,
- * because the server may access their memory. done is called later by gmb_queue_wait(), never from
- * here. Returns 0; -EALREADY if all parts were passed to connections (the request then ends as
- * usual), or if the request has ended or was cancelled before; -EINVAL if the request was submitted
- * to another client. Can be called by the queue's thread only, also inside a callback.
+ * connection continue, and may even be sent again after a reconnect. The request ends after these
+ * parts, because the server may access their memory until then. done is called later by
+ * gmb_queue_wait(), never from here. Returns 0; -EALREADY if all parts were passed to connections
+ * (the request then ends as usual), or if the request has ended or was cancelled before; -EINVAL if
+ * the request was submitted to another client. Can be called by the queue's thread only, also
+ * inside a callback.
  */
 int gmb_cancel(struct gmb_client *client, struct gmb_request *request);
 

@@ -70,7 +70,8 @@ struct clan_queue {
 	struct waiter_file timer_file;
 	struct work_results results;
 	_Atomic(bool) woken;
-	/* Calls of clan_queue_look() without all: every 16th also checks the descriptors. */
+	/* Number of calls of clan_queue_look() without `all`. Every 16th call also checks the
+	 * descriptors. */
 	uint32_t looks;
 	/* clan_queue_arm() returned 0, so the next wait checks the descriptors */
 	bool armed;
@@ -260,7 +261,8 @@ void clan_conn_set_state(struct clan_conn *conn, enum clan_state state);
 /* Moves a connection whose handle the program has to LOST, with a human-readable reason. Must not
  * be called in LOST or later. */
 void clan_conn_lose(struct clan_conn *conn, int status, const char *format, ...) GMB_PRINTF(3, 4);
-/* Removes the connection from the queue. Only its own memory is left to free. */
+/* Removes the connection from the queue. Afterwards only the memory of the struct itself is left to
+ * free. */
 void clan_conn_fini(struct clan_conn *conn);
 GMB_MUST_CHECK int clan_conn_set_hello(struct clan_conn *conn, const void *hello, size_t bytes);
 /* The peer has rejected the connection with a human-readable text. Stores the text as the peer's
@@ -322,8 +324,8 @@ struct clan_share {
 	void *carrier; /* net: struct net_key while the peer can reach the region; shm: NULL */
 };
 
-/* Called by the provider: the peer has accepted the share (status 0) or refused it, or has returned
- * it. */
+/* Called by the provider when the peer has accepted the share (status 0) or refused it, and when
+ * the peer has returned the region. */
 void clan_share_answered(struct clan_share *share, int status);
 void clan_share_returned(struct clan_share *share);
 /* Drops all shares of a connection that is being closed, without events. */

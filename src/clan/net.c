@@ -338,7 +338,7 @@ static void die(struct net_conn *conn)
 	}
 }
 
-/* In CLOSING with ending set, the connection still waits for the peer, so this call has no effect.
+/* If the connection still waits for the peer (CLOSING with ending set), this call has no effect.
  * Callers that end this wait clear ending first. */
 void net_conn_end(struct net_conn *conn, int status, const char *reason)
 {

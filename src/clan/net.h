@@ -46,7 +46,7 @@ enum {
 	NET_SYSTEM_BYTES_MAX = 64,
 };
 
-/* The counts report to the peer what the sender of this frame has received. */
+/* The counts tell the receiver of this frame what the sender has received so far. */
 struct net_frame_head {
 	uint16_t bytes;	  /* size of the frame */
 	uint16_t credits; /* frames received since the sender's last frame */
@@ -195,9 +195,9 @@ struct net_buffer {
 	uint64_t after;
 };
 
-/* A record that the library must send about an object; a member of that object. write() composes
- * the record when a frame has room. So pending records need no buffers, whose number a peer could
- * increase. */
+/* A record about an object that must still be sent. The struct is a member of that object. write()
+ * composes the record when a frame has room. So pending records need no buffers, whose number a
+ * peer could increase. */
 struct net_owed {
 	struct list_node node; /* in conn->owed */
 	void (*write)(struct net_conn *conn, struct net_owed *owed);
@@ -467,8 +467,8 @@ void net_publish_conn(struct net_conn *conn);
 int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes);
 /* Called when a frame has been sent; its buffer is free again. */
 void net_frame_sent(struct net_conn *conn, struct net_buffer *buffer);
-/* Fires READY for each class that has room for the message that found none, and for cookies if the
- * next one has room. */
+/* Fires READY for each class whose ring has room now for the last message that found none, and for
+ * cookies if there is room for another one. */
 void net_look_room(struct net_conn *conn);
 /* Returns true if there is room for a message of that many bytes. If there is no room at first,
  * processes the events of the transport, which can free room or end the connection. */
@@ -490,7 +490,8 @@ ssize_t net_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_
 enum net_peer_region_state {
 	NET_REGION_REFUSED, /* waits until REGION_OK with an errno is sent */
 	NET_REGION_LIVE,    /* usable */
-	/* Waits until puts and gets have ended, events are given, and REGION_ENDED is sent. */
+	/* Waits until the puts and gets that use the region have ended, the program has received
+	 * its events, and REGION_ENDED is sent. */
 	NET_REGION_LEAVING,
 	NET_REGION_STATE_COUNT
 };
@@ -547,11 +548,11 @@ struct net_access {
 bool net_access_find(struct net_conn *conn, struct net_access *access);
 /* The peer has put data: fires the tripwires in the range. Returns 0 or -EPROTO. */
 int net_put_arrived(struct net_conn *conn, const struct net_put *put);
-/* Called when a put or get with the ticket has ended. */
+/* Called when a put or get by the ticket (our record of a peer's cookie) has ended. */
 void net_ticket_released(
 	struct net_conn *conn, struct net_ticket *ticket, struct net_peer_region *region);
-/* Finds the ticket of a cookie, and checks that it permits the access. Returns 0 or a negative
- * errno. */
+/* Finds the ticket (our record) of a peer's cookie, and checks that it permits the access. Returns
+ * 0 or a negative errno. */
 int net_ticket_find(struct net_conn *conn, const struct clan_cookie *cookie, uint32_t right,
 	uint64_t offset, uint64_t bytes, struct net_ticket **ticket_out);
 bool net_cookie_room(struct net_conn *conn);
@@ -607,7 +608,8 @@ struct net_rma {
 void net_rma_advance(struct net_rma *rma, size_t bytes);
 /* Posts as many puts and gets as the transport accepts. */
 void net_rma_pump(struct net_conn *conn);
-/* Called when a piece has ended; error: 0, or the reason why its result is unknown. */
+/* Called when a posted piece of a put or get has ended; error: 0, or the reason why its result is
+ * unknown. */
 void net_rma_done(struct net_rma *rma, int error);
 /* Called when the endpoint is closed: ends all puts and gets. */
 void net_rma_end(struct net_conn *conn);

@@ -442,7 +442,8 @@ static bool net_frame_head_is_valid(
 		net_broken(conn, 1, "a frame has a different length than its header says");
 		return false;
 	}
-	/* A received frame counts until a frame of ours has returned its credit. */
+	/* owed_credits counts the received frames whose credits we have not returned. The peer can
+	 * have no credit for a further frame if it equals the number of buffers. */
 	if (conn->owed_credits == NET_RECEIVES) {
 		net_broken(conn, 2, "more frames than there are receive buffers");
 		return false;

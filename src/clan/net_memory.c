@@ -288,7 +288,8 @@ static int region_offered(struct net_conn *conn, const struct net_region *record
 {
 	struct net_peer_region *region;
 
-	/* The limit on region_count bounds the refusals that are waiting to be sent. */
+	/* region_count includes refused regions until their answer is sent. So its limit also
+	 * bounds the number of answers that wait to be sent. */
 	if (record->region >= CLAN_TABLE_MAX || record->generation == 0 || record->rights == 0 ||
 		record->rights > (CLAN_READ | CLAN_WRITE) || record->bytes == 0 ||
 		record->base > UINT64_MAX - record->bytes || conn->region_count >= CLAN_TABLE_MAX ||
@@ -622,8 +623,8 @@ static void write_revoked(struct net_conn *conn, struct net_owed *owed)
 	net_append_system(conn, NET_REVOKED, &record, sizeof(record));
 }
 
-/* REVOKE: invalidates the ticket, so no new put or get uses it. REVOKED is sent when the puts and
- * gets in progress have ended. */
+/* REVOKE: the peer revokes a cookie. Marks our ticket for it as revoked, so no new put or get uses
+ * it. REVOKED is sent when the puts and gets in progress have ended. */
 static int revoke_arrived(struct net_conn *conn, const struct net_revoke *record)
 {
 	struct net_ticket *ticket;

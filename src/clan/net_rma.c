@@ -47,8 +47,8 @@ static bool net_rma_give_done(struct clan_source *source, struct clan_event *eve
 	return false;
 }
 
-/* Called when the transport no longer uses the rma: releases its memory, ticket and region, and
- * fires DONE. */
+/* Called when the transport no longer uses the rma: releases the local memory, our record of the
+ * peer's cookie (ticket) and the peer's region, and fires DONE. */
 static void rma_release(struct net_rma *rma)
 {
 	struct net_conn *conn = rma->op.conn;
@@ -76,8 +76,8 @@ void net_rma_free_all(struct net_queue *net)
 	}
 }
 
-/* Returns a free rma, reusing one of the queue's. Members that net_rma_begin() sets are
- * not initialized; rma->held is kept for the transport. */
+/* Returns the struct for a put or get: a free one of the queue, or a new one. Members that
+ * net_rma_begin() sets are not initialized; rma->held is kept for the transport. */
 static struct net_rma *rma_get(struct net_conn *conn)
 {
 	struct list_node *node = list_pop_front(&net_queue(conn->conn.queue)->rmas);

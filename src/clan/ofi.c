@@ -117,7 +117,7 @@ static int ofi_dial(struct net_conn *base, void *found)
 	return result;
 }
 
-/* A connection over the limits of the listener is rejected before it gets an endpoint. */
+/* A connection beyond the limits of the listener is rejected before it gets an endpoint. */
 void ofi_connection_requested(struct ofi_listener *listener, struct fi_info *info)
 {
 	struct net_conn *base = net_arrived(&listener->net);
@@ -232,8 +232,8 @@ void ofi_received(struct ofi_conn *conn, struct net_buffer *buffer, size_t bytes
 	if (net_frame_received(&conn->net, buffer->data, bytes) != 0) {
 		return;
 	}
-	/* A later frame returns the credit, so the peer cannot send into the buffer before it is
-	 * posted. */
+	/* The peer may not use this buffer yet: a later frame of ours returns the credit for it. So
+	 * the buffer is posted in time. */
 	result = post_receive(conn, buffer);
 	if (result != 0) {
 		net_conn_cut(&conn->net, result);

@@ -194,8 +194,8 @@ static void share_free(struct clan_share *share)
 	free(share);
 }
 
-/* A share that the peer has refused is reported as SHARED with a status. Otherwise its last event
- * is UNSHARED. The share is freed with its last event. */
+/* The last event of a share is SHARED with an error status if the peer has refused it, otherwise
+ * UNSHARED. The share is freed with its last event. */
 static bool give_share_event(struct clan_source *source, struct clan_event *event)
 {
 	struct clan_share *share = container_of(source, struct clan_share, source);
@@ -302,8 +302,8 @@ int clan_region_unshare(struct clan_conn *conn, struct clan_region *region)
 	if (share->state == CLAN_SHARE_ENDING) {
 		return -EALREADY;
 	}
-	/* SHARED must be delivered first, and a strict revocation might still have to replace the
-	 * pages. */
+	/* Too early: CLAN_EVENT_SHARED has not been delivered, or a strict revocation in progress
+	 * might still have to replace the pages. */
 	if (share->state == CLAN_SHARE_ASKED || list_is_linked(&share->source.node) ||
 		region->strict_count > 0) {
 		return -EBUSY;

@@ -92,8 +92,8 @@ static void put_or_wait(struct rpc_link *link, uint32_t value)
 	uint32_t room = 2 * link->node->rpc->options.calls;
 
 	if (result == -EAGAIN && link->waiting_count == room) {
-		/* Rule R4: a peer that follows the rules does not reuse a slot before it has
-		 * received the reply. */
+		/* The queue would have room if the peer obeyed rule R4, by which it may reuse a
+		 * slot only after it has received the reply. */
 		rpc_node_end(link->node, -EPROTO);
 	} else if (result == -EAGAIN) {
 		link->waiting[(link->waiting_first + link->waiting_count++) % room] = value;

@@ -81,7 +81,8 @@ enum node_state {
 struct rpc_node {
 	struct clan_rpc *rpc;
 	struct list_node bucket_node;
-	struct list_node changed_node; /* in clan_rpc.changed: an event to give, or no open link */
+	struct list_node changed_node; /* in clan_rpc.changed: the node has an event to give, or no
+					  open link */
 	enum node_state state;
 	uint32_t number;
 	uint64_t key;

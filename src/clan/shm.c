@@ -291,8 +291,8 @@ void shm_conn_established(struct shm_conn *conn)
 
 void shm_conn_opened(struct shm_conn *conn)
 {
-	/* An acceptor is OPEN before its WELCOME is sent: the rings keep its messages until then.
-	 */
+	/* An acceptor can be OPEN while its WELCOME is still queued in conn->unsent. The program's
+	 * messages then wait in the rings. */
 	if (list_is_empty(&conn->unsent)) {
 		shm_conn_established(conn);
 	}
@@ -422,8 +422,8 @@ static int read_credentials(struct shm_conn *conn, int fd)
 		.uid = credentials.uid,
 		.gid = credentials.gid,
 	};
-	/* The memory of a wary connection's peer is mapped, but never passed to the program,
-	 * because the program could stall at a hole in the memory. */
+	/* On a wary connection the peer's memory is mapped, but never passed to the program: the
+	 * untrusted peer could punch a hole into it, which would stall the program. */
 	conn->conn.is_wary = conn->conn.options.access == CLAN_ACCESS_WARY &&
 			     rights_is_stranger(credentials.uid) &&
 			     !clan_queue_is_passive(conn->conn.queue);

@@ -28,7 +28,8 @@
 
 struct shm_queue {
 	struct list_node groups;
-	struct list_node active; /* groups to check: bell rung, not armed yet, or muted */
+	struct list_node active; /* groups to check in every turn: rung by the peer, not armed yet,
+				    or muted */
 	struct list_node dirty;	 /* connections with something to publish */
 	struct list_node dead;	 /* connections to free that were never reported to the program */
 };
@@ -39,12 +40,14 @@ static inline struct shm_queue *shm_queue(const struct clan_queue *queue)
 }
 
 /* Up to conns_max connections between this queue and one queue of one peer process
- * (docs/protocol/clan.md §2.1). They share one pair of group heads, so one bell and one arm serve
- * all of them. The last connection that leaves frees the group. */
+ * (docs/protocol/clan.md §2.1). They share one pair of group heads, so that one request for a
+ * wake-up (arm) and one wake-up (bell) serve all of them. The last connection that leaves frees the
+ * group. */
 struct shm_group {
 	struct list_node node; /* in groups */
 	struct list_node active_node;
-	struct list_node publish_node; /* in shm_publish()'s list: our ready ring got an entry */
+	struct list_node publish_node; /* in shm_publish()'s list of groups to wake: we have pushed
+					  an entry */
 	struct shm_conn *publish_conn; /* the connection whose socket rings the bell */
 	struct clan_queue *queue;
 	uint64_t id;
@@ -163,7 +166,7 @@ struct shm_revocation {
 	struct clan_source source;
 	struct clan_deadline deadline;
 	struct shm_conn *conn;
-	/* Of a strict revocation: the region whose pages are replaced if the connection is lost.
+	/* Strict revocation: the region whose pages are replaced if the connection is lost.
 	 * Otherwise NULL. */
 	struct clan_region *region;
 	struct clan_range range;
@@ -238,9 +241,10 @@ struct shm_conn {
 
 	uint64_t want;	       /* number of our last request for notification */
 	uint32_t want_reasons; /* enum shm_reason: the reasons in our last request */
-	/* The peer has answered our last request, so our next request needs a new number. */
+	/* The peer has answered our last request for notification, so the next one needs a new
+	 * number. */
 	bool want_answered;
-	uint64_t answered; /* number of the peer's last request that we answered */
+	uint64_t answered; /* number of the peer's last request for notification that we answered */
 
 	/* Private copy of our busy word. It is odd while we copy with cookies of the peer. */
 	uint64_t busy;
@@ -386,7 +390,8 @@ struct shm_group *shm_group_find(struct clan_queue *queue, uint64_t id);
  * whose peer is the process that listens there; NULL if there is none. The choice can be wrong: an
  * acceptor with several queues replies with REGROUP if the group belongs to another queue. */
 struct shm_group *shm_group_find_place(const struct shm_conn *conn);
-/* Adds the group to the active list: it is checked in every turn until it is armed. */
+/* Adds the group to the active list: it is checked in every turn, until shm_arm() has requested a
+ * wake-up from the peer. */
 void shm_group_activate(struct shm_group *group);
 /* Called when the peer has rung the bell, by a byte on a connection's socket or by the futex. */
 void shm_group_bell(struct shm_group *group);
@@ -396,11 +401,11 @@ bool shm_progress(struct clan_queue *queue);
 void shm_publish(struct clan_queue *queue);
 bool shm_arm(struct clan_queue *queue);
 
-/* Records a change that the peer might wait for (enum shm_reason), to be published with the next
- * publication. */
+/* Records a change that the peer might wait for (enum shm_reason). The next shm_publish() publishes
+ * it. */
 static inline void shm_changed(struct shm_conn *conn, uint32_t reasons)
 {
-	/* The peer of a lost connection reads nothing, so ringing its bell would be useless. */
+	/* The peer of a lost connection reads nothing, so it need not be woken. */
 	if (conn->conn.state != CLAN_OPEN) {
 		return;
 	}
@@ -475,10 +480,10 @@ int shm_revoke(struct clan_conn *conn, const struct clan_cookie *cookie, bool st
 void shm_void_cookies(struct clan_conn *conn, const struct clan_share *share);
 /* Returns true if the cookie is granted and not revoked. */
 bool shm_is_granted(const struct shm_conn *conn, const struct clan_cookie *cookie);
-/* Returns true if a revocation waits for the peer's busy word to become even. */
+/* Returns true if a revocation waits until the peer has ended a copy, as shown by its busy word. */
 bool shm_waits_for_quiet(const struct shm_conn *conn);
-/* Ends the revocations that waited for the peer's busy word, if the word has changed. Returns true
- * if there were any. */
+/* Called when the peer's busy word might have changed, which shows that its copy has ended. Ends
+ * the revocations that waited for this copy. Returns true if there were any. */
 bool shm_look_quiet(struct shm_conn *conn);
 /* Called when the connection is lost: ends all revocations. A strict one replaces the region's
  * pages. */
@@ -532,7 +537,8 @@ GMB_MUST_CHECK int shm_copy_begin(struct shm_conn *conn, const struct shm_copy_o
 	const struct iovec *iov, uint32_t iov_count);
 /* Called when the bulk ring might have room: sends pending notifications of puts. */
 void shm_copies_look(struct shm_conn *conn);
-/* Called just before the connection becomes LOST: puts whose notification is pending fail. */
+/* Called just before the connection becomes LOST. Puts whose bytes are copied, but whose
+ * notification still waits for room, end with -ENOTCONN. */
 void shm_copies_lost(struct shm_conn *conn);
 /* Called when the connection is closed: drops the events of copies. */
 void shm_copies_drop(struct shm_conn *conn);

@@ -98,7 +98,8 @@ static void shm_copy_end(struct shm_copy *copy)
 	bool notifies = conn->conn.state == CLAN_OPEN && copy->order.notify;
 	bool has_room = notifies && shm_room(conn, SHM_BULK, sizeof(uint32_t));
 
-	/* shm_room() can detect that the peer broke a rule, and end the connection. */
+	/* The state is checked again, because shm_room() ends the connection if the peer broke a
+	 * rule. */
 	copy->owes_message = notifies && !has_room && conn->conn.state == CLAN_OPEN;
 	if (copy->owes_message) {
 		(void)shm_no_room(conn, SHM_BULK, sizeof(uint32_t), CLAN_READY_SEND_BULK);

@@ -25,8 +25,8 @@
 
 enum {
 	GROUP_CONNS_FIRST = 4,
-	/* A group is muted after this many bells in succession without a wanted change (idle
-	 * bells), if they came within IDLE_WINDOW_MS. */
+	/* A group is muted after this many bells in succession for which the ready ring had no
+	 * change that we wait for (idle bells), if they came within IDLE_WINDOW_MS. */
 	IDLE_BELLS_MAX = 1000,
 	IDLE_WINDOW_MS = 100,
 	MUTED_MS = 1000,
@@ -226,7 +226,7 @@ struct shm_group *shm_group_find_place(const struct shm_conn *conn)
 	{
 		struct shm_group *group = list_entry(node, struct shm_group, node);
 
-		/* peer is NULL while the acceptor has not confirmed the group. */
+		/* peer is NULL until the acceptor has confirmed that it has the group. */
 		if (group->place == NULL || group->peer == NULL ||
 			group->conn_count >= group->conns_max) {
 			continue;
@@ -250,20 +250,21 @@ void shm_group_activate(struct shm_group *group)
 
 /* --- notifying the peer: §6.1 ----------------------------------------------------------------- */
 
-/* Sends a bell byte on the socket of a connection. Returns false if the peer might not receive it,
- * because the connection is ending. */
+/* Wakes the peer by a byte on the socket of a connection. Returns false if the peer might not
+ * receive it, because the connection is being set up or is ending. */
 static bool ring_socket(const struct shm_conn *conn)
 {
 	static const uint8_t byte = SHM_BELL;
 
-	/* A peer that has not received WELCOME checks the rings when WELCOME arrives. EAGAIN: the
-	 * socket is full, so the peer has unread bytes that wake it. */
+	/* own_fd >= 0: WELCOME has not been sent. No bell is needed, because the peer checks the
+	 * rings when WELCOME arrives. EAGAIN: the socket is full, so the peer has unread bytes that
+	 * wake it. */
 	return conn->conn.state == CLAN_OPEN && conn->own_fd < 0 &&
 	       (send(conn->file.fd, &byte, sizeof(byte), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0 ||
 		       errno == EAGAIN);
 }
 
-/* Rings the bell if the peer sleeps, once per arming. */
+/* Wakes the peer (rings its bell) if it has armed the group, at most once for each arming. */
 static void ring_bell(struct shm_group *group, struct shm_conn *conn)
 {
 	uint64_t arm = atomic_load_explicit(&group->peer->arm, memory_order_acquire);
@@ -311,9 +312,9 @@ static void publish_words(struct shm_conn *conn)
 		&conn->own->cookies_popped, conn->cookies_popped, memory_order_release);
 }
 
-/* Called after the fence that follows publish_words(). If the peer requested notification of the
- * changes, pushes the connection on our ready ring, which the peer reads. Returns true if an entry
- * was pushed. */
+/* Called after the fence that follows publish_words(). If the peer has requested notification of
+ * these changes, pushes the connection's number on our ready ring, which the peer reads. Returns
+ * true if an entry was pushed. */
 static bool push_ready(struct shm_conn *conn)
 {
 	struct shm_group *group = conn->group;
@@ -339,9 +340,9 @@ static bool push_ready(struct shm_conn *conn)
 	return true;
 }
 
-/* Publishes all dirty connections with only two fences: first all words are stored; after the first
- * fence, want is checked for each connection, and entries are pushed on the ready rings; after the
- * second fence, arm is checked once for each group that got an entry. */
+/* Publishes all dirty connections with only two fences. First stores all words. After the first
+ * fence, checks want of each connection, and pushes entries on the ready rings. After the second
+ * fence, checks arm once for each group that got an entry, and rings its bell. */
 void shm_publish(struct clan_queue *queue)
 {
 	struct shm_queue *shm = shm_queue(queue);
@@ -426,7 +427,8 @@ static uint32_t wanted_reasons(const struct shm_conn *conn)
 	return wanted;
 }
 
-/* Checks every change of the peer and fires what is enabled. Returns true if there was a change. */
+/* Checks everything that the peer can have changed, and raises the enabled READY events. Returns
+ * true if there was a change. */
 static bool look_now(struct shm_conn *conn)
 {
 	bool found = shm_take_system(conn);
@@ -459,8 +461,8 @@ static bool look_now(struct shm_conn *conn)
 	return found || ready != 0;
 }
 
-/* The loop ends when a look after the request finds nothing: any later change by the peer follows
- * our fence, so the peer sees the request. */
+/* Repeats until look_now() finds nothing after the request was stored. The peer makes any later
+ * change after our fence, so it sees the request and notifies us. */
 void shm_want(struct shm_conn *conn)
 {
 	uint32_t reasons;
@@ -468,8 +470,9 @@ void shm_want(struct shm_conn *conn)
 	while (conn->conn.state == CLAN_OPEN &&
 		((reasons = wanted_reasons(conn), conn->want_answered) ||
 			(reasons & ~conn->want_reasons) != 0)) {
-		/* A request that has not been answered keeps its number when reasons are added. So
-		 * its answer is pushed on the ready ring once, and the ring cannot overflow. */
+		/* A request keeps its number until the peer has answered it, also when reasons are
+		 * added. The peer pushes one entry on the ready ring for each number, so the ring
+		 * cannot overflow. */
 		conn->want += conn->want_answered;
 		conn->want_answered = false;
 		conn->want_reasons = reasons;
@@ -491,7 +494,7 @@ bool shm_look(struct shm_conn *conn)
 	return found;
 }
 
-/* A violation in a group head ends all connections of the group. */
+/* All connections of a group share its head, so a broken rule in the head ends all of them. */
 static void group_broken(struct shm_group *group, uint32_t rule, const char *what)
 {
 	for (uint32_t i = 0; i < group->conns_slots; i++) {
@@ -528,8 +531,8 @@ static bool shm_group_take_ready(struct shm_group *group)
 			struct shm_conn *conn = group->conns[number];
 
 			if (conn->conn.state == CLAN_OPEN) {
-				/* The entry answers our last request. shm_look() publishes the
-				 * next request, and gives it a new number because of this flag. */
+				/* The peer has answered our last request by this entry. So
+				 * shm_look() publishes the next request under a new number. */
 				conn->want_answered = true;
 				found |= shm_look(conn);
 			}
@@ -610,7 +613,8 @@ static void mute(struct shm_group *group)
 	clan_deadline_set(group->queue, &group->unmute, MUTED_LOOK_MS * NS_PER_MS);
 }
 
-/* Counts bells without a wanted change, and mutes the group if the peer rings too often. */
+/* Called when the peer has woken us (rung the bell). Counts wake-ups for which the ready ring has
+ * no change that we wait for, and mutes the group if there are too many in a short time. */
 void shm_group_bell(struct shm_group *group)
 {
 	group->bells_heard++;
@@ -636,16 +640,17 @@ static void futex_happened(struct waiter_futex *futex)
 	shm_group_bell(futex->owner);
 }
 
-/* Arms the group with a new number. bell_seen is loaded first, so a bell after the arming is not
- * missed. */
+/* Requests a wake-up from the peer, by a new number in the word arm. bell_seen is loaded first, so
+ * that a bell for this number is not missed. */
 static void arm_group(struct shm_group *group)
 {
 	group->bell_seen = atomic_load_explicit(&group->peer->bell, memory_order_acquire);
 	atomic_store_explicit(&group->own->arm, ++group->arm, memory_order_release);
 }
 
-/* An armed group leaves the active list, and returns when its bell rings. So the cost of going to
- * sleep depends only on the number of active groups. */
+/* A group whose peer has been asked for a wake-up (armed) leaves the active list, and returns when
+ * the peer rings the bell. So the cost of going to sleep depends only on the number of active
+ * groups. */
 bool shm_arm(struct clan_queue *queue)
 {
 	struct shm_queue *shm = shm_queue(queue);

@@ -117,7 +117,7 @@ static uint64_t peer_busy(const struct shm_conn *conn)
 	return atomic_load_explicit(&conn->peer->busy, memory_order_acquire);
 }
 
-/* Ends the revocations that were waiting for a copy of the peer to end, as shown by the peer's busy
+/* Ends the revocations that waited for a copy which the peer has now ended, as shown by its busy
  * word. Returns true if there were any. */
 bool shm_look_quiet(struct shm_conn *conn)
 {
@@ -125,9 +125,9 @@ bool shm_look_quiet(struct shm_conn *conn)
 
 	list_for_each(node, &conn->revocations)
 	{
-		/* revocation->busy is the odd value for the copy that was running at the
-		 * revocation. Any other value shows that this copy has ended. Copies that began
-		 * later have seen the revocation. */
+		/* revocation->busy is the peer's busy word at the time of the revocation. It was
+		 * odd, because the peer was making a copy. Any other value shows that this copy has
+		 * ended. A copy that began later has seen the revocation. */
 		struct shm_revocation *revocation = list_entry(node, struct shm_revocation, node);
 
 		if (!revocation->ended && peer_busy(conn) != revocation->busy) {
@@ -291,8 +291,8 @@ static bool used_already(struct shm_conn *conn, const struct clan_cookie *cookie
 	return conn->used_once != NULL && conn->used_once[cookie->slot] == cookie->generation;
 }
 
-/* Makes the busy word odd when the first copy begins. Helper threads can make several copies at a
- * time. */
+/* Makes our busy word odd when the first copy begins, so that a revocation by the peer waits for
+ * the copy. Helper threads can make several copies at a time. */
 static void busy_begins(struct shm_conn *conn)
 {
 	if (conn->busy_count++ == 0) {
@@ -411,9 +411,9 @@ int shm_put(struct clan_conn *base, const struct iovec *from, uint32_t from_coun
 	struct copy copy = {
 		.iov = from, .iov_count = from_count, .offset = offset, .right = CLAN_WRITE
 	};
-	/* The peer's tripwires are compared with the range in the cookie. That range is the one
-	 * that the peer granted, because copy_by_cookie() accepts only the cookie that is current
-	 * in its slot. */
+	/* The range that this cookie names is compared with the peer's tripwires. It is the range
+	 * that the peer granted, unless the program has altered the cookie: copy_by_cookie()
+	 * accepts only the current generation of the slot. */
 	struct shm_copy_order order = {
 		.peers = true,
 		.to_shared = true,

@@ -67,9 +67,9 @@ static void put_mapping(struct shm_mapping *mapping, bool in_caller)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-/* Frees the region and its number, and sends REGION_ENDED. This happens only after the program has
- * received the events of the region, because otherwise a peer could share and unshare faster than
- * the program takes events. */
+/* Frees the region and its number, and sends REGION_ENDED if the peer has requested the region
+ * back. Called only after the program has received the region's events, because otherwise a peer
+ * could share and unshare regions faster than the program takes events. */
 static void region_finish(struct shm_peer_region *region)
 {
 	struct shm_conn *conn = region->conn;
@@ -263,8 +263,9 @@ static struct shm_peer_region *region_create(
 	return region;
 }
 
-/* Every path disposes of fd or passes it to the worker. Violations of K8 end the connection; limits
- * are answered with an errno, so a peer with other limits can continue. */
+/* Owns fd: every path disposes of it or passes it to the worker. A violation of rule K8 ends the
+ * connection. A region beyond our limits is only refused with an errno, because the peer cannot
+ * know these limits. */
 int shm_region_arrived(struct shm_conn *conn, const struct shm_region *message, int fd)
 {
 	bool passive = clan_queue_is_passive(conn->conn.queue);

@@ -53,7 +53,8 @@ bool shm_room(struct shm_conn *conn, enum shm_class class, size_t bytes)
 	uint32_t left = size - (out->write & out->mask);
 	uint32_t needed = shm_ring_slots_of(bytes + SHM_HEAD_BYTES);
 
-	/* A message that does not fit before the end of the ring also needs the padding. */
+	/* A message that does not fit before the end of the ring starts at slot 0. The slots before
+	 * the end are filled with padding, which needs room as well. */
 	needed += needed > left ? left : 0;
 	if (size - (out->write - out->read_seen) >= needed) {
 		return true;

@@ -138,7 +138,8 @@ void shm_unsent_give_up(struct shm_conn *conn)
 	shm_conn_end(conn, status, text);
 }
 
-/* Returns whether the kernel rejected descriptors that it might take later. */
+/* Returns true if the kernel has rejected the descriptors of a message, but might accept them
+ * later. */
 static bool is_rejected_for_now(int result)
 {
 	return result == -ETOOMANYREFS || result == -EPERM;
@@ -274,7 +275,8 @@ void shm_send_refused(struct shm_conn *conn, int status, const char *text)
 		.text_bytes = (uint32_t)text_bytes,
 	};
 
-	/* Errors are ignored, because the end of the socket has the same effect. */
+	/* Errors are ignored, because the peer also learns about the rejection from the end of the
+	 * socket. */
 	(void)shm_socket_send_message(
 		conn, SHM_REFUSED, &refused, sizeof(refused), text, text_bytes, NULL, 0);
 }
@@ -314,11 +316,14 @@ void shm_socket_close(struct shm_conn *conn)
 	clan_deadline_clear(&conn->reread);
 	if (fd >= 0) {
 		waiter_file_remove(conn->conn.queue->waiter, &conn->file);
-		/* A bell of the group could have been among the unread messages. */
+		/* A bell byte might be among the unread messages, and is lost now. So the group is
+		 * checked in the next turn. */
 		if (conn->group != NULL && conn->group->peer_ready_slots != 0) {
 			shm_group_activate(conn->group);
 		}
-		/* Unread messages can contain descriptors of any kind. */
+		/* The socket can have unread messages with descriptors of any kind, and closing
+		 * these can block. So dispose_socket() leaves the close to a worker, except on
+		 * passive queues. */
 		dispose_socket(fd, conn->conn.peer.uid, clan_queue_is_passive(conn->conn.queue));
 	}
 }
@@ -576,8 +581,8 @@ static int regroup_arrived(struct shm_conn *conn, struct arrival *arrival)
 	return result;
 }
 
-/* SHM_REGION_OK and SHM_REGION_ENDED must name a share, with its generation, that waits for this
- * answer. SHM_REGION_END is a request: the peer wants its own region back. */
+/* SHM_REGION_OK and SHM_REGION_ENDED must name a share, by number and generation, that waits for
+ * this answer. SHM_REGION_END is a request: the peer wants its own region back. */
 static int shm_socket_answer_arrived(
 	struct shm_conn *conn, enum shm_socket_type type, const struct arrival *arrival)
 {
@@ -693,8 +698,9 @@ static int shm_socket_receive(struct shm_conn *conn, struct arrival *arrival)
 	int result;
 
 	if (length < 0 && errno == ECONNRESET) {
-		/* The peer closed its socket with unread messages. The kernel reports this once;
-		 * the next call returns the messages of the peer, such as REFUSED. */
+		/* The peer has closed its socket with unread messages of ours. The kernel reports
+		 * this once, so the call is repeated: it returns messages of the peer, such as
+		 * REFUSED. */
 		length = recvmsg(conn->file.fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	}
 	if (length < 0) {
@@ -733,8 +739,9 @@ static bool next_has_files(int fd)
 	       (message.msg_flags & MSG_CTRUNC) != 0;
 }
 
-/* Stops receiving for REREAD_NS. The limit on descriptors that wait to be closed is reached, so
- * further ones stay in the socket, where the kernel counts them for the sender's user. */
+/* Stops receiving for REREAD_NS, because the limit on descriptors that wait to be closed is
+ * reached. Further descriptors stay in the socket, where the kernel counts them for the sender's
+ * user. */
 static void receive_later(struct shm_conn *conn, uint32_t events)
 {
 	if ((events & (EPOLLHUP | EPOLLERR)) != 0) { /* epoll reports these even if not requested */

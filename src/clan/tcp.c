@@ -231,7 +231,7 @@ static void dial_look(struct tcp_conn *conn)
 
 /* --- listeners -------------------------------------------------------------------------------- */
 
-/* net_arrived() checks the limits of the listener. A connection over them is closed without an
+/* net_arrived() checks the limits of the listener. A connection beyond them is closed without an
  * answer. */
 static void tcp_accept_one(struct tcp_listener *listener, int fd, const struct sockaddr *peer)
 {

@@ -61,7 +61,7 @@ struct tcp_out {
 	uint64_t left;		     /* unsent bytes of the payload */
 	const uint8_t *from;	     /* FRAME, ANSWER: the unsent payload */
 	struct net_op *op;	     /* the operation of a FRAME, WRITE or READ */
-	struct net_grant *grant;     /* the cookie that an ANSWER reads by */
+	struct net_grant *grant;     /* ANSWER: the cookie with which the peer reads */
 };
 _Static_assert(NET_SENDS + 1 + NET_RMA_PIECES + TCP_READS <= TCP_OUT_COUNT,
 	"the queue has room for everything that can be in flight");

@@ -18,7 +18,8 @@ enum {
 	RECEIVE_PARTS = 16,
 	/* Limit on the bytes per direction and turn, so that other connections get their turn. */
 	TURN_BYTES = 4 << 20,
-	/* Limit on receive calls per turn, for connections with small heads and frames. */
+	/* Limit on receive calls per turn. A peer that sends small heads and frames reaches it
+	 * before TURN_BYTES. */
 	TURN_CALLS = 64,
 };
 
@@ -150,7 +151,8 @@ static void tcp_stream_sent(struct tcp_conn *conn, size_t bytes)
 			out->from += part;
 		}
 		if (out->head_left == 0 && out->left == 0) {
-			/* Copied, because out_sent() can add entries to the queue. */
+			/* Copied, because out_sent() can add an entry to the queue, which can reuse
+			 * this one. */
 			struct tcp_out done = *out;
 
 			conn->out_read++;
@@ -347,8 +349,8 @@ static int bad_head(struct tcp_conn *conn)
 	return net_broken(&conn->net, 14, "an invalid header");
 }
 
-/* Processes the next head in in[], and a complete frame. Returns false if it is incomplete or the
- * connection has ended. */
+/* Processes the next head in in[], or the next complete frame. Returns false if the head or the
+ * frame is incomplete, or the connection has ended. */
 static bool tcp_stream_take_head(struct tcp_conn *conn)
 {
 	size_t there = conn->in_end - conn->in_at;

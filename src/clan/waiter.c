@@ -141,7 +141,8 @@ void waiter_destroy(struct waiter *waiter)
 
 void waiter_after_fork(struct waiter *waiter)
 {
-	/* The ring's memory is not mapped in the child, and its entries belong to the parent. */
+	/* Only the descriptor is closed, because the ring's memory is not mapped in the child, and
+	 * its entries belong to the parent. */
 	if (waiter->uring) {
 		close(waiter->ring.ring_fd);
 	}

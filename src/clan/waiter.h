@@ -33,7 +33,7 @@ struct waiter_futex {
 	void *owner; /* for use by happened() */
 	const _Atomic(uint32_t) *word;
 	uint32_t expected;
-	bool in_flight; /* set only by the waiter: the kernel has a wait for the word */
+	bool in_flight; /* the kernel waits for the word; set only by the waiter */
 	bool orphaned;	/* private: the futex was destroyed with a wait in flight */
 };
 

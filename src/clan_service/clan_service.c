@@ -191,8 +191,8 @@ void clan_service_listen_end(void *context, void *listener)
 
 	clan_listener_close(listener);
 	if (--service->listener_count == 0) {
-		/* Connections that arrive later are rejected, because the engine may free the door.
-		 */
+		/* The engine may free its admission check (the door) from now on. Connections that
+		 * arrive later are rejected. */
 		service->door = NULL;
 	}
 }

@@ -37,8 +37,9 @@ struct clan_service_ops {
 	int (*start)(struct clan_service *service, struct error *error);
 	/* Called for each event of a connection whose context is set. */
 	void (*event)(void *context, const struct clan_event *event);
-	/* Called after the events for each node that was in service->hungry. The node has been
-	 * removed from the list before. Optional if the session kind adds no nodes to the list. */
+	/* Called after the events, once for each session whose node was in service->hungry. The
+	 * node has been removed from that list before. Optional if the session kind adds no nodes
+	 * to the list. */
 	void (*take)(struct list_node *node);
 };
 

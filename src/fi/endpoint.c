@@ -836,8 +836,8 @@ static int endpoint_take_request(struct prov_ep *ep, struct prov_request *reques
 	return 0;
 }
 
-/* Processes the handle that the endpoint is opened with: a connection request, or a passive
- * endpoint that does not listen and whose address is used. */
+/* Processes the handle that the program opens the endpoint with: a connection request to accept, or
+ * a passive endpoint that does not listen, whose address the endpoint gets. */
 static int take_handle(struct prov_ep *ep, struct fid *handle)
 {
 	const struct prov_pep *pep = container_of(handle, struct prov_pep, pep.fid);

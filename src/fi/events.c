@@ -73,9 +73,9 @@ static int wait_open(struct prov_wait *wait, struct prov_fabric *fabric, enum fi
 	return result;
 }
 
-/* From now on the descriptor becomes readable with each entry, until the object is closed: one
- * thread can poll it while others read entries. The caller must make progress and then check for
- * entries. */
+/* Makes the descriptor readable with each entry that is queued from now on, until the object is
+ * closed. So one thread can poll the descriptor while others read entries. The caller must make
+ * progress and then check for entries. */
 static void wait_watch(struct prov_wait *wait)
 {
 	if (!wait->watched) {
@@ -84,8 +84,8 @@ static void wait_watch(struct prov_wait *wait)
 	}
 }
 
-/* Makes the eventfd unreadable; called when no entry is queued. A child after fork() shares the
- * eventfd with its parent, so it does not touch it. */
+/* Makes the eventfd unreadable; called when no entry is queued. Has no effect in a child after
+ * fork(), which shares the eventfd with its parent. */
 static void wait_clear(struct prov_wait *wait)
 {
 	uint64_t count;

@@ -275,7 +275,8 @@ static bool hints_fit(uint32_t version, const struct fi_info *hints)
 	       (hints->fabric_attr == NULL || name_fits(hints->fabric_attr->name));
 }
 
-/* Returns the registration mode, in terms of the program's version of the interface. */
+/* Returns the memory registration mode, as the version of the interface that the program uses
+ * defines it. */
 static int mr_mode(uint32_t version, const struct fi_info *hints)
 {
 	int asked =

@@ -51,8 +51,8 @@ enum {
 	PROV_HELLO_BYTES_MAX = PROV_CM_BYTES_MAX + 64,
 	/* Slots of 64 bytes: the limit on data in flight in one direction. */
 	PROV_RING_SLOTS = 4096,
-	PROV_PIECE_BYTES = 64 << 10, /* size of the pieces of a read's data; messages are sent
-					between them */
+	/* A read's data is sent in pieces of this size, with messages in between. */
+	PROV_PIECE_BYTES = 64 << 10,
 };
 
 #define PROV_MESSAGE_MAX (UINT64_C(1) << 40)
@@ -218,8 +218,8 @@ GMB_MUST_CHECK bool prov_cq_promise(struct prov_cq *cq);
 void prov_cq_complete(struct prov_cq *cq, const struct prov_entry *entry);
 void prov_cq_release(struct prov_cq *cq);
 
-/* Reserves an entry for the completion of a peer's write. Also returns false while there are too
- * many of them. */
+/* Reserves an entry for the completion of a peer's write. Also returns false while remote_max such
+ * entries are reserved or unread. */
 GMB_MUST_CHECK bool prov_cq_promise_remote(struct prov_cq *cq);
 void prov_cq_release_remote(struct prov_cq *cq);
 

@@ -42,7 +42,8 @@ static size_t fi_stream_head_bytes(uint8_t kind)
 	return kind == PROV_RECORD_WRITE || kind == PROV_RECORD_READ ? LONG_BYTES : SHORT_BYTES;
 }
 
-/* The bytes of a READ follow in the opposite direction, in PIECEs. An ANSWER has no payload. */
+/* A READ has no payload here: its bytes are sent in the opposite direction, in PIECEs. An ANSWER
+ * has no payload either. */
 static uint64_t payload_bytes(const struct prov_record *record)
 {
 	return record->kind == PROV_RECORD_READ || record->kind == PROV_RECORD_ANSWER
@@ -272,8 +273,8 @@ static uint32_t rest_of_head(
 	return 1;
 }
 
-/* Writes as much of a vector as there is room for. Its first head bytes belong to a record's head.
- * Returns the number of payload bytes written, or a negative errno. */
+/* Writes as much of a vector as there is room for. The first `head` bytes of the vector are the
+ * head of a record. Returns the number of payload bytes written, or a negative errno. */
 static ssize_t write_some(struct prov_ep *ep, const struct iovec *iov, uint32_t count, size_t head)
 {
 	ssize_t written = clan_writev(ep->conn, iov, count);
@@ -446,8 +447,8 @@ static int write_arrived(struct prov_ep *ep)
 	struct prov_in *in = &ep->in;
 	const struct prov_record *record = &in->record;
 
-	/* This step comes first, because it can fail temporarily. After that the function is called
-	 * again for the same record, and must not have done anything else. */
+	/* This step comes first, because it can fail for a while. The function is then called again
+	 * for the same record, so it must not have changed anything before. */
 	if ((record->flags & PROV_RECORD_HAS_DATA) != 0 && !prov_cq_promise_remote(ep->rx_cq)) {
 		fi_stream_look_again(ep);
 		return 0;
@@ -463,7 +464,7 @@ static int write_arrived(struct prov_ep *ep)
 	return 1;
 }
 
-/* Returns the operation of ours that the record names; NULL if it does not wait for one. */
+/* Returns our operation that the record answers; NULL if no operation waits for it. */
 static struct prov_op *op_of(const struct prov_ep *ep)
 {
 	uint32_t number = ep->in.record.op;
@@ -510,8 +511,8 @@ static int fi_stream_answer_arrived(struct prov_ep *ep)
 	return 1;
 }
 
-/* Called when a record has been received up to its payload. Returns 1 to receive the payload, 0 to
- * wait, or a negative errno. */
+/* Called when the head of a record has been received. Returns 1 to receive its payload, 0 to wait,
+ * or a negative errno. */
 static int record_arrived(struct prov_ep *ep)
 {
 	const struct prov_record *record = &ep->in.record;

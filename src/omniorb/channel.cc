@@ -117,8 +117,8 @@ class channel::turn
 		owner.entering--;
 	}
 
-	/* Input that this thread has found causes no wake-up, so the watching thread is notified
-	 * here. */
+	/* This thread can have taken an event from the queue that would have woken the watching
+	 * thread. So if there is input, the watching thread is notified here. */
 	~turn()
 	{
 		if (owner.watched && !armed && owner.arm()) {
@@ -333,8 +333,8 @@ void channel::happened(const clan_event &event)
 	} else if (state <= CHANNEL_OPEN && event.type == CLAN_EVENT_LOST) {
 		lose(event.status == -ECONNRESET ? 20 : 1, clan_conn_reason(conn));
 	}
-	/* Other events report that a call can be tried again, which every thread does after a wait,
-	 * or belong to features that a stream does not use. */
+	/* Other events need no action: they report that a call can be tried again, which every
+	 * thread does after a wait, or belong to features that a stream does not use. */
 }
 
 /* Processes events. Returns false if there was none. */
@@ -400,8 +400,8 @@ bool channel::wait(turn &mine, const omni_time_t &deadline)
 	return true;
 }
 
-/* Gives the turn to other threads until one of them has finished a call. The thread that sleeps in
- * the queue wakes at our deadline (parked_until). */
+/* Gives the turn to other threads, and waits until one of them has finished a call. A thread that
+ * sleeps in the queue meanwhile wakes at our deadline (parked_until) at the latest. */
 void channel::park(turn &mine, const omni_time_t &deadline)
 {
 	const uint64_t seen = calls;
@@ -414,7 +414,8 @@ void channel::park(turn &mine, const omni_time_t &deadline)
 	entering--;
 }
 
-/* Lets the parked threads run before this thread sleeps again. */
+/* Wakes the parked threads (see park()), so that they get the turn before this thread sleeps
+ * again. */
 void channel::call_parked()
 {
 	if (parked > 0) {

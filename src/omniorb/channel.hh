@@ -83,7 +83,8 @@ class channel
 	clan_peer process() const;
 
       protected:
-	/* Called by the thread that has the turn, so it must not call the channel. */
+	/* Called by the thread that has the turn. It must not call the channel, because that call
+	 * would wait for the turn. */
 	virtual void input_arrived() = 0;
 
       private:

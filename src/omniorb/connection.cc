@@ -146,10 +146,10 @@ const char *connection::peeridentity()
 
 /* --- watching --------------------------------------------------------------------------------- */
 
-/* now: 0 = watch before the watching thread waits next, 1 = watch immediately, 2 = watch
- * immediately if a watch was requested. With 0, the watching thread can start the watch before
- * SocketHolder::setSelectable() has made this connection selectable. Input that was reported then
- * was ignored, so the watch is started again. */
+/* now: 0 = the watching thread starts the watch before it waits next, 1 = start it now, 2 = start
+ * it now if a watch was requested. With 0, the watching thread may have started it already
+ * (wants_watch is false again), before SocketHolder::setSelectable() made this connection
+ * selectable. It has then ignored any input that it found, so the watch is started again. */
 void connection::setSelectable(int now, CORBA::Boolean data_in_buffer)
 {
 	if (data_in_buffer) {
@@ -186,8 +186,8 @@ CORBA::Boolean connection::Peek()
 	return SocketHolder::Peek() && is_readable();
 }
 
-/* Starts a watch of a selectable holder. Input that arrived before the watch causes no wake-up, so
- * it is reported here. */
+/* Starts the watch, after SocketHolder has made this connection selectable. Input that arrived
+ * before the watch causes no wake-up, so it is reported here. */
 void connection::begin_watch()
 {
 	if (watch()) {

@@ -182,8 +182,8 @@ CORBA::Boolean encode(omni::omniInterceptors::encodeIOR_T::info_T &info)
 	return 1;
 }
 
-/* Decodes a component written by another process, which is untrusted. The address is used only if
- * it is of our own place. */
+/* Decodes a component written by another process, which is untrusted. Its address is used only if
+ * its place (machine and network namespace) is the same as ours. */
 void decode_component(const IOP::TaggedComponent &component, omni::giopAddressList &addresses)
 {
 	cdrEncapsulationStream stream(component.component_data.get_buffer(),

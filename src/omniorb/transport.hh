@@ -69,8 +69,8 @@ class collection : public omni::SocketCollection
 {
       public:
 	void add(connection *member);
-	/* The member must not access the collection afterwards, because it might have been
-	 * deleted. */
+	/* The collection might have been deleted when this call returns, so the member must not
+	 * access it afterwards. */
 	void remove(connection *member);
 	void expect_watch();
 
@@ -78,8 +78,9 @@ class collection : public omni::SocketCollection
 	/* Waits once, and calls notifyReadable(). Returns false if waiting is no longer
 	 * possible. */
 	bool watch_once();
-	/* Returns the connection of a holder passed to notifyReadable(), if it has data to receive.
-	 * Returns NULL if it has none and the watch continues, or if it is being deleted. */
+	/* Called in notifyReadable(): returns the connection of its holder if the connection has
+	 * data to receive. Returns NULL if it has none, so that the watch continues, or if it is
+	 * being deleted. */
 	connection *readable(omni::SocketHolder *holder);
 
       private:

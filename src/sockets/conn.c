@@ -82,8 +82,8 @@ void conn_watch_tcp(struct conn *conn)
 		.data.ptr = conn,
 	};
 
-	/* If this fails for lack of memory, only threads that wait for the socket itself see the
-	 * events of TCP. */
+	/* A failure (no memory) is ignored: then events of TCP wake only threads that wait for the
+	 * socket itself. */
 	(void)REAL(epoll_ctl)(core.epoll_fd, EPOLL_CTL_ADD, conn->fd, &event);
 }
 
@@ -214,7 +214,8 @@ static void conn_closes(struct conn *conn, int fd)
 }
 
 /* Removes fd from the table; called before it is closed. The connection is freed with its last
- * descriptor. In some cases it must return to TCP first, which releases the lock. */
+ * descriptor. If fd is in an epoll set and a duplicate stays open, the connection returns to TCP
+ * first, which releases the lock. */
 void object_remove(int fd)
 {
 	struct object *object = object_at(fd);
@@ -226,8 +227,9 @@ void object_remove(int fd)
 		struct conn *conn = conn_of(object);
 
 		if (object->refs > 1 && epoll_has(conn, fd)) {
-			/* After close(), the kernel's set would still report the descriptor while a
-			 * copy of it is open. */
+			/* The kernel reports a closed descriptor in an epoll set while a duplicate
+			 * of it is open. The library does not emulate this, so the connection stays
+			 * on TCP. */
 			if (!conn_is_carried(conn)) {
 				conn_forget(conn, REASON_EPOLL);
 				return;
@@ -377,8 +379,8 @@ void conn_unfit(struct conn *conn, enum sockets_reason reason)
 }
 
 /* Called after every step that can end the use of the ring. The order matters: the clan connection
- * is closed when both directions have switched back, but the connection becomes plain only when the
- * program has read the buffer. */
+ * is closed when both directions have returned to TCP, but the state becomes CONN_PLAIN only when
+ * the program has read the buffer. */
 void conn_try_plain(struct conn *conn)
 {
 	if (!conn_is_carried(conn) || conn->stranded || !switch_is_over(&conn->side)) {
@@ -393,7 +395,7 @@ void conn_try_plain(struct conn *conn)
 	release_row(conn);
 	conn_set_state(conn, CONN_PLAIN);
 	epoll_conn_plain(conn);
-	core.news = true; /* threads that wait for the connection must now wait for TCP */
+	core.news = true; /* wakes threads that wait for the ring: they must now wait for TCP */
 	if (conn->after == NEVER || conn->passed) {
 		conn_look_again_at(conn, NEVER);
 		return;
@@ -459,8 +461,8 @@ void conn_take_messages(struct conn *conn)
 	}
 }
 
-/* Processes an event of a carried connection. LOST means that the peer will send no SWITCH. If it
- * has not sent GO either, all of its bytes come by TCP. */
+/* Processes an event of a connection in CONN_CARRIED. After LOST no message of the peer follows. If
+ * the peer has not sent GO, it never used the ring, so all of its bytes come by TCP. */
 static void carried_event(struct conn *conn, const struct clan_event *event)
 {
 	conn_take_messages(conn);
@@ -559,7 +561,7 @@ void conn_bring_back(
 	core_look(true);
 	while (!all_back(choose) && clock_now_ns() < deadline_ns) {
 		wait_moment(BRING_BACK_LOOK_MS);
-		/* another thread might have made connections carried in the meantime */
+		/* another thread might have moved connections to rings in the meantime */
 		leave_all(choose, reason);
 	}
 }

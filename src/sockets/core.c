@@ -135,7 +135,7 @@ static void sockets_core_unlock(void)
 	}
 }
 
-/* Wakes all sleepers, which then check for themselves. */
+/* Wakes all sleeping threads. Each of them checks whether its own wait is over. */
 static void kick(void)
 {
 	uint64_t one = 1;
@@ -149,7 +149,8 @@ static void kick(void)
 
 void core_unlock(void)
 {
-	/* While threads sleep, either the queue is armed or they have been kicked. */
+	/* Sleeping threads must not miss an event: they are woken now, or the queue is armed, so
+	 * that the next event makes core.epoll_fd readable. */
 	if (core.queue != NULL && atomic_load(&core.sleepers) > 0) {
 		if (core.news || clan_queue_arm(core.queue) != 0) {
 			kick();
@@ -177,8 +178,8 @@ static void close_own(int *fd)
 	}
 }
 
-/* Creates the queue, the epoll set and the eventfd for kicks. On failure none of them exists, and a
- * later call tries again. */
+/* Creates the queue, the epoll set, and the eventfd that kick() makes readable. On failure none of
+ * them exists, and a later call tries again. */
 int core_start(void)
 {
 	struct clan_queue_options options = {
@@ -220,7 +221,7 @@ int core_start(void)
 	return result;
 }
 
-/* Processes the events of the TCP sockets of carried connections. */
+/* Processes the events of the TCP sockets below connections that use rings. */
 static void take_tcp_events(const struct epoll_event *events, int count)
 {
 	for (int i = 0; i < count; i++) {
@@ -247,7 +248,7 @@ static void look_at_queue(bool all)
 	int count;
 
 	if (all) {
-		/* The queue is armed, because clan_queue_wait() always checks the descriptors of an
+		/* Arms the queue, because clan_queue_wait() always checks the descriptors of an
 		 * armed queue. */
 		GMB_UNUSED(clan_queue_arm(core.queue));
 	}
@@ -274,10 +275,9 @@ void core_look(bool all)
 
 /* --- sleeping --------------------------------------------------------------------------------- */
 
-/* Waits until all threads that slept at the time of the kick have seen it, at most SEEN_WAIT_NS.
- * Until then kick_fd stays readable. So if this thread went to sleep, it would wake immediately,
- * and would take processor time from the threads that have not seen the kick. The lock is held
- * before and after. */
+/* Waits, at most SEEN_WAIT_NS, until all threads that the last kick() has to wake are awake. Until
+ * then kick_fd stays readable. So if this thread went to sleep, it would wake immediately, and take
+ * processor time from those threads. The lock is held before and after. */
 static int wait_until_seen(uint32_t left)
 {
 	const struct timespec limit = { .tv_nsec = SEEN_WAIT_NS };
@@ -292,8 +292,8 @@ static int wait_until_seen(uint32_t left)
 	return result == -EINTR ? -EINTR : 1;
 }
 
-/* See sockets.h. Wakes the other sleepers first if there is news for them. The queue is armed last,
- * so any later event makes core.epoll_fd readable. */
+/* See sockets.h. If something has changed for other sleepers (core.news), wakes them first. Arms
+ * the queue last, so that any later event makes core.epoll_fd readable. */
 int core_sleep(uint64_t *epoch_out)
 {
 	uint32_t left;
@@ -322,7 +322,8 @@ int core_sleep(uint64_t *epoch_out)
 	return 0;
 }
 
-/* Counts a sleeper that has seen the kick. The last one makes kick_fd unreadable. */
+/* Counts a thread that the last kick() has woken. The last of these threads makes kick_fd
+ * unreadable again. */
 static void count_kick(uint64_t epoch)
 {
 	uint32_t left = atomic_load(&core.kick_left);

@@ -21,9 +21,9 @@
 
 enum {
 	BUFFER_BYTES_FIRST = 65536,
-	/* number of times the ring was full after which it is considered too small */
+	/* a ring is too small if it was full this many times while at most BULK_BYTES_MAX bytes
+	 * were written to it */
 	BULK_FULLS = 16,
-	/* limit on the bytes written while the ring was full BULK_FULLS times */
 	BULK_BYTES_MAX = BULK_FULLS * 4 * RULES_RING_DEFAULT,
 	BULK_PIECE = RULES_RING_DEFAULT / 4, /* reads of at least this size count as large */
 	SENDS_BETWEEN_LOOKS = 256,	     /* writes between checks that cost
@@ -52,7 +52,8 @@ struct part {
 	int count;
 };
 static struct part rest;   /* the unfinished part of a call */
-static struct part ranged; /* bytes of the call that come from TCP only, or from the ring only */
+static struct part ranged; /* part of the call's vector up to the position where the stream changes
+			      between TCP and ring */
 
 static void data_cut(
 	struct part *part, const struct iovec *iov, int iov_count, size_t skip, size_t bytes)
@@ -85,8 +86,9 @@ static void count_in(struct conn *conn, size_t bytes)
 	}
 }
 
-/* Reads from the ring, at most up to the position where TCP continues. Returns a count; the caller
- * must call conn_try_plain() when the bytes are at their destination. Returns -EAGAIN, or -EPIPE if
+/* Reads from the ring, at most up to the position from which the peer's bytes come by TCP again
+ * (its SWITCH). Returns a count. The caller must then store the bytes and call conn_try_plain(),
+ * because they may be the last of the ring. Returns -EAGAIN if the ring is empty. Returns -EPIPE if
  * the ring has ended or the connection was reset: the caller must determine again where the next
  * byte comes from. */
 static ssize_t ring_read(struct conn *conn, const struct iovec *iov, int iov_count)
@@ -198,7 +200,7 @@ void data_pull(struct conn *conn, size_t bytes_max)
 		if (got > 0) {
 			conn->buffer_end += (size_t)got;
 			conn_touch(conn, TOUCH_IN);
-			/* this call can close the ring, but keeps the buffer */
+			/* can close the clan connection, but keeps the buffer */
 			conn_try_plain(conn);
 		}
 	} while (got > 0);
@@ -232,10 +234,10 @@ static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_c
 /* --- receiving -------------------------------------------------------------------------------- */
 
 /* Returns the number of bytes that can be read from TCP, 0 at the end of the stream, or a negative
- * errno (-EAGAIN: there are no bytes). Called before the peer's messages are processed, because the
- * peer can switch to the ring at any time: bytes counted here come before the peer's bytes in the
- * ring. Bytes that arrive in TCP later might come after those in the ring, because the peer might
- * already have returned to TCP. */
+ * errno (-EAGAIN: there are no bytes). Called before the peer's messages are processed. If these
+ * contain no GO, the peer had not used the ring when the bytes were counted, so they come next in
+ * the stream. Bytes that arrive later might come after bytes in the ring, because the peer might
+ * have used the ring and returned to TCP. */
 static ssize_t tcp_before_look(struct conn *conn)
 {
 	int bytes = 0;
@@ -277,7 +279,7 @@ static ssize_t ring_is_empty(struct conn *conn, ssize_t tcp_said)
 	return tcp_said;
 }
 
-/* MSG_PEEK with a non-empty buffer: includes the bytes in the ring and TCP that follow it. */
+/* Copies for MSG_PEEK: the bytes in the buffer, then those that follow in the ring and in TCP. */
 static ssize_t peek_all(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	size_t total = iov_bytes(iov, iov_count);
@@ -300,8 +302,7 @@ static ssize_t peek_all(struct conn *conn, const struct iovec *iov, int iov_coun
 	return (ssize_t)done + MAX(got, 0);
 }
 
-/* Returns true if a read from the ring would not wait. If the ring is broken, that read detects
- * it. */
+/* Returns true if a read from the ring would not wait, but return bytes or an error. */
 static bool ring_has_bytes(struct conn *conn)
 {
 	uint8_t byte;
@@ -317,8 +318,8 @@ static bool ring_has_bytes(struct conn *conn)
 	return got != -EAGAIN;
 }
 
-/* Returns true if a read can end early, at the end of the buffer or at a switch position, although
- * more bytes are available behind it. */
+/* Returns true if a read can end before it has all available bytes: at the end of the buffer, or at
+ * the position where the stream changes between TCP and the ring. */
 static bool is_bounded(struct conn *conn)
 {
 	uint64_t limit;
@@ -441,7 +442,7 @@ static ssize_t tcp_send(struct conn *conn, const struct iovec *iov, int iov_coun
 
 /* Counts writes that found too little room. If this happens repeatedly within few bytes, the
  * connection is limited by the two wake-ups that each full ring costs, of the reader and of the
- * writer. So it returns to TCP, and is then carried with larger rings. */
+ * writer. So the connection returns to TCP, and gets larger rings later. */
 static void count_full(struct conn *conn)
 {
 	struct conn_bulk *bulk = &conn->bulk;
@@ -474,8 +475,8 @@ bool data_grows(struct conn *conn)
 }
 
 /* Checks for events before a write, because a program that only writes makes no other calls that
- * check. Messages are processed before each write: a peer that has left the ring must get no more
- * bytes through it. The descriptors, which show that a peer was killed, are checked every
+ * check. Messages are processed before each write: after a SWITCH of the peer, no more bytes may be
+ * written to the ring. The descriptors, which show that a peer was killed, are checked every
  * SENDS_BETWEEN_LOOKS writes. */
 static void look_before_send(struct conn *conn)
 {
@@ -486,8 +487,8 @@ static void look_before_send(struct conn *conn)
 	}
 }
 
-/* See sockets.h. The messages of the peer are processed first, because the peer might have left the
- * ring. */
+/* See sockets.h. Processes the messages of the peer first, because a SWITCH of the peer moves our
+ * writes back to TCP. */
 ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 {
 	ssize_t sent;
@@ -514,7 +515,7 @@ ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count)
 		}
 		return sent;
 	}
-	conn->out_full = sent == -EAGAIN; /* until the event READY, which core_look() can process */
+	conn->out_full = sent == -EAGAIN; /* until READY, which core_look() might process now */
 	core_look(false);
 	if (sent == -EAGAIN && conn->side.out_place == SWITCH_OUT_RING) {
 		return -EAGAIN;
@@ -749,8 +750,8 @@ static int send_locked(
 			break;
 		}
 		if (conn->side.out_place == SWITCH_OUT_RING) {
-			/* If out_full is not set, READY has already reported room and does not come
-			 * again. */
+			/* out_full is false again: READY, which does not come twice, has already
+			 * been processed. So the write is repeated instead of waiting. */
 			if (!conn->out_full) {
 				sent = 0;
 				continue;

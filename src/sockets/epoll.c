@@ -141,8 +141,7 @@ static struct member *add_member(
 	return member;
 }
 
-/* Adds core.epoll_fd to the set, so that events of carried connections wake threads that wait for
- * the set. */
+/* Adds core.epoll_fd to the set, so that events of rings wake the threads that wait for the set. */
 static void add_core(struct set *set)
 {
 	struct epoll_event event = { .events = EPOLLIN, .data.u64 = core.tag };
@@ -252,7 +251,7 @@ static uint32_t report_of(struct member *member)
 	return ready;
 }
 
-/* Returns true if the member would report anything. */
+/* Returns true if the member has events to report. Does not change its edges. */
 static bool is_ready(struct member *member)
 {
 	bool in = member->edge_in;
@@ -266,7 +265,7 @@ static bool is_ready(struct member *member)
 
 /* --- epoll_ctl() ------------------------------------------------------------------------------ */
 
-/* epoll_ctl() for a carried connection, which the kernel's set does not contain. */
+/* epoll_ctl() for a connection that uses rings. The kernel's set does not contain it. */
 static int control_managed(
 	struct set *set, int op, struct conn *conn, int fd, const struct epoll_event *event)
 {
@@ -290,8 +289,8 @@ static int control_managed(
 		member->event = *event;
 		member->disabled = false;
 		epoll_make_ready(member);
-		/* Another thread might be sleeping in the set; it has not checked the member with
-		 * the new events. */
+		/* Another thread might be sleeping in the set. If the member is ready with its new
+		 * events, core.news makes core_unlock() wake that thread. */
 		core.news = core.news || is_ready(member);
 		return 0;
 	case EPOLL_CTL_DEL:
@@ -459,8 +458,8 @@ bool epoll_set_is_ready(struct set *set)
 	       kernel[1].revents == 0;
 }
 
-/* Removes the events of core.epoll_fd, also of the parent's if a fork has shared the set with it.
- * Returns true if there were any. */
+/* Removes the events of core.epoll_fd from the array. After a fork the set can also contain the
+ * parent's core.epoll_fd, which has the same tag. Returns true if there were any. */
 static bool epoll_remove_own(struct epoll_event *events, int *count)
 {
 	bool found = false;
@@ -486,8 +485,8 @@ static int look_at_kernel(struct set *set, struct epoll_event *events, int max)
 	return MAX(count, 0);
 }
 
-/* Returns true if the kernel's set is due to be checked, so that neither kind of members starves
- * the other. */
+/* Returns true if the kernel's set must be checked now, because it was not checked for LOOKS_MAX
+ * calls or LOOK_NS. Otherwise managed members that are always ready would starve the others. */
 static bool kernel_is_due(struct set *set)
 {
 	struct timespec now;
@@ -586,8 +585,8 @@ static void doze_ends(void *argument)
 	errno = saved;
 }
 
-/* Waits in the kernel, because no member of the set is carried. Returns -EAGAIN if one has become
- * carried. */
+/* Waits in the kernel, because all connections of the set are on TCP. Returns -EAGAIN if the set
+ * contains core.epoll_fd: a connection has moved to a ring, so the wait must be emulated. */
 static int doze(struct set *set, struct epoll_event *events, int max,
 	const struct timespec *timeout, const sigset_t *mask)
 {
@@ -598,8 +597,8 @@ static int doze(struct set *set, struct epoll_event *events, int max,
 		return epoll_wait_in_kernel(set->fd, events, max, timeout, mask);
 	}
 	if (set_has_core(set)) {
-		/* The thread that added core.epoll_fd has counted the threads in `dozing` as
-		 * sleepers. This thread is not among them, so it must not sleep here. */
+		/* core.epoll_fd has been added to the set, and the threads in `dozing` were counted
+		 * as sleepers. This thread is not in that count, so it must not wait here. */
 		core_unlock();
 		return -EAGAIN;
 	}
@@ -612,7 +611,8 @@ static int doze(struct set *set, struct epoll_event *events, int max,
 	return count;
 }
 
-/* While the set does not contain core.epoll_fd, the wait is left to the kernel without the lock. */
+/* While the set does not contain core.epoll_fd, all of its connections are on TCP. The kernel then
+ * waits for them, and the lock is not needed. */
 int epoll_take(struct set *set, struct epoll_event *events, int max, const struct timespec *timeout,
 	const sigset_t *mask)
 {
@@ -661,8 +661,8 @@ void epoll_before_fork(void)
 	}
 }
 
-/* In the child: descriptors that the parent has added to sets stay there and belong to the
- * parent. */
+/* In the child: the sets can still contain the parent's core.epoll_fd, but they do not contain the
+ * child's. */
 void epoll_after_fork(void)
 {
 	for (int fd = 0; fd < core.fds_end; fd++) {

@@ -17,7 +17,7 @@
 
 /* Called when connect() has succeeded or is in progress. */
 void hooks_connected(int fd, const struct sockaddr *address, socklen_t length);
-/* Leaves the connection to the kernel for good, before calls that the library does not see move its
+/* Returns the connection to TCP for good, because calls that the library does not see will move its
  * bytes. Returns false if the ring still has bytes that the program has not read. */
 bool hooks_leave(int fd);
 

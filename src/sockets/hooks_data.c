@@ -37,7 +37,8 @@ static ssize_t hooks_data_give(ssize_t result)
 	return result;
 }
 
-/* Returns the connection to TCP for good, because a call is not emulated. */
+/* Returns the connection to TCP for good, because the library does not emulate a call of the
+ * program. */
 static void hand_back(struct conn *conn, enum sockets_reason reason)
 {
 	if (core_lock()) {
@@ -408,8 +409,9 @@ EXPORT ssize_t sendmsg(int fd, const struct msghdr *message, int flags)
 	return transmitted(&call, REAL(sendmsg)(fd, message, flags));
 }
 
-/* On an untracked socket, one call in the kernel sends the messages before the first one that
- * passes a descriptor with unread bytes. On a tracked socket, sendmsg() sends each message. */
+/* hooks_data_may_pass() fails for a message that passes a descriptor with unread bytes. On an
+ * untracked socket, one call in the kernel sends the messages before that one. On a tracked socket,
+ * sendmsg() sends each message. */
 EXPORT int sendmmsg(int fd, struct mmsghdr *messages, unsigned int count, int flags)
 {
 	unsigned int done = 0;
@@ -493,8 +495,9 @@ EXPORT ssize_t sendfile(int out_fd, int in_fd, off_t *offset, size_t count)
 	return sendfile64(out_fd, in_fd, offset, count);
 }
 
-/* Called for operations that only the kernel can do. The bytes in the ring must be read first;
- * otherwise the caller fails with EINVAL, like a file system without splice. */
+/* Returns the connection to TCP for good, for operations that only the kernel can do. Returns false
+ * if the ring has bytes that the program must read first. splice() then fails with EINVAL, as on a
+ * file system without splice. */
 bool hooks_leave(int fd)
 {
 	struct conn *conn = conn_at(fd);
@@ -551,8 +554,9 @@ static int cookie_close(void *cookie)
 	return close(cookie_fd(cookie));
 }
 
-/* The C library's streams do not call functions by their exported names. So a connection with a
- * stream stays on TCP. If it cannot return to TCP, its stream is created from our functions. */
+/* A stdio stream calls the kernel directly, not our read() and write(). So its connection must be
+ * on TCP. If the connection cannot return to TCP, fopencookie() makes the stream call our
+ * functions. */
 EXPORT FILE *fdopen(int fd, const char *mode)
 {
 	static const cookie_io_functions_t functions = {

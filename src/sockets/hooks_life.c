@@ -46,7 +46,8 @@ static int hooks_life_made(int fd)
 	return fd;
 }
 
-/* Called before a descriptor is closed. Returns false, with errno, in the handler of a crash. */
+/* Called before a descriptor is closed. Returns false, with errno, in the handler of a crash signal
+ * that has interrupted the library. */
 static bool ends(int fd)
 {
 	if (object_at(fd) != NULL) {
@@ -199,8 +200,8 @@ EXPORT int connect(int fd, const struct sockaddr *address, socklen_t length)
 
 /* --- options ---------------------------------------------------------------------------------- */
 
-/* Options that the library cannot emulate return the connection to TCP first. The timeouts of
- * blocking calls are read again after they have changed. */
+/* For an option that the library cannot emulate, returns the connection to TCP first. If a timeout
+ * of blocking calls has changed, reads the timeouts again. */
 EXPORT int setsockopt(int fd, int level, int option, const void *value, socklen_t length)
 {
 	struct conn *conn = conn_at(fd);
@@ -235,8 +236,9 @@ EXPORT int setsockopt(int fd, int level, int option, const void *value, socklen_
 	return result;
 }
 
-/* A connection starts to return to TCP before shutdown() ends its writing direction. It is looked
- * up again under the lock, because another thread can close it in between. */
+/* Before shutdown() ends the writing direction of TCP, conn_leave() moves our writes from the ring
+ * back to TCP. The connection is looked up again under the lock, because another thread can close
+ * it in between. */
 EXPORT int shutdown(int fd, int how)
 {
 	struct conn *conn = conn_at(fd);

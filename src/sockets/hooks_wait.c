@@ -38,7 +38,8 @@ static const struct timespec *of_ms(int timeout_ms, struct timespec *timeout)
 
 /* --- poll() ----------------------------------------------------------------------------------- */
 
-/* The connections in a poll() that waits in the kernel. Each counts as a plain reader. */
+/* The connections in a poll() that waits in the kernel. The call is counted in plain_readers of
+ * each connection. */
 struct plain_poll {
 	struct plain_call on_stack[FDS_ON_STACK];
 	struct plain_call *allocated;
@@ -57,7 +58,7 @@ static void plain_poll_leave(struct plain_poll *plain)
 	errno = saved;
 }
 
-/* Counts the thread as a plain reader of each connection, until plain_poll_leave(). */
+/* Counts the call in plain_readers of each connection, until plain_poll_leave(). */
 static bool plain_poll_enter(struct plain_poll *plain, const struct pollfd *fds, nfds_t count)
 {
 	plain->count = 0;
@@ -91,8 +92,8 @@ static int poll_plain(struct pollfd *fds, nfds_t count, const struct timespec *t
 		errno = ENOMEM;
 		return -1;
 	}
-	*ours = wait_is_ours(fds, count); /* a connection might have become carried in the
-					     meantime */
+	/* Another thread might have moved a connection to a ring in the meantime. */
+	*ours = wait_is_ours(fds, count);
 	return *ours ? 0 : REAL(ppoll)(fds, count, timeout, mask);
 }
 
@@ -167,8 +168,9 @@ static bool select_is_ours(int count, const fd_set *in, const fd_set *out, const
 	for (int fd = 0; fd < MIN(count, core.fds_end); fd++) {
 		struct pollfd one = { .fd = fd };
 
-		/* If the program has several threads, the emulation is used for every tracked
-		 * connection, because the connection can become carried during the wait. */
+		/* If the program has several threads, poll() is emulated for every tracked
+		 * connection, because another thread can move the connection to a ring during the
+		 * wait. */
 		if (object_at(fd) != NULL &&
 			(is_in(fd, in) || is_in(fd, out) || is_in(fd, except)) &&
 			((conn_at(fd) != NULL && !__libc_single_threaded) ||
@@ -196,7 +198,7 @@ static nfds_t to_poll(
 	return used;
 }
 
-/* Leaves only ready descriptors in the set. Returns their number. */
+/* Removes the descriptors that are not ready from the set. Returns the number of ready ones. */
 static int from_poll(const struct pollfd *fds, nfds_t count, fd_set *set, short asked, short ready)
 {
 	fd_mask *words = (fd_mask *)set;

@@ -58,8 +58,8 @@ int kernel_counts(int fd, struct kernel_counts *counts)
 	return result == 0 ? -EAGAIN : result;
 }
 
-/* Socket options that can require the bytes to pass through the kernel, with the largest value that
- * does not. The value of TCP_ULP is a name. */
+/* Socket options that can require the bytes to pass through the kernel, each with the largest value
+ * that does not require this. The value of TCP_ULP is a name. */
 static const struct {
 	int level;
 	int option;
@@ -107,8 +107,8 @@ bool kernel_options_fit(int fd)
 
 static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 
-/* Asks for the socket at the other end. The kernel lists a connection under the address family of
- * its socket. */
+/* Asks the kernel for the user of the socket at the other end. The kernel lists a connection under
+ * the address family of its socket. */
 static int sockets_kernel_ask(int netlink, int family, const struct rules_address *local,
 	const struct rules_address *remote, uid_t *uid_out)
 {

@@ -28,8 +28,10 @@
 enum {
 	ATTEMPTS = 4,	    /* attempts of the connector: at conn->after writes, then at 2, 4 and 8
 			       times that number */
-	LISTENS = 16,	    /* the acceptor gives up after this multiple of conn->after reads */
-	LISTENS_BULK = 256, /* larger, because there are many reads for each write */
+	LISTENS = 16,	    /* the acceptor waits for the connector for conn->after times this
+			       number of reads */
+	LISTENS_BULK = 256, /* the same if bulk.on is set, because such connections have many reads
+			       for each write */
 	SLOT_BYTES = 64,    /* slot size of libclan's rings */
 	UNKNOWN_UID = 65534,
 };
@@ -80,7 +82,7 @@ static void meeting_name(const struct conn *conn, char name[STATS_NAME_BYTES])
 	snprintf(name, STATS_NAME_BYTES, "@clan-tcp/%s/%s", server, client);
 }
 
-/* Returns true if no option is set whose effect is not emulated. */
+/* Returns true if the library emulates all options that are set on the socket. */
 static bool options_fit(const struct conn *conn)
 {
 	int flags = REAL(fcntl64)(conn->fd, F_GETFL);
@@ -88,7 +90,7 @@ static bool options_fit(const struct conn *conn)
 	return flags >= 0 && (flags & O_ASYNC) == 0 && kernel_options_fit(conn->fd);
 }
 
-/* Checks the preconditions for the meeting. Returns 0, or a negative errno with the reason. */
+/* Checks whether the connection may use rings. Returns 0, or a negative errno with the reason. */
 static int check_fitness(struct conn *conn, enum sockets_reason *reason, uid_t *uid)
 {
 	struct rlimit limit;
@@ -211,8 +213,8 @@ static void try_accept(struct conn *conn)
 }
 
 /* Returns true if this connection must wait, because the first connection to the same address is
- * still being set up. Connections to an address share a group and a bell of libclan, which the
- * later connections can join only when the first is carried. */
+ * still being set up. Connections to an address share a group and a bell of libclan. The later ones
+ * can join the group only when the first connection is in CONN_CARRIED. */
 static bool is_first_being_met(const struct conn *conn)
 {
 	bool found = false;
@@ -327,8 +329,8 @@ void conn_learn_limits(struct conn *conn)
 	conn->out_limit_ns = limit_of(conn, SO_SNDTIMEO);
 }
 
-/* Starts to carry the connection: all later calls are emulated. MAY is sent now, or when the last
- * read that started on TCP has left the kernel. */
+/* Moves the connection to CONN_CARRIED: all later calls are emulated. MAY, which permits the peer
+ * to write to the ring, is sent now, or when the last read that started on TCP has ended. */
 static void meet_begin(struct conn *conn)
 {
 	int flags = REAL(fcntl64)(conn->fd, F_GETFL);
@@ -363,8 +365,8 @@ static bool hello_is_ours(const struct clan_conn *clan)
 	return bytes == sizeof(hello) && memcmp(text, hello, sizeof(hello)) == 0;
 }
 
-/* See sockets.h. Calls in progress can make the counts differ. Then a later call repeats the
- * check. */
+/* See sockets.h. While calls are in progress, the kernel's byte counts can differ from ours. A
+ * later call then repeats the check. */
 void conn_meet(struct conn *conn)
 {
 	int result = process_may_carry(conn) ? compare_counts(conn) : -EAGAIN;

@@ -4,14 +4,15 @@
  *
  * Invariant: a call in the kernel is counted in plain_readers or plain_writers. The counter is
  * incremented before the state is read, and the state is set before the counters are read
- * (conn_set_state()). So either the call sees that the connection is carried, or the switch sees
- * the call.
+ * (conn_set_state()). So either the call sees CONN_CARRIED, or conn_say_may() and conn_go() see the
+ * call.
  */
 #include <errno.h>
 
 #include "sockets/sockets.h"
 
-/* Returns true if this call must perform the next step of the connection. */
+/* Counts reads of an acceptor and writes of a connector. Returns true if conn_advance() must be
+ * called before the call goes on. */
 static bool plain_is_due(struct conn *conn, enum conn_state state, bool writes)
 {
 	uint32_t next = atomic_load_explicit(&conn->next_look, memory_order_relaxed);
@@ -23,8 +24,8 @@ static bool plain_is_due(struct conn *conn, enum conn_state state, bool writes)
 	       next != UINT32_MAX;
 }
 
-/* See sockets.h. The loop repeats if the state has changed in between, for example because the
- * connection has become carried. */
+/* See sockets.h. The loop repeats if the state has changed in between, for example to
+ * CONN_CARRIED. */
 enum way plain_enter(int fd, bool writes, struct plain_call *call)
 {
 	bool tried = false;
@@ -54,8 +55,8 @@ enum way plain_enter(int fd, bool writes, struct plain_call *call)
 		}
 		calls = writes ? &conn->plain_writers : &conn->plain_readers;
 		atomic_fetch_add(calls, 1);
-		/* Pairs with conn_set_state(): the switch stores the state before it reads the
-		 * counters. */
+		/* Pairs with conn_set_state(): the state CONN_CARRIED is stored before
+		 * conn_say_may() and conn_go() read the counters. */
 		state = atomic_load(&conn->state);
 		if (conn_at(fd) == conn && state != CONN_CARRIED && state != CONN_FREE) {
 			call->entered = true;
@@ -79,8 +80,8 @@ void plain_leave(struct plain_call *call)
 			(uint64_t)call->bytes, memory_order_relaxed);
 	}
 	conn_count_off(call->writes ? &conn->plain_writers : &conn->plain_readers);
-	/* If the connection has become carried during the call, the last read that leaves the
-	 * kernel sends MAY. */
+	/* If the connection has moved to CONN_CARRIED during the call, the last read in the kernel
+	 * sends MAY when it ends. Only then may the peer write to the ring. */
 	if (!call->writes && atomic_load(&conn->state) == CONN_CARRIED && core_lock()) {
 		conn_say_may(conn);
 		core_unlock();

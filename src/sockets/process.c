@@ -30,9 +30,9 @@ enum {
 /* --- who has a connection --------------------------------------------------------------------- */
 
 /* The processes that have a connection, in memory shared by a process and its children. A process
- * is named by its PID namespace and its PID there. A dead process is detected by its PID. The
- * connection stays on TCP if the PID has been reused, the process is in another namespace, or a
- * child died before it had a name. */
+ * is named by its PID namespace and its PID there. A dead process is detected by its PID. If this
+ * is not possible (the PID has been reused, the process is in another namespace, or a child died
+ * before it had a name), the connection stays on TCP. */
 struct holders {
 	_Atomic(uint64_t) names[HOLDERS_MAX]; /* 0: free entry */
 	/* bytes that processes have claimed from buffers that existed at a fork; free-running */
@@ -44,7 +44,7 @@ struct holders {
 #define UNNAMED		  (UINT64_C(1) << 63)
 #define PID_BITS	  31
 #define UNNAMED_PID_SHIFT 32
-#define STARTED		  UINT32_MAX /* in place of the number of the fork after an exec */
+#define STARTED		  UINT32_MAX /* in place of a fork's number: has executed another program */
 
 static uint64_t own_name;
 static struct holders *chunk; /* the chunk that this process allocates from */
@@ -150,7 +150,7 @@ static struct holders *take_holders(void)
 			return holders;
 		}
 	}
-	/* Structs in use stay in the old chunk. */
+	/* The old chunk stays mapped, because connections use its structs. */
 	base = mmap(NULL, HOLDERS_CHUNK * sizeof(struct holders), PROT_READ | PROT_WRITE,
 		MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	chunk = base == MAP_FAILED ? NULL : base;
@@ -246,7 +246,8 @@ size_t process_take(struct conn *conn, size_t bytes)
 static _Thread_local uint64_t fork_name __attribute__((tls_model("initial-exec")));
 static uint32_t forks;
 
-/* Called before a fork. Adds the future child to the holders of the connection. */
+/* Called before a fork. Adds the future child, under the name fork_name, to the processes that have
+ * the connection. */
 static void share(struct conn *conn)
 {
 	bool counted;
@@ -270,8 +271,8 @@ static void share(struct conn *conn)
 
 /* --- fork ------------------------------------------------------------------------------------- */
 
-/* Number of forks in progress in handlers of crashes that interrupted the library. They do not take
- * the lock, which belongs to the interrupted call. */
+/* Number of fork() calls in progress in handlers of crash signals that interrupted this thread
+ * while it held the lock. For these, the functions below neither take nor release the lock. */
 static _Thread_local int nested_forks __attribute__((tls_model("initial-exec")));
 
 static bool is_any(struct conn *conn)
@@ -280,8 +281,8 @@ static bool is_any(struct conn *conn)
 	return true;
 }
 
-/* Before fork(): all connections must be plain TCP at that moment, so that each process can use its
- * descriptors. While it waits for the peers, other threads can run. */
+/* Called before fork(). Returns all connections to TCP, so that parent and child can both use their
+ * descriptors. The lock is released while it waits for the peers. */
 static void sockets_process_before_fork(void)
 {
 	if (!core_lock()) {
@@ -309,8 +310,9 @@ static void parent_after_fork(void)
 	core_unlock();
 }
 
-/* Runs in the child. The child starts with a new queue, statistics and chunk. In the holders of
- * each connection it replaces the fork's name by its own. */
+/* Runs in the child, which starts with a new queue, new statistics and no chunk. In the holders of
+ * each connection, replaces the name that the parent has entered for this fork (fork_name) by the
+ * name of the child. */
 static void child_after_fork(void)
 {
 	name_self();
@@ -333,8 +335,8 @@ static void child_after_fork(void)
 			(void)sockets_process_replace(conn->holders, fork_name, own_name);
 		}
 		if (conn_is_carried(conn) && !conn->stranded && core_start() == 0) {
-			/* If another process reads the bytes in the buffer, the next bytes of this
-			 * process come from TCP. */
+			/* Another process might read the bytes in the buffer first. The next bytes
+			 * of this process then come from TCP, so its events are watched. */
 			conn_watch_tcp(conn);
 			list_push_back(&core.carried, &conn->carried_node);
 		}
@@ -358,8 +360,8 @@ void process_fork_failed(void)
 void process_init(void)
 {
 	name_self();
-	/* If the handlers cannot be registered, nothing is carried, because a child must not use
-	 * carried connections. */
+	/* If the handlers cannot be registered, the library stays inactive, because a child must
+	 * not use the rings of its parent. */
 	if (pthread_atfork(sockets_process_before_fork, parent_after_fork, child_after_fork) != 0) {
 		atomic_store(&core.active, false);
 	}
@@ -367,8 +369,8 @@ void process_init(void)
 
 /* --- exec and spawn --------------------------------------------------------------------------- */
 
-/* Keeps a copy of the descriptor that the kernel closes when exec succeeds. The peer then gets a
- * reset. Returns false if this is not possible. */
+/* Keeps a duplicate of the descriptor in case exec fails. If exec succeeds, the kernel closes the
+ * duplicate, and the peer gets a reset. Returns false if the duplicate cannot be made. */
 static bool sockets_process_keep(struct conn *conn)
 {
 	const struct linger reset = { .l_onoff = 1 };
@@ -429,15 +431,18 @@ bool process_before_exec(void)
 		if (conn == NULL) {
 			continue;
 		}
-		conn_try_plain(conn); /* other processes might have read the bytes in its buffer */
+		conn_try_plain(conn); /* for a buffer that is empty now, because other processes
+					 have read its bytes */
 		if (!survives_exec(conn)) {
 			if (conn->holders != NULL) {
 				(void)sockets_process_replace(conn->holders, own_name, 0);
 			}
 		} else if (conn_is_carried(conn) && stays_open(fd) && !conn->passed &&
 			   process_is_sole(conn)) {
-			/* The bytes in the ring exist only here. If the connection is shared, it is
-			 * not withheld, because another process has the bytes and can continue. */
+			/* Only this process has the unread bytes of the ring, and they are lost
+			 * with its memory. So the next program must not get the connection. If
+			 * other processes have the connection, they have these bytes as well, and
+			 * can continue. */
 			withhold(conn, fd);
 		}
 	}
@@ -534,7 +539,8 @@ void process_exec_failed(bool began)
 
 /* --- passing ---------------------------------------------------------------------------------- */
 
-/* Returns false if the receiver of the descriptor would not get all bytes. */
+/* Called before a descriptor is passed to another process: returns its connection to TCP. Returns
+ * false if bytes in the ring are unread, because the receiver of the descriptor would miss them. */
 static bool sockets_process_pass(int fd)
 {
 	struct conn *conn = conn_at(fd);
@@ -563,7 +569,7 @@ static bool sockets_process_pass(int fd)
 	return fits;
 }
 
-/* A descriptor with unread bytes does not end the loop: all descriptors are prepared. */
+/* Prepares all descriptors in the message, also those that follow one with unread bytes. */
 bool process_passes(const struct msghdr *message)
 {
 	struct msghdr copy = *message;

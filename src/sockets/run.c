@@ -287,7 +287,8 @@ int main(int argc, char **argv)
 	while ((option = getopt_long(argc, argv, "+r:c:s:vhV", options, &index)) >= 0) {
 		const char *word = argv[optind - (optarg == argv[optind - 1] ? 2 : 1)];
 
-		/* getopt_long() also accepts the beginning of an option's name. */
+		/* getopt_long() also accepts the beginning of an option's name, which is rejected
+		 * here. */
 		if (index >= 0 && strcspn(word + 2, "=") != strlen(options[index].name)) {
 			fprintf(stderr,
 				"clan-run: unknown option %s; is it --%s?\nTry 'clan-run "

@@ -57,7 +57,7 @@ enum {
 
 /* --- counting (stats.c) ----------------------------------------------------------------------- */
 
-/* Reasons why a connection is not carried, or no longer carried. */
+/* Reasons why a connection stays on TCP, or returns to TCP. */
 enum sockets_reason {
 	REASON_NOBODY,	  /* the other end does not run the library */
 	REASON_REFUSED,	  /* the library at the other end refused */
@@ -166,33 +166,34 @@ struct conn_bulk {
 struct conn {
 	struct object object;
 	_Atomic(uint32_t) state; /* enum conn_state */
-	/* Calls that are in the kernel for a connection that was not carried when they started. */
+	/* Reads and writes in the kernel that started while the connection was on TCP. */
 	_Atomic(uint32_t) plain_readers;
 	_Atomic(uint32_t) plain_writers;
 	_Atomic(uint32_t) pins; /* emulated calls that sleep; they prevent reuse of the object */
 	/* Number of calls since tracking began, or since the connection last returned to TCP: reads
-	 * for an acceptor, writes for a connector. At next_look, the next step to a ring is
-	 * attempted. */
+	 * for an acceptor, writes for a connector. When it reaches next_look, conn_advance() is
+	 * called. */
 	_Atomic(uint32_t) calls;
-	_Atomic(uint32_t) next_look; /* value of calls at which the next step is attempted */
+	_Atomic(uint32_t) next_look; /* value of calls at which conn_advance() is called next */
 	struct switch_side side;
 	/* Bytes in side.in and side.out that went through rings, so the kernel has not counted
 	 * them. */
 	uint64_t ring_in;
 	uint64_t ring_out;
 	struct conn_bulk bulk;
-	uint32_t after; /* calls before the libraries try to meet; grows with each return to TCP */
+	uint32_t after;	  /* calls before the first conn_advance(); grows with each return to TCP */
 	uint32_t attempt; /* number of attempts of the connector */
 	bool connector;
 	bool passed;		 /* passed to an unknown process or program */
-	struct holders *holders; /* for connections that were open during a fork; process.c */
+	struct holders *holders; /* processes with the connection; NULL before the first fork */
 	bool named;		 /* local and remote are set */
 	int fd;			 /* one of the connection's descriptors */
 	struct rules_address local;
 	struct rules_address remote;
 	struct clan_conn *clan; /* NULL if there is none */
 	int listen_fd;		/* -1 if there is none */
-	int kept_fd; /* a copy during an exec that must not inherit it; -1 if there is none */
+	int kept_fd; /* during an exec: a duplicate that the executed program does not inherit; else
+			-1 */
 	struct linger kept_linger;
 	bool offered; /* conn_meet() must be called again when no calls are in progress */
 
@@ -266,7 +267,8 @@ struct set {
 	int fd;
 	_Atomic(bool) has_core; /* the set contains core.epoll_fd */
 	bool watched;		/* the set is a member of another set */
-	uint32_t dozing;	/* threads that sleep in the set without core.epoll_fd */
+	uint32_t dozing;	/* threads that wait in the kernel while the set does not contain
+				   core.epoll_fd; see doze() */
 	uint32_t core_adds;	/* number of times that core.epoll_fd was added */
 	uint64_t core_epoch;	/* value of core.kick_epoch when core.epoll_fd was added */
 	uint32_t managed;	/* number of managed members */
@@ -315,11 +317,11 @@ struct core {
 	struct rules rules;
 	_Atomic(bool) active;	  /* a rule might apply to this program */
 	struct clan_queue *queue; /* NULL until first needed */
-	int epoll_fd; /* watches the queue, kick_fd and the TCP sockets of carried connections */
+	int epoll_fd;		  /* watches the queue, kick_fd, and the TCP sockets below rings */
 	int kick_fd;
 	uint64_t tag; /* identifies core.epoll_fd in the program's sets */
 	_Atomic(uint32_t) sleepers;
-	_Atomic(uint32_t) kick_left; /* sleepers that have not seen the last kick */
+	_Atomic(uint32_t) kick_left; /* sleepers that the last kick() has not woken yet */
 	uint32_t kick_waiters;	     /* threads that wait until kick_left is 0 */
 	uint64_t kick_epoch;
 	bool news; /* a change that sleepers might wait for; core_unlock() then wakes them */
@@ -363,8 +365,9 @@ int core_wait(struct core_sleep *sleep, const struct timespec *left, const sigse
 /* Cleanup handler for threads that are cancelled while they sleep (pthread_cleanup_push()). sleep:
  * a struct core_sleep. */
 void core_cancelled(void *sleep);
-/* Counts that many threads as sleepers, because core.epoll_fd will wake them as well. Called with
- * the lock. Returns the argument for core_woke(), which each of the threads calls with the lock. */
+/* Adds `more` threads to the sleepers. They already wait in an epoll set to which core.epoll_fd has
+ * just been added, so it wakes them as well. Called with the lock. Returns the argument for
+ * core_woke(), which each of the threads calls with the lock. */
 uint64_t core_wakes(uint32_t more);
 void core_woke(uint64_t epoch);
 void core_after_fork(void);
@@ -378,17 +381,18 @@ void core_disown(int fd);
 
 /* Starts to track the connection at fd, which matches a rule. */
 void conn_track(int fd, bool connector);
-/* Stops tracking a connection for good, and leaves it to the kernel. The connection must not be
- * carried. */
+/* Stops tracking a connection for good, and leaves it to the kernel. The connection must be on
+ * TCP. */
 void conn_forget(struct conn *conn, enum sockets_reason reason);
 /* Like conn_forget(), without counting a reason. */
 void conn_untrack(struct conn *conn);
-/* Starts to return a carried connection to TCP. */
+/* Starts to move a connection from its rings back to TCP: later writes go to TCP, and the message
+ * SWITCH makes the peer do the same. */
 void conn_leave(struct conn *conn, enum sockets_reason reason);
-/* Returns a carried connection to TCP for good. Stops tracking a connection that is not carried. */
+/* If the connection uses rings, returns it to TCP for good. Otherwise stops tracking it. */
 void conn_unfit(struct conn *conn, enum sockets_reason reason);
-/* Returns all chosen connections to TCP, and waits up to timeout_ms. The lock is released in
- * between, so connections can be closed. */
+/* Returns to TCP all connections for which choose() returns true, and waits for this up to
+ * timeout_ms. The lock is released meanwhile, so connections can be closed. */
 void conn_bring_back(
 	bool (*choose)(struct conn *conn), enum sockets_reason reason, uint32_t timeout_ms);
 /* Returns one connection to TCP, like conn_bring_back(). Returns true if it is on TCP or closed. */
@@ -397,17 +401,17 @@ bool conn_bring_back_one(struct conn *conn, enum sockets_reason reason, uint32_t
  * permits the peer to write to the ring, because our reads now accept bytes from both TCP and the
  * ring. */
 void conn_say_may(struct conn *conn);
-/* If both directions are on TCP, closes the clan connection. When the buffer is empty as well, the
- * connection becomes plain. */
+/* Completes the return to TCP. If both directions are on TCP, closes the clan connection. If the
+ * buffer is empty as well, sets the state to CONN_PLAIN. */
 void conn_try_plain(struct conn *conn);
 /* The other end broke a rule: resets the TCP connection. */
 void conn_broken(struct conn *conn, const char *what);
-/* Processes messages of the other library. Costs one load if there are none. */
+/* Processes messages of the library at the other end. Costs one load if there are none. */
 void conn_take_messages(struct conn *conn);
 void conn_event(const struct clan_event *event);
 void conn_touch(struct conn *conn, uint32_t what);
-/* Sends GO if the peer permits it and no write that started on TCP is in the kernel any more
- * (plain_writers). Later writes go to the ring. */
+/* If the peer permits it (MAY), and no write that started on TCP is in the kernel any more
+ * (plain_writers), moves later writes to the ring and sends GO. */
 void conn_go(struct conn *conn);
 /* Change the table of descriptors; called with the lock. */
 void object_add(int fd, struct object *object);
@@ -424,10 +428,11 @@ void conn_watch_tcp(struct conn *conn);
 
 /* --- meet.c ----------------------------------------------------------------------------------- */
 
-/* Performs the next step towards carrying the connection: finds the other library, connects to it,
- * or starts to carry. Called with the lock. */
+/* Takes the next step from TCP to rings: finds the library at the other end, connects to it, or
+ * starts to carry the connection. Called with the lock. */
 void conn_advance(struct conn *conn);
-/* Called when both libraries are connected: makes the final check, and carries the connection. */
+/* Called when both libraries are connected: makes the final check, and moves the connection to
+ * CONN_CARRIED. */
 void conn_meet(struct conn *conn);
 /* Sets the number of calls at which conn_advance() is called next. */
 void conn_look_again_at(struct conn *conn, uint32_t calls);
@@ -436,8 +441,8 @@ void conn_learn_limits(struct conn *conn);
 
 /* --- data.c ----------------------------------------------------------------------------------- */
 
-/* Functions for carried connections, called with the lock. They return a count or a negative
- * errno. */
+/* Functions for connections in CONN_CARRIED, called with the lock. They return a count or a
+ * negative errno. */
 
 /* One attempt, which never sleeps. flags: MSG_PEEK, MSG_TRUNC. */
 ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags);
@@ -450,8 +455,8 @@ bool data_grows(struct conn *conn);
 void data_pull(struct conn *conn, size_t bytes_max);
 /* Returns all conditions that poll() would report. */
 short data_ready(struct conn *conn);
-/* The complete call, including the lock, like recvmsg() and sendmsg(). *plain_out: the connection
- * is no longer carried and no byte was moved, so the caller must use the kernel. */
+/* The complete call, including the lock, like recvmsg() and sendmsg(). *plain_out is true if the
+ * connection has returned to TCP before a byte was moved: the caller must then use the kernel. */
 ssize_t data_recv(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out);
 ssize_t data_sendv(
@@ -490,8 +495,9 @@ int epoll_wait_in_kernel(int fd, struct epoll_event *events, int max,
 	const struct timespec *timeout, const sigset_t *mask);
 /* Returns true if a member is ready. */
 bool epoll_set_is_ready(struct set *set);
-/* Called when a connection is about to be carried, is carried, and is plain again. The first
- * returns false for a use of epoll that is not emulated. */
+/* epoll_conn_fits() is called before a connection moves from TCP to rings, and returns false for a
+ * use of epoll that is not emulated. The others are called after it has moved to rings, and after
+ * it has returned to TCP. */
 bool epoll_conn_fits(struct conn *conn);
 void epoll_conn_carried(struct conn *conn);
 void epoll_conn_plain(struct conn *conn);
@@ -516,7 +522,7 @@ bool process_is_sole(struct conn *conn);
 /* Returns true if process_is_sole() does, and no program that is being started inherits the
  * connection. */
 bool process_may_carry(struct conn *conn);
-/* Called when this process has closed the connection: removes it from the holders. */
+/* Called when this process has closed the connection: removes the process from conn->holders. */
 void process_closes(struct conn *conn);
 /* Called before exec. Bytes that the program has not read cannot be passed to the next program; it
  * gets an unconnected socket instead of such a connection. Returns true with the lock held, which
@@ -556,7 +562,7 @@ static inline void sockets_auto_free(void *pointer)
 enum way {
 	WAY_KERNEL, /* to the kernel: the descriptor is not tracked */
 	WAY_PLAIN,  /* to the kernel, between calls of plain_enter() and plain_leave() */
-	WAY_OURS,   /* the connection is carried, so the call is emulated */
+	WAY_OURS,   /* to the library, because the connection uses rings */
 };
 /* A call that might be in the kernel. For a variable declared with PLAIN_CALL, plain_leave() is
  * called at the end of its block, also if the thread is cancelled. */

@@ -44,8 +44,8 @@ bool switch_leave(struct switch_side *side, struct switch_message *message)
 	return true;
 }
 
-/* A violation is reported for messages that a correct peer cannot send in this order, or with
- * positions that have been passed. */
+/* Reports a violation for a message that a correct peer does not send in this order, or whose
+ * position is before bytes that have already been read. */
 int switch_received(struct switch_side *side, uint32_t type, const struct switch_message *message)
 {
 	uint64_t from = message->from;
@@ -58,8 +58,8 @@ int switch_received(struct switch_side *side, uint32_t type, const struct switch
 		side->may = true;
 		return 0;
 	case SWITCH_GO:
-		/* GO is permitted only after our MAY, and only from a position that we have not
-		 * read past by TCP. */
+		/* The peer may send GO only after our MAY. The position of its GO must not be
+		 * before bytes that we have already read. */
 		if (!side->may_said || side->go_from != SWITCH_NOWHERE ||
 			side->switch_from != SWITCH_NOWHERE || from == SWITCH_NOWHERE ||
 			from < position(&side->in)) {
@@ -72,7 +72,8 @@ int switch_received(struct switch_side *side, uint32_t type, const struct switch
 			return -EPROTO;
 		}
 		if (side->go_from == SWITCH_NOWHERE) {
-			/* The peer returns without having switched: all bytes come by TCP. */
+			/* SWITCH without GO: the peer never used the ring, so all bytes come by
+			 * TCP. */
 			side->go_from = 0;
 			side->switch_from = 0;
 			return 1;

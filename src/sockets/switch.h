@@ -30,7 +30,7 @@ enum switch_type {
 
 /* A message between the two libraries; its type is the message type of clan. Little-endian. */
 struct switch_message {
-	uint64_t from; /* position, of GO and SWITCH; 0 in MAY */
+	uint64_t from; /* position in the stream from which GO or SWITCH holds; 0 in MAY */
 };
 
 #define SWITCH_NOWHERE UINT64_MAX
@@ -45,23 +45,23 @@ struct switch_side {
 	enum switch_out out_place;
 	bool may;      /* the peer's reader accepts both routes */
 	bool may_said; /* we have sent MAY */
-	/* position at which the peer's bytes move to the ring; SWITCH_NOWHERE: GO was not received
-	 * yet */
+	/* position from which the peer's bytes come by the ring; SWITCH_NOWHERE until GO is
+	 * received */
 	uint64_t go_from;
 	uint64_t switch_from;
 };
 
 enum switch_place { SWITCH_TCP, SWITCH_RING };
 
-/* Called when the connection is about to be carried. The counts are kept. */
+/* Called when the connection moves to CONN_CARRIED. Resets everything except the byte counts. */
 void switch_begin(struct switch_side *side);
 
-/* Returns true if the next written byte can be the first on the ring. */
+/* Returns true if the writer can move to the ring: it is on TCP, and the peer has sent MAY. */
 bool switch_can_go(const struct switch_side *side);
-/* Moves the writer to the ring. Returns the GO to send. */
+/* Moves the writer to the ring. Returns the message GO, which the caller sends. */
 struct switch_message switch_go(struct switch_side *side);
-/* Moves the writer back to TCP and fills in the SWITCH to send. Returns false if it was sent
- * before. */
+/* Moves the writer back to TCP, and fills in the message SWITCH, which the caller sends. Returns
+ * false if SWITCH was sent before. */
 bool switch_leave(struct switch_side *side, struct switch_message *message);
 
 /* Processes a message of the peer. Returns 1 if a SWITCH must be sent in answer, 0, or -EPROTO. */
@@ -78,8 +78,8 @@ enum switch_place switch_place(const struct switch_side *side, uint64_t *bytes_o
  * no more than it counted. */
 bool switch_may_turn(const struct switch_side *side);
 
-/* Called when the ring has ended because the peer is gone. All bytes of the ring have been read: it
- * ends at the current position. */
+/* Called when the peer is gone and all bytes in the ring have been read. Any further bytes come by
+ * TCP. */
 void switch_ring_ended(struct switch_side *side);
 
 /* Returns true if both directions are on TCP for good and the ring has been read. */

@@ -137,8 +137,8 @@ static short sockets_wait_asked(const struct pollfd *fd)
 	return (short)(fd->events | POLLHUP | POLLERR | POLLNVAL);
 }
 
-/* Fills in the conditions that the library reports, and in rest the descriptors that the kernel
- * must report. *left: there are such descriptors. Returns the number of ready entries. */
+/* Fills in the events of connections that use rings. The kernel must check the other descriptors,
+ * which are stored in rest; *left is true if there are any. Returns the number of ready entries. */
 static int look_at_ours(struct pollfd *fds, struct pollfd *rest, nfds_t count, bool *left)
 {
 	int ready = 0;
