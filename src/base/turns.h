@@ -160,9 +160,9 @@ static inline void turns_in_vain(struct turn *turn, struct turns_round *round)
 	list_push_back(&round->in_vain, &turn->node);
 }
 
-/* Ends a pass after all waiters were tried. The groups that were served move behind the others, in
- * the order in which they were served. A group with a member that was served moves back even if
- * another of its members could not be served. */
+/* Ends a pass after all waiters were tried. The groups from which a member was served move behind
+ * the other groups, in the order in which they were served. They move even if another of their
+ * members could not be served. */
 static inline void turns_end(struct turns *turns, struct turns_round *round)
 {
 	struct list_node *node;

@@ -19,9 +19,9 @@ enum {
 	 * tenths of a request. */
 	BATCHES_TENTHS_MIN = 11,
 	/* Polling is tried only if a turn after a sleep has fewer requests than this on average.
-	 * With more requests per turn, a wake-up costs little per request. Moreover, if the thread
-	 * and its peer share a CPU, no idle CPU has to be woken; a thread that polls would drive
-	 * its peer to another CPU. */
+	 * With more requests per turn, a wake-up costs little per request. Besides, the thread and
+	 * its peer might share a CPU: then no idle CPU has to be woken, but a thread that polls
+	 * would drive its peer to another CPU. */
 	SPIN_TURN_REQUESTS_MAX = 12,
 };
 

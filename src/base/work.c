@@ -203,8 +203,8 @@ static void run_one(struct work *work)
 	pthread_mutex_unlock(&results->lock);
 }
 
-/* Returns the next work; NULL: no work may run now. Sets *owner_out if the work might never end
- * (in_doubt). */
+/* Returns the next work; NULL: no work may run now. If the work might never end (in_doubt), sets
+ * *owner_out to the record of the user who can block it, otherwise to NULL. */
 static struct work *work_take(struct owner **owner_out)
 {
 	struct list_node *node = list_pop_front(&workers.waiting);

@@ -72,8 +72,8 @@ struct disposal {
 	const int *fds;
 	uint32_t fd_count; /* at most DISPOSE_FDS_MAX */
 	bool of_peer;	   /* the descriptors were sent by a peer, or is_end is set */
-	bool is_end;	   /* the one descriptor is our end of a Unix socket */
-	/* with is_end: the socket was shut down; its queue is emptied and the descriptors in it are
+	bool is_end;	   /* fds is a single descriptor: our end of a Unix socket */
+	/* with is_end: the socket was shut down; the descriptors that are still in its queue are
 	 * closed before the socket */
 	bool is_shut;
 	bool in_caller; /* true: the caller releases the resources, without a worker */

@@ -274,8 +274,9 @@ static int option_error(
 	char letter[3] = { '-', (char)optopt, '\0' };
 	const char *word = argv[optind - 1];
 
-	/* In a group of letters such as "-xy", getopt stays on the word until the last letter was
-	 * read. Bytes that are not ASCII have codes below 0. */
+	/* In a group of letters such as "-xy", getopt_long() increases optind only after the last
+	 * letter, so `word` can be another word, and the letter is shown instead. Bytes that are
+	 * not ASCII have codes below 0. */
 	if (optopt != 0 && optopt < OPTION_FIRST && strncmp(word, "--", 2) != 0) {
 		word = letter;
 	}

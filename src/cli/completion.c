@@ -221,7 +221,7 @@ static void begin_command(const struct writer *writer, const struct cli_command 
 			printf("\"\n");
 		}
 		if (has_keys(command)) {
-			/* keys follow set NAME, or add NAME PATH */
+			/* after "set NAME" or "add NAME PATH", words are keys */
 			printf("\t\t[[ ${COMP_WORDS[2]}$COMP_CWORD != @(set[4-9]|add[5-9]) ]] || "
 			       "kind=keys words=\"");
 			print_keys(command);

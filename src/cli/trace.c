@@ -100,7 +100,8 @@ static int cli_trace_arguments_parse(int argc, char **argv, struct trace_argumen
 	return status;
 }
 
-/* Returns a failure if fewer requests than wanted were recorded, although they have been shown. */
+/* Called after the recorded requests were shown. Returns a failure if they are fewer than the user
+ * wanted. */
 static int count_check(const struct trace_arguments *arguments,
 	const struct trace_requests *requests, struct error *error)
 {

@@ -185,7 +185,8 @@ static int cli_upgrade_check_user(const struct running *running, struct error *e
 				 (long)running->pid, (unsigned int)running->user);
 }
 
-/* If the caller gave a command, the record only supplies the working directory. */
+/* Reads the record of how the server was started. If the caller gave a command, only the record's
+ * working directory is used, so the record can be missing. */
 static int find_record(struct running *running, bool has_command, struct error *error)
 {
 	struct error reason;

@@ -63,7 +63,7 @@ static void client_set_state(struct control_client *client, enum client_state st
 
 /* --- waiting ------------------------------------------------------------------------------- */
 
-/* Accepts connections while a slot is free. Otherwise they wait in the sockets' queues. */
+/* Accepts connections while a slot is free; further ones wait in the sockets' queues. */
 static void watch_listeners(struct control_server *server)
 {
 	for (uint32_t i = 0; i < server->door_count; i++) {

@@ -69,8 +69,9 @@ struct session_copy {
 	/* the source; the export's entry stays in use until the copy ends */
 	struct engine_export *source;
 	struct session_copy_options options;
-	uint64_t at;   /* offset at which the next piece starts */
-	uint64_t held; /* offset of the first range not copied; options.length: none */
+	uint64_t at; /* offset at which the next piece starts */
+	/* offset of the first range that could not be copied; options.length if there is none */
+	uint64_t held;
 	int error;
 	bool abandoned;
 	bool is_done;		/* options.done() was called */
@@ -97,7 +98,8 @@ struct session_copy {
 
 	struct list_node idle;
 	struct list_node busy;
-	struct piece *serial; /* running clone or range, during which no piece starts; or NULL */
+	/* the piece that is a running clone or range, or NULL; no other piece starts meanwhile */
+	struct piece *serial;
 	struct arena_buf room;
 	/* Used if `room` could not be allocated. */
 	struct piece first;
@@ -241,9 +243,9 @@ static void write_fragment(struct piece *piece)
 	struct session_copy *copy = piece->copy;
 	struct path_request *change = &piece->change;
 	struct path_export *target = copy->session->path_export;
-	/* Leaves out the CPU's rights to this memory, unless the store needs them. So if a block is
-	 * not aligned in memory, the target writes it through the page cache. Otherwise the target
-	 * would copy the block to other memory, and could wait for that memory while this piece
+	/* The target's store gets no CPU access to this memory, unless it needs that. Without
+	 * CPU access, it writes a block that is not aligned in memory through the page cache. With
+	 * CPU access it would copy the block to other memory, and could wait for that memory while this piece
 	 * holds some. */
 	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
 
@@ -262,12 +264,12 @@ static void write_fragment(struct piece *piece)
 	change->progress = write_progress;
 	engine_copy_set_state(piece, PIECE_WRITING);
 	path_start(copy->session->engine->path, change);
-	/* path_start() has not discarded the placement: the read has asked for memory with
-	 * memory_rights(), so the store can use that memory. */
+	/* path_start() keeps the placement only if the target's store can use the memory. It can,
+	 * because the read has asked for memory with memory_rights(). */
 	GMB_ASSERT(change->placement != NULL);
 }
 
-/* In state PIECE_READING: writes the next fragment, or ends the piece. */
+/* Called in state PIECE_READING: writes the next fragment that was read, or ends the piece. */
 static void piece_look(struct piece *piece)
 {
 	struct path_request *read = &piece->read;
@@ -314,7 +316,8 @@ static void engine_copy_map_progress(struct path_request *map)
 	}
 	copy->mapping = false;
 	if (map->error != 0) {
-		/* the map is optional: if the disk has failed, the read of the range reports it */
+		/* Only the map is lost, and the copy works without one. If the disk has failed, the
+		 * read of the range reports it. */
 		copy->no_map = true;
 	} else if (!map->abandoned) {
 		copy->extent_count = map->extent_count;
@@ -494,7 +497,8 @@ static void begin(struct session_copy *copy, const struct step *step)
 	path_start(path, change);
 }
 
-/* Abandons the reads of all pieces that are not writing. */
+/* Called when the copy stops: abandons the reads in progress. Pieces that are being written are not
+ * affected. */
 static void stop_reading(struct session_copy *copy)
 {
 	list_for_each(node, &copy->busy)

@@ -168,8 +168,9 @@ int export_replaces(struct export *export, struct export_use *old, struct error 
 	if (wait == NULL) {
 		return error_oom_for(error, "an export");
 	}
-	/* Count the new export as a user of the old one, so that the old one stays in use until the
-	 * new one is in its list. If the old one is no longer in use, the new one need not wait. */
+	/* Count the new export as a user of the old one until it is in old->replaced_by, so that
+	 * the old one's last use cannot end in between. If the old one is no longer in use, the new
+	 * one need not wait. */
 	do {
 		if (engines == 0) {
 			free(wait);
@@ -297,7 +298,7 @@ static void store_has_resized(struct store_watch *watch)
 	engine_export_resized(entry->engine, entry->export);
 }
 
-/* Called when the store has removed the watch, so that the entry can be freed. */
+/* Called when the store no longer uses entry->watch. Until then the entry could not be freed. */
 static void watch_removed(struct store_watch *watch)
 {
 	struct engine_export *entry = container_of(watch, struct engine_export, watch);

@@ -75,7 +75,8 @@ uint32_t engine_pause(struct engine *engine)
 			continue;
 		}
 		session->handing_over = false;
-		/* Peers can stall for a limited time, which begins now. */
+		/* The time limit for a peer that does not receive (ENGINE_HANDOVER_STALL_MS) begins
+		 * now. */
 		session->progress_ns = now_ns;
 		if (can_be_handed_over(session)) {
 			pause_session(session);

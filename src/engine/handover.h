@@ -72,22 +72,23 @@ struct engine_rest {
 /* Predicted effect of engine_pause() on the sessions, summed over engines with the same kinds. */
 struct engine_fate {
 	uint32_t handed_over;
-	uint32_t handshakes; /* handshakes; drained unless they choose an export first */
+	/* clients in handshakes; they are ended unless they choose an export before the pause */
+	uint32_t handshakes;
 	struct {
 		const struct session_kind *kind; /* NULL: end of the list */
 		uint32_t count;
 	} end[ENGINE_KINDS_MAX];
 };
 
-/* Adds the expected effect on the engine's sessions to *fate. Sessions that are already ending are
- * not counted. */
+/* Predicts how many of the engine's sessions would be handed over or ended, and adds the numbers to
+ * *fate. Sessions that are already ending are not counted. */
 void engine_foresee(const struct engine *engine, struct engine_fate *fate);
 /* Pauses the sessions until engine_resume(). Called again after engine_serve(). Returns how many
  * sessions it starts to drain because they cannot be handed over. */
 uint32_t engine_pause(struct engine *engine);
-/* On a paused engine: adds this engine's sessions to *rest, including requests of connections that
- * have ended. Sessions that continue after engine_serve(), or were accepted since, are not counted.
- * may_end: also ends sessions whose peers have stalled. */
+/* On a paused engine: counts the sessions that are not at rest yet, and the requests of connections
+ * that have ended, and adds the numbers to *rest. Sessions that continue after engine_serve(), or
+ * were accepted since, are not counted. may_end: also ends sessions whose peers have stalled. */
 void engine_look(struct engine *engine, struct engine_rest *rest, bool may_end);
 /* On a paused engine: lets all sessions continue, except for those that wait for their peers. */
 void engine_serve(struct engine *engine);

@@ -147,8 +147,8 @@ static bool book(struct rate_queue *queue, enum rate_unit unit, uint64_t needed,
 		memory_order_acquire, memory_order_acquire));
 	queue->left[unit] += amount;
 	start_ns += MIN(length_ns, lag_ns);
-	/* ready_ns is not in the past, because an unused booking is kept for a fixed time after
-	 * ready_ns. */
+	/* The queue gives back an unused booking a fixed time after ready_ns, so ready_ns must not
+	 * be in the past. */
 	start_ns = MAX(start_ns, now_ns);
 	queue->ready_ns = MAX(queue->ready_ns, start_ns);
 	return true;
@@ -239,8 +239,9 @@ static void engine_rate_arm(struct rate_room *room)
 	}
 }
 
-/* Takes what the member needs from its queues, beginning with the queue of its stage, until it has
- * to wait in one. Returns true if the request can start. */
+/* Takes what the member's request needs from each of its queues, from the queue of its stage on. If
+ * the request has to wait in a queue, adds the member there. Returns true if the request can
+ * start. */
 static bool engine_rate_advance(struct rate_member *member, uint64_t now_ns)
 {
 	for (; member->stage < RATE_QUEUES; member->stage++) {
@@ -250,7 +251,8 @@ static bool engine_rate_advance(struct rate_member *member, uint64_t now_ns)
 			continue;
 		}
 		if (turns_are_empty(&queue->waiting)) {
-			/* Give back to the rate a booking that was not used for a long time. */
+			/* Nobody waits in this queue. If its booking has not been used for a long
+			 * time, the queue gives it back to the rate. */
 			if (now_ns - MIN(now_ns, queue->ready_ns) >
 				queue->limits.burst_ns / RATE_HOLD_PART) {
 				engine_rate_give_back(queue);
@@ -354,8 +356,9 @@ void rate_queue_fini(struct rate_queue *queue)
 
 void rate_queue_changed(struct rate_queue *queue)
 {
-	engine_rate_give_back(
-		queue); /* the queue might have read the limits in the middle of rate_set() */
+	/* Reads the limits again, because the queue might have read them while rate_set() ran, and
+	 * got a mixture of old and new ones. */
+	engine_rate_give_back(queue);
 	engine_rate_arm(queue->room);
 }
 

@@ -133,8 +133,8 @@ struct rate_queue {
 	struct rate_counters counters;
 };
 
-/* The queues in which a member waits, first to last. The identity's queue is first, because a
- * member that waits there does not hold up other members in the export's queue. */
+/* The queues in which a request of a rate_member can wait, first to last. The identity's queue is
+ * first, because a member that waits there does not hold up other members in the export's queue. */
 enum rate_stage { RATE_IDENTITY, RATE_EXPORT, RATE_QUEUES };
 
 struct rate_group;

@@ -8,13 +8,14 @@
 
 enum {
 	BUCKETS = 1024,
-	/* Number of idle identities that are checked each time one becomes idle, so that they
-	 * cannot accumulate. */
+	/* When an identity becomes idle, this many idle ones are checked and freed if possible. It
+	 * is more than one, so that they cannot accumulate. */
 	LOOKS = 2,
 };
 
 struct rate_rules {
-	/* the conditions of all rules; the "rights" of each are its index in `rules` plus 1 */
+	/* the conditions of all rules, as access rules; the "rights" of each are the index of the
+	 * rule in `rules`, plus 1 */
 	struct access *conditions;
 	pthread_mutex_t lock; /* protects the following members */
 	uint32_t count;
@@ -228,8 +229,9 @@ void rate_rules_look(struct rate_rules *rules, uint32_t index, struct rate_rule 
 	pthread_mutex_unlock(&rules->lock);
 }
 
-/* Applies a changed rule to all its identities. Called under the lock. limits: the new rates; NULL
- * if only memory_max has changed, so that the identities keep their bookings. */
+/* Gives all identities of a changed rule its new limits. Called under the lock. limits: the new
+ * rates; NULL: only memory_max has changed, so rate_set(), which removes bookings, is not
+ * called. */
 static void rate_identity_tell_identities(
 	struct rate_rules *rules, uint32_t index, const struct rate_limits *limits, uint64_t now_ns)
 {

@@ -15,7 +15,8 @@ static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 	[SESSION_READY] = BIT(SESSION_DRAINING) | BIT(SESSION_LINGERING) | BIT(SESSION_TERMINATING),
 	[SESSION_DRAINING] = BIT(SESSION_LINGERING) | BIT(SESSION_TERMINATING),
 	[SESSION_LINGERING] = BIT(SESSION_TERMINATING),
-	[SESSION_TERMINATING] = 0, /* final state; the session is freed at the end of a batch */
+	/* final state; the session is freed at the end of the ring's batch */
+	[SESSION_TERMINATING] = 0,
 };
 
 enum {
@@ -539,7 +540,7 @@ uint64_t engine_request_bytes(const struct session *session, enum store_op op, u
 	case STORE_FLUSH:
 	case STORE_TRIM:
 	case STORE_EXTENTS:
-	case STORE_COPY: /* each piece of a copy is counted, see copy.h */
+	case STORE_COPY: /* copy.c counts each piece of a copy */
 	case STORE_OP_COUNT:
 	default:
 		return 0;

@@ -39,9 +39,9 @@ enum sandbox_access {
 struct sandbox_rule {
 	char *path; /* resolved by realpath() */
 	uint32_t access;
-	/* If only the file itself is allowed, because its folder is broad (sandbox_is_broad()), the
-	 * option that names the file; otherwise NULL. Used in a warning, because a file that later
-	 * replaces this file cannot be read. Borrowed. */
+	/* The option that names the file, if the rule allows only the file itself because its
+	 * folder is broad (sandbox_is_broad()); otherwise NULL. Used in a warning, because a file
+	 * that later replaces this file cannot be read. Borrowed. */
 	const char *alone_of;
 };
 

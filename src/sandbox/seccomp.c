@@ -206,8 +206,8 @@ static const int allowed_calls[] = {
 	SCMP_SYS(unlink),
 };
 
-/* Allows a call if the argument, ANDed with the mask, has this value. If a call has several
- * entries, one match is sufficient. */
+/* Allows a call if its argument argument_idx, ANDed with the mask, equals value. If a call has
+ * several entries, one match is sufficient. */
 struct choice {
 	int call;
 	uint32_t argument_idx;
@@ -509,7 +509,7 @@ bool seccomp_works(void)
 	return seccomp_api_get() >= 2; /* supports filters for all threads */
 }
 
-#else /* the list has not been tested on this architecture */
+#else /* on this architecture the list of allowed calls has not been tested */
 
 int seccomp_enter(const struct sandbox *sandbox)
 {

@@ -471,7 +471,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		rc = tracing_create(&control->view, control->server, &control->tracing, error);
 	}
 	if (rc < 0) {
-		/* the other process may continue to use the socket */
+		/* the other process may continue to use the socket, so its file stays */
 		if (control->listener.was_inherited) {
 			listener_forget_path(&control->listener);
 		}

@@ -20,7 +20,8 @@ struct reactor {
 	struct ring_message drain_message;
 	struct ring_message resume_message;
 
-	/* set before the first review is posted; later only its number changes */
+	/* What a review calls. Set before the first review is posted; later reviews differ only in
+	 * review_number. */
 	struct engine_review review;
 	_Atomic uint64_t review_number;
 	atomic_bool review_posted;
@@ -271,8 +272,8 @@ void reactor_review(struct reactor *reactor, const struct engine_review *review)
 		reactor->review = *review;
 	}
 	atomic_store_explicit(&reactor->review_number, review->number, memory_order_relaxed);
-	/* Pairs with the exchange in deliver_review(). If the flag is still set, the message in
-	 * flight picks up the new number. */
+	/* Pairs with the exchange in deliver_review(). If the flag was still set, an earlier
+	 * message has not been delivered yet, and deliver_review() will read the new number. */
 	if (!atomic_exchange_explicit(&reactor->review_posted, true, memory_order_acq_rel)) {
 		ring_post(reactor->ring, &reactor->review_message);
 	}

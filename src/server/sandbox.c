@@ -30,8 +30,8 @@ static int give_socket(
 	return 0;
 }
 
-/* Calls listen() again as the new user, because the kernel reports the user of the last call to
- * clients. */
+/* Calls listen() again as the new user: the kernel tells clients which user called listen()
+ * last. */
 static void show_user(const struct listener *listener)
 {
 	for (uint32_t i = 0; listener->uri.is_unix && i < listener->fd_count; i++) {

@@ -235,7 +235,7 @@ int server_stop_timeout_ms(const struct server *server)
 
 bool server_handle_next(struct server *server, int timeout_ms)
 {
-	/* The control socket is handled only until the stop begins. */
+	/* The control socket, an upgrade and the metrics are handled only until the stop begins. */
 	bool answers = server->phase <= SERVER_SERVING;
 	struct pollfd fds[] = {
 		{ .fd = server->signal_fd, .events = POLLIN },

@@ -272,7 +272,8 @@ static const char *bench_report_time_text(char out[RATE_BYTES], uint64_t ns)
 	return out;
 }
 
-/* Returns the next limit of a range in the series 1, 2, 5, 10. */
+/* Returns the number after border in the series 1, 2, 5, 10, 20, 50 and so on. The ranges of the
+ * report end at these numbers. */
 static uint64_t border_next(uint64_t border)
 {
 	uint64_t first = border;

@@ -361,8 +361,8 @@ static void bench_run_slot_done(struct gmb_request *request)
 		atomic_load_explicit(&worker->completed, memory_order_relaxed) + 1,
 		memory_order_relaxed);
 	if (unlikely(now >= worker->phase_end_ns)) {
-		/* Called after this request was recorded, because the measurement can end here, and
-		 * then includes this request. */
+		/* The measurement can end in this call. The request was recorded before, so the
+		 * measurement includes it. */
 		phase_advance(worker, now);
 	}
 	if (likely(worker->phase != BENCH_DRAIN)) {

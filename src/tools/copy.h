@@ -254,8 +254,8 @@ struct copy_map {
 	uint32_t run_first;
 	uint32_t run_count;
 	bool no_map; /* treat everything as data */
-	/* NULL, or decides about failed queries: after an error for which copy_bad_takes() is true,
-	 * the range counts as data, which is then read. */
+	/* If set, an error for which copy_bad_takes() is true does not make a query fail: its range
+	 * counts as data, and the read of the range finds what is unreadable. */
 	const struct copy_bad *bad;
 	struct error error;
 	struct copy_io io;
@@ -268,8 +268,9 @@ void copy_map_init(struct copy_map *map, struct copy_end *end, uint64_t start, u
 	uint64_t grain, uint64_t zero_min);
 
 /*
- * Returns the run that contains offset, which must not decrease. Returns 1 with *length > 0 and
- * *zero, 0 when the answer has not arrived yet, or a negative errno (map->error).
+ * Reports whether the end has data or zeroes at offset, which must not decrease from call to call.
+ * Returns 1, with *zero, and *length > 0 bytes to which this applies; 0 when the end has not
+ * answered the query yet; or a negative errno (map->error).
  */
 GMB_MUST_CHECK int copy_map_peek(
 	struct copy_map *map, uint64_t offset, uint64_t *length, bool *zero);

@@ -727,7 +727,8 @@ int copy_stream_open(struct copy_loop *loop, const struct copy_end_options *opti
 		free(stream);
 		return err;
 	}
-	/* A larger pipe needs fewer turns per MiB. Without permission the pipe keeps its size. */
+	/* In a larger pipe, each read or write moves more bytes. Without permission the pipe keeps
+	 * its size. */
 	(void)fcntl(fd, F_SETPIPE_SZ, PIPE_BYTES);
 	stream->end.kind = COPY_STREAM;
 	stream->end.can_flush = true;

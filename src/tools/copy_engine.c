@@ -46,7 +46,7 @@ struct task {
 	struct list_node node; /* in engine->tasks_free, or in engine->tasks, sorted by offset */
 	struct engine *engine;
 	enum task_state state;
-	bool zero; /* a run of zeroes according to the map, without data */
+	bool zero; /* the source reports only zeroes here, so the piece is not read */
 	uint64_t offset;
 	uint64_t length;
 	uint64_t cursor;   /* bytes of the piece that the target has */
@@ -283,7 +283,8 @@ static void task_zero(struct task *task, uint64_t run)
 	copy_end_submit(task->engine->target, &task->io);
 }
 
-/* Called when the block of the target was read. The rest of the piece replaces its first part. */
+/* Called when the target's block was read into engine->edge. Overwrites the beginning of the block
+ * with the rest of the piece, and writes the block. */
 static void edge_read(struct copy_io *io)
 {
 	struct task *task = container_of(io, struct task, io);
@@ -480,8 +481,8 @@ struct piece {
 	bool zero;
 };
 
-/* Determines the piece that starts at engine->position. Returns 1, or 0 if there is none or it
- * depends on an answer that has not arrived. */
+/* Determines the piece that starts at engine->position. Returns 1, or 0 if no piece can start now:
+ * at the end, while a stream is being read, or until the source has reported its extents there. */
 static int copy_engine_piece_next(struct engine *engine, struct piece *piece)
 {
 	const struct copy_engine_options *options = engine->options;
@@ -575,7 +576,7 @@ static void engine_fill(struct engine *engine)
 	struct piece piece;
 
 	if (engine->begins_again) {
-		/* The query in flight still uses the old map. */
+		/* The map cannot be started again while a query is in flight. */
 		if (!copy_map_is_idle(&engine->map)) {
 			return;
 		}

@@ -44,7 +44,8 @@ static void run_push(struct copy_map *map, uint64_t end, bool zero)
 	map->run_count++;
 }
 
-/* Ends the pending zeroes at `end`, where data or the limit follows. */
+/* Ends the zeroes that start at map->pending, because data or the limit follows at `end`. Adds them
+ * as a run if they are long enough. */
 static void zeroes_end(struct copy_map *map, uint64_t end)
 {
 	uint64_t first = MIN(align_up(map->pending, map->grain), end);
@@ -60,7 +61,8 @@ static void copy_map_extent_add(struct copy_map *map, uint64_t end, bool zero)
 {
 	if (!zero) {
 		zeroes_end(map, map->asked);
-		/* Data extends to the end of its grain; zeroes start at the next one. */
+		/* Runs consist of whole grains. A grain that contains any data counts as data, so
+		 * this run ends after the grain, and zeroes start with the next one. */
 		run_push(map, MIN(align_up(end, map->grain), map->limit), false);
 		map->pending = end;
 	}
@@ -97,8 +99,9 @@ static void copy_map_answered(struct copy_io *io)
 		}
 	}
 	if (map->asked == asked) {
-		/* The answer covered less than a block. The rest of the block cannot be queried, so
-		 * the query would repeat forever. */
+		/* The answer covers less than a block. Queries start at a multiple of a block, so
+		 * the next query would get the same answer again and again. So the rest of the
+		 * block counts as data. */
 		copy_map_extent_add(
 			map, MIN(align_up(asked + 1, map->end->block_min), map->limit), false);
 	}

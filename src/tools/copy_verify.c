@@ -150,8 +150,8 @@ static void copy_verify_pair_start(
 	}
 }
 
-/* Determines the next piece, whose type both maps must report. Returns false if an answer has not
- * arrived yet. */
+/* Determines the next piece, in which each end has only data or only zeroes. Returns false if an
+ * end has not reported its extents there yet. */
 static bool copy_verify_piece_next(struct verify *verify, uint64_t *length, bool zero[SIDE_COUNT])
 {
 	uint64_t request = verify->options->request_bytes;

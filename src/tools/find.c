@@ -29,9 +29,9 @@ enum {
 	STAT_MS = 1000,	    /* limit for one path that a server has named */
 	MATCH_BYTES = SHOWN_BYTES + 32,
 	MATCHED_BYTES = 280,
-	MATCHED_TAIL_BYTES = 8, /* room for the mark that there are more */
+	MATCHED_TAIL_BYTES = 8, /* room for ", ..." if there are more */
 	URIS_BYTES = 160,
-	URIS_TAIL_BYTES = 8, /* room for a comma and the mark that there are more */
+	URIS_TAIL_BYTES = 8, /* room for ", ..." if there are more */
 };
 
 /* How well a served URI matches the given one. */
@@ -300,7 +300,7 @@ static void find_look_at(struct search *search, const char *path, const char *ur
 	search->servers++;
 	rank = rank_of(document, &peer, uri, search->end_ns);
 	if (rank > search->rank) {
-		/* A match of a higher rank replaces earlier ones. */
+		/* This server matches better than those found so far, which are dropped. */
 		search->rank = rank;
 		search->matches = 0;
 		search->cut = false;

@@ -121,7 +121,8 @@ GMB_MUST_CHECK int stats_print_metrics(const char *path, struct error *error);
 void stats_show(const json_t *document);
 /* Returns a text of the statistics; "": there is none. */
 const char *stats_text(const json_t *object, const char *key);
-/* Sets the counters of a struct to the values of an object in a document. */
+/* Fills the struct `values`, which the table describes, with the counters in an object of the
+ * statistics. */
 void stats_read(const struct counter_table *table, void *values, const json_t *object);
 
 /* --- top.c ----------------------------------------------------------------------------------- */

@@ -29,7 +29,8 @@ enum {
 	NS_PER_MS = 1000000,
 };
 
-/* The activity of an export or a client between two documents. */
+/* One line of the screen: what an export or a client did between the last two queries of the
+ * server's statistics. */
 struct row {
 	char name[NAME_BYTES];
 	double connections;
@@ -135,8 +136,9 @@ static const json_t *entry_named(const json_t *list, const char *name)
 	return NULL;
 }
 
-/* Returns the entry's counterpart in the previous document. NULL: there is none, or its counters
- * restarted at 0, because the server is another process or the export was removed and added. */
+/* Returns the same export or client in the previous statistics. NULL: it was not there, or its
+ * counters restarted at 0, because the server is another process or the export was removed and
+ * added. */
 static const json_t *entry_before(const struct top *top, const char *list, const json_t *entry)
 {
 	const json_t *was =

@@ -117,7 +117,7 @@ static void show_chart(const struct trace_request *request)
 
 enum { COLUMN_COUNT = 5 };
 
-/* The columns for an operation. Those of a read end with the time in the network. */
+/* The columns for one kind of operation: their titles, and a function that computes their times. */
 struct table {
 	const char *titles[COLUMN_COUNT]; /* NULL: end */
 	void (*times)(const struct trace_request_part *part, double times_us[COLUMN_COUNT]);

@@ -523,7 +523,7 @@ int change_set(struct change *change, const char *name, const struct server_sett
 	if (rc < 0) {
 		return rc;
 	}
-	about = served->about; /* the texts in `about` still belong to the entry */
+	about = served->about; /* the copied texts still belong to the entry */
 	about.origin = (char *)(uintptr_t)origin;
 	about.syntax = SERVER_SYNTAX_SET;
 	return change_change_export(change, served, &about, settings, NULL, false, error);

@@ -29,8 +29,8 @@ struct change_item {
 	 * reference until it has made the change. */
 	struct export *old;
 	struct export *new;
-	/* the new description; after the commit the old one, freed with the change, when all
-	 * reactors have committed and no session reads it */
+	/* before the commit: the new description; after it: the old one, which is freed with the
+	 * change, because sessions can read it until all reactors have committed */
 	char *description;
 };
 

@@ -216,8 +216,8 @@ static int prepare_reactor(struct change *change, struct reactor *reactor, struc
 	return rc;
 }
 
-/* Undoes engine_export_prepare() on one reactor. An export for which the engine has no measurements
- * was not prepared there. */
+/* Undoes engine_export_prepare() on one reactor. Skips exports that were not prepared there, for
+ * which engine_export_measured() returns NULL. */
 static void drop_prepared(struct engine *engine, void *context)
 {
 	struct change *change = context;
@@ -303,7 +303,7 @@ static void update(struct change_item *item)
 	struct server_export *after = &item->after->about;
 	struct server_export swapped;
 
-	/* A new rate starts with no bytes or requests charged. */
+	/* rate_set() removes all bookings, so it is called only for a rate that differs. */
 	if (memcmp(&before->rate, &after->rate, sizeof(after->rate)) != 0) {
 		rate_set(&export->rate, &after->rate, clock_now_ns());
 	}
@@ -311,7 +311,7 @@ static void update(struct change_item *item)
 	atomic_store_explicit(
 		&export->connections_max, after->connections_max, memory_order_relaxed);
 	item->description = export_set_description(export, item->description);
-	/* The entry stays in the table, so the settings are swapped. The old ones are freed with
+	/* The entry stays in the table and gets the new settings. The old settings are freed with
 	 * the change. */
 	swapped = *before;
 	*before = *after;
@@ -339,7 +339,7 @@ static struct served_export *commit_item(struct change *change, struct change_it
 		}
 		return before;
 	}
-	if (before != NULL) { /* from now on, only engines refer to the old entry's export */
+	if (before != NULL) { /* the old entry is freed; its export lives until no engine uses it */
 		exports_remember(&change->next, item->removed);
 		item->removed = NULL;
 		before->export->closed = change->options.closed;

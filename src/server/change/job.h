@@ -55,7 +55,7 @@ struct job {
 	struct server_settings settings;
 	uint64_t deadline_ns;
 
-	/* Results of run() that are not in use yet. */
+	/* Results of run() that commit() has not put into effect yet. */
 	struct credentials_set *credentials;
 	struct server_config *config; /* NULL: the configuration is unchanged */
 	struct change *change;	      /* NULL: the exports are unchanged */
@@ -81,8 +81,8 @@ extern const struct job_kind job_drop_exports; /* remove exports of snapshots th
 /* For a command: reads the arguments and queues a job, whose result is the answer. Main thread. */
 void jobs_add(struct jobs *jobs, struct control_client *client, const struct job_kind *kind,
 	const json_t *arguments);
-/* Like jobs_add(), for the kind whose action is the argument "action". Returns false, without
- * effect, if there is no such kind. kinds ends with NULL. */
+/* Like jobs_add(), for the one of several job kinds whose `action` is the command's argument
+ * "action". Returns false, without effect, if there is none. kinds ends with NULL. */
 GMB_MUST_CHECK bool jobs_add_action(struct jobs *jobs, struct control_client *client,
 	const struct job_kind *const *kinds, const json_t *arguments);
 /* For control_command.end. A job in progress continues. */

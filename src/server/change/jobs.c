@@ -224,7 +224,8 @@ int job_commit(struct job *job, struct error *error)
 		job->config = NULL;
 	}
 	if (job->change != NULL) {
-		/* Set before the commit, because disks can close during it. */
+		/* Set before the commit, because the disks of removed exports can close while it
+		 * runs. */
 		job->closing_count = change_closing(job->change);
 		change_commit(job->change, jobs->options.exports);
 		jobs->options.changed(jobs->options.context);
@@ -249,7 +250,7 @@ static void review(struct jobs *jobs, uint64_t turn)
 	}
 }
 
-/* Commits the job in progress. Called with the lock held, which is released in between. */
+/* Commits the job in progress. Called with the lock held, and releases it during the commit. */
 static void commit_job(struct jobs *jobs)
 {
 	struct job *job = jobs->job;
@@ -366,7 +367,8 @@ static struct job *look_for_job(struct jobs *jobs, bool begun)
 	return credentials_are_stale(options->credentials) ? job_create(jobs, &job_tls) : NULL;
 }
 
-/* Runs the next job, or looks for one. Called with the lock held, which is released in between. */
+/* Runs the next job, or looks for one. Called with the lock held, and releases it while the job
+ * runs. */
 static void run_next_job(struct jobs *jobs)
 {
 	bool begun = jobs->begun;

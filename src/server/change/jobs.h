@@ -56,7 +56,7 @@ GMB_MUST_CHECK bool jobs_hold(struct jobs *jobs);
 void jobs_look(struct jobs *jobs);
 /* Queues a job without a client, unless one of this kind is waiting; the result is logged. */
 void jobs_ask(struct jobs *jobs, const struct job_kind *kind);
-/* The main thread's part of the jobs: commits and finishes those that are ready for it. */
+/* Called on the main thread: commits and finishes the jobs that wait for this thread. */
 void jobs_continue(struct jobs *jobs);
 /* Called when the server stops: jobs fail with an error that says so. NULL is a no-op. */
 void jobs_stop(struct jobs *jobs);

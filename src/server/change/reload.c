@@ -29,7 +29,8 @@ static int read_config(struct job *job, struct error *error)
 	return change_configure(job->change, config, error);
 }
 
-/* Adds lines of text about the effect of new rules and files on connections. */
+/* Predicts the effect of new access rules and TLS files on the existing connections, and adds it to
+ * job->lines. */
 static int job_foresee(struct job *job, struct error *error)
 {
 	const struct jobs_options *options = job->options;

@@ -231,7 +231,7 @@ static int finish_limits(struct server_config *config, struct error *error)
 			limits->threads, limits->threads == 1 ? "" : "s");
 	}
 	if (limits->memory_bytes / limits->threads < ARENA_SLAB_BYTES) {
-		/* the limit was given, because the default would be large enough */
+		/* memory_bytes was given, because the default would be large enough */
 		GMB_ASSERT(config->memory_origin != NULL);
 		return error_set(error, -EINVAL,
 			"%s: %s of memory is too little for %u thread%s: each thread needs at "

@@ -161,7 +161,8 @@ static const struct field *export_key(uint32_t idx)
 					 : server_export_field(idx - ARRAY_COUNT(fields));
 }
 
-/* Context while the list of a key's values is read. */
+/* Context of read_export_value(), which is called for each element in the list of a key's
+ * values. */
 struct export_reader {
 	struct server_export *entry;
 	const struct field *field;

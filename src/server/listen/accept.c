@@ -83,8 +83,8 @@ void acceptor_destroy(struct acceptor *acceptor)
 
 static void pause_done(struct ring_op *op, int result);
 
-/* Accepts at a listening socket, or pauses it while too many descriptors wait to be closed and it
- * cannot refuse further ones (base/work.h). */
+/* Accepts at a listening socket. If too many descriptors from clients wait to be closed, and the
+ * kernel cannot make this socket refuse further ones, pauses instead (base/work.h). */
 static void open_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
@@ -319,7 +319,8 @@ struct opening {
 	struct error *error;
 };
 
-/* Opens an inner listener. Called on the first reactor's thread. */
+/* Opens the listener of a session kind that accepts its connections itself (struct inner_listener).
+ * Called on the first reactor's thread. */
 static void open_inner(struct engine *engine, void *context)
 {
 	struct opening *opening = context;
@@ -427,7 +428,8 @@ static void deliver_start(struct ring *ring, struct ring_message *message)
 		struct door *door = &acceptor->doors[i];
 
 		door->file = ring_file_add(ring, door->fd);
-		/* Sessions that share memory permit descriptors later, see shm_adopt(). */
+		/* The connections accepted here also refuse file descriptors. shm_adopt() permits
+		 * them for a session that shares memory with its peer. */
 		rights_refuse(door->fd);
 		acceptor->active_count++;
 		open_door(door);

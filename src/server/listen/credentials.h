@@ -49,8 +49,9 @@ GMB_MUST_CHECK int credentials_load(const struct credentials *credentials,
 /* Puts the set into use for new handshakes, and takes ownership of it. Logs warnings for the
  * operator. */
 void credentials_use(struct credentials *credentials, struct credentials_set *set);
-/* Makes the forecast check connections against the set. credentials_tell(), after the forecast has
- * run, adds a line for each address whose files have changed or that would lose connections. */
+/* credentials_foresee() adds the set's TLS files to the forecast, which predicts the connections
+ * that these files would end. After the forecast has run, credentials_tell() adds a line for each
+ * address whose files have changed or that would lose connections. */
 GMB_MUST_CHECK int credentials_foresee(const struct credentials *credentials,
 	const struct credentials_set *set, struct forecast *forecast, struct error *error);
 void credentials_tell(const struct credentials *credentials, const struct credentials_set *set,

@@ -45,7 +45,7 @@ struct writer {
 	FILE *out;
 	const struct totals *totals;
 	bool openmetrics;
-	/* Series added for the table that is written next. */
+	/* The objects whose counters end_table() will write. */
 	struct series *series;
 	size_t series_count;
 	size_t series_room;
@@ -196,7 +196,7 @@ static void write_table(
 	}
 }
 
-/* Writes the table for the added series, and removes them. */
+/* Writes the table's counters for all objects in w->series, and empties w->series. */
 static void end_table(struct writer *w, const struct counter_table *table)
 {
 	write_table(w, table, "");

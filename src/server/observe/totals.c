@@ -234,7 +234,8 @@ static void inspect(struct engine *engine, void *context)
 	add_client(totals, &engine->other_clients);
 }
 
-/* Sets the values that belong to the export itself, and not to its use by a reactor. */
+/* Sets the values that the export has only once, such as its size, unlike the counters, which each
+ * reactor has. */
 static void set_export(struct totals_export *sum, const struct export *export)
 {
 	struct rate_limits limits;

@@ -170,8 +170,8 @@ static void tracing_arm(struct engine *engine, void *context)
 	path_set_trace(engine->path, context);
 }
 
-/* Called on the reactor's thread. The reactor has no other recorder, because it gets the next one
- * later. */
+/* Called on the reactor's thread. The reactor still has this recorder: it gets the recorder of the
+ * next recording in a later message. */
 static void drop_recorder(struct engine *engine, void *context)
 {
 	path_set_trace(engine->path, NULL);
@@ -340,7 +340,7 @@ static int compare_begins(const void *a, const void *b)
 		(*left)->edge_ns[PATH_STATE_WAIT], (*right)->edge_ns[PATH_STATE_WAIT]);
 }
 
-/* Collects the first requests that ended over all reactors, up to the requested number, sorted by
+/* Collects from all reactors the requests that ended first, up to the requested number, sorted by
  * their start. NULL: no memory. */
 static const struct path_trace_request **tracing_collect(
 	const struct tracing *tracing, size_t *count_out)

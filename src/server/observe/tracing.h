@@ -21,5 +21,6 @@ GMB_MUST_CHECK int tracing_create(const struct server_view *view, struct control
 /* NULL is a no-op. */
 void tracing_destroy(struct tracing *tracing);
 
-/* Answers a waiting client without calling a reactor; so the reactors keep their recorders. */
+/* Called when the server stops: answers a waiting client with the requests recorded so far. Does
+ * not call a reactor, which could hang, so the reactors keep their recorders. */
 void tracing_stop(struct tracing *tracing);

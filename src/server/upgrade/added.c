@@ -44,7 +44,8 @@ int upgrade_added_write(const struct server_export *about, char out[UPGRADE_STRI
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* Returns the next string of the message, whose form was checked. */
+/* Returns the string at *at, and moves *at to the next one. upgrade_parse() has checked the
+ * strings. */
 static const char *next(const char **at)
 {
 	const char *text = *at;

@@ -56,8 +56,7 @@ static void list_ends(const struct engine_fate *fate, bool in_handshake, char li
 	for (int i = 0; i < ENGINE_KINDS_MAX && fate->end[i].kind != NULL; i++) {
 		const struct session_kind *kind = fate->end[i].kind;
 
-		/* A session of a kind that can be handed over ends only because of its TLS
-		 * layer. */
+		/* Sessions of a kind with can_hand_over end only because of their TLS layer. */
 		fate_add(list,
 			kind->can_hand_over != NULL ? "TLS not handled by the kernel" : kind->name,
 			fate->end[i].count);

@@ -155,7 +155,8 @@ void server_record_remove(char path[SERVER_RECORD_PATH_BYTES])
 
 /* --- reading --------------------------------------------------------------------------------- */
 
-/* Splits the record, which has at least three strings and one argument. */
+/* Splits the record into its strings: `magic`, the start time, the working directory and at least
+ * one argument. */
 static bool split(struct server_record *record, size_t bytes, unsigned long long *ticks_out)
 {
 	char *at = record->text;

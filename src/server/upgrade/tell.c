@@ -87,7 +87,8 @@ static int send_served_export(struct upgrade_tell *tell, const struct served_exp
 {
 	int rc;
 
-	/* The new process finds a snapshot on the disk, but not the settings of its export. */
+	/* A snapshot is not sent as a disk, because the new process finds it on its parent's disk.
+	 * Only the settings of its export are sent. */
 	if (served->parent != NULL) {
 		return served->about.settings.count > 0 ? send_added(tell, served, UPGRADE_SNAPSHOT)
 							: 0;
@@ -142,8 +143,8 @@ static int tell_send_piece(struct upgrade_tell *tell, const struct session_piece
 	return rc;
 }
 
-/* Tells the new process to discard received data that was sent for a session that has ended
- * since. */
+/* The session whose received data was sent last has ended since. Makes the new process discard the
+ * data, by a message with offset 0 and no data. */
 static int take_back(struct upgrade_tell *tell)
 {
 	const struct upgrade_message nothing = { .type = UPGRADE_RECEIVED, .fd = -1 };

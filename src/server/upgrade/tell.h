@@ -17,10 +17,11 @@ struct upgrade_tell {
 	int channel;	     /* socket to the new process, or -1 */
 	bool needs_room;     /* the last call stopped because the channel was full */
 	uint32_t told_count; /* messages sent by upgrade_tell_all() */
-	/* index of the next message in the current call of upgrade_tell_all() */
+	/* index of the next message in this call of upgrade_tell_all(), which skips the first
+	 * told_count messages */
 	uint32_t next_index;
-	/* number of the session whose received data is being sent; later_told: bytes already
-	 * sent */
+	/* The session whose received data is being sent, and how many bytes of the data were
+	 * sent. */
 	uint64_t telling_id;
 	uint32_t later_told;
 	uint32_t handed_over_count; /* number of sessions sent */
@@ -44,6 +45,6 @@ GMB_MUST_CHECK int upgrade_tell_all(struct upgrade_tell *tell,
 	const struct upgrade_sockets *sockets, const struct exports *exports);
 /* A callback for engine_hand_over(). */
 GMB_MUST_CHECK int upgrade_tell_session(void *tell, const struct session_record *record);
-/* Sends the end of the list of sessions. ended_count: number of sessions that were closed
- * instead. */
+/* Sends the end of the list of sessions. ended_count: number of sessions that were ended because
+ * they could not be handed over. */
 GMB_MUST_CHECK int upgrade_tell_end(struct upgrade_tell *tell, uint32_t ended_count);

@@ -26,8 +26,9 @@
 #define HANDSHAKES_NS (1000 * MS_NS)  /* limit for TLS handshakes; clients continue */
 #define STOP_NS	      (4000 * MS_NS)  /* additional limit for the acceptor to stop */
 #define PAUSE_NS      (5000 * MS_NS)  /* limit for requests in flight */
-/* Limits for peers that do not receive: RECEIVE_NS for one pause, then at least SERVE_NS in which
- * the others are served, and WAIT_NS for all pauses together. */
+/* Limits for peers that do not receive their replies. A pause waits RECEIVE_NS for them. Then the
+ * other sessions are served for at least SERVE_NS, before the next pause. WAIT_NS limits the time
+ * of all pauses together. */
 #define RECEIVE_NS (20 * MS_NS)
 #define SERVE_NS   (50 * MS_NS)
 #define WAIT_NS	   (20000 * MS_NS)
@@ -168,8 +169,8 @@ static bool revoke_offer(struct upgrade *upgrade)
 	struct upgrade_message message;
 	struct error error;
 
-	/* From here on the new process cannot send STARTED. A STARTED that it has sent before
-	 * means, in state HANDED_OVER, that it has taken over. */
+	/* From here on the new process cannot send STARTED. It may have sent STARTED before: in
+	 * state HANDED_OVER, that means that it has taken over. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
 		if (message.fd >= 0) {
@@ -305,7 +306,8 @@ static void let_engine_go(struct engine *engine, void *context)
 	engine_let_go(engine);
 }
 
-/* Calls ask() on all reactors, each of which adds to *look. Returns 0 or a negative errno. */
+/* Calls ask() on all reactors, one after the other; each call adds its numbers to *look. Returns 0
+ * or a negative errno. */
 static int look_at_all(struct upgrade *upgrade, void (*ask)(struct engine *engine, void *context),
 	struct look *look)
 {
@@ -593,7 +595,7 @@ static bool quiesce(struct upgrade *upgrade)
 	return (handshakes == 0 || upgrade_is_overdue(upgrade)) && upgrade_pause_all(upgrade);
 }
 
-/* Sends all sessions, as far as there is room. */
+/* Sends all sessions. If the channel is full, a later call sends the rest. */
 static bool hand_over_all(struct upgrade *upgrade)
 {
 	int rc = (int)ask_all(upgrade, hand_over_engine);
@@ -623,8 +625,8 @@ static bool give_up_waiting(struct upgrade *upgrade)
 	return !upgrade_give_up(upgrade, -ETIMEDOUT, reason);
 }
 
-/* Records the name of a peer that waits. The error at the time limit names this peer, because
- * possibly no peer waits at that moment. */
+/* Records the name of a peer that does not receive its replies. If the time limit passes, the error
+ * names this peer, even if it has received its replies in the meantime. */
 static void note_peer(struct upgrade *upgrade, const struct engine_rest *rest)
 {
 	if (rest->waiting > 0 && rest->peer[0] != '\0') {

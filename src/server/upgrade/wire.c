@@ -342,8 +342,8 @@ int upgrade_receive(int channel, int timeout_ms, uint8_t bytes[UPGRADE_PACKET_BY
 	got = recvmsg(channel, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	if (got < 0 && errno == ECONNRESET) {
 		/* The other end has closed without reading all of our messages. The kernel reports
-		 * that once, before the messages that the other end had sent. One of these messages
-		 * can contain the reason for closing. */
+		 * that once, as ECONNRESET, and then still delivers the messages that the other end
+		 * had sent. One of them can contain the reason for closing. */
 		got = recvmsg(channel, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	}
 	if (got <= 0) {

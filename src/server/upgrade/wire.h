@@ -69,8 +69,8 @@ struct upgrade_message {
 
 	struct session_record record; /* for SESSION messages; the record's member fd is not used */
 
-	/* Members of RECEIVED messages. Offset 0 starts the data of a session, and discards earlier
-	 * data. */
+	/* Members of RECEIVED messages. Offset 0: the data of a session begins, and data sent
+	 * earlier is discarded. */
 	uint32_t offset;
 	struct session_piece received;
 
