@@ -243,10 +243,10 @@ static void write_fragment(struct piece *piece)
 	struct session_copy *copy = piece->copy;
 	struct path_request *change = &piece->change;
 	struct path_export *target = copy->session->path_export;
-	/* The target's store gets no CPU access to this memory, unless it needs that. Without
-	 * CPU access, it writes a block that is not aligned in memory through the page cache. With
-	 * CPU access it would copy the block to other memory, and could wait for that memory while this piece
-	 * holds some. */
+	/* The target's store gets no CPU access to this memory, unless it needs that. Without CPU
+	 * access, it writes a block that is not aligned in memory through the page cache. With CPU
+	 * access it would copy the block to other memory, and could wait for that memory while this
+	 * piece holds some. */
 	uint32_t rights = store_rights(target->store, STORE_WRITE) | ~(uint32_t)MEM_CPU;
 
 	piece->method = mem_may(piece->fragment.memory, MEM_CPU_READ) ? COPY_RAM : COPY_DEVICE;
