@@ -45,8 +45,8 @@ uint64_t histogram_highest(uint32_t index)
 	return histogram_lowest(index) + ((UINT64_C(1) << index_shift(index)) - 1);
 }
 
-/* The rank is rounded up, so that at least the requested share of the values does not exceed the
- * result. */
+/* Rounds the number of values up, so that at least the requested share of all values is not above
+ * the result. */
 uint64_t histogram_quantile(const struct histogram *histogram, uint32_t parts_per_million)
 {
 	unsigned __int128 product = (unsigned __int128)histogram->count * parts_per_million;

@@ -134,7 +134,8 @@ int units_parse_seconds(const char *text, uint64_t *time_ns, struct error *error
 	if (rc != -EINVAL) {
 		return rc;
 	}
-	/* Checked beforehand, because strtod() also accepts signs, spaces, exponents and words. */
+	/* strtod() also accepts signs, spaces, exponents and words, so the characters are checked
+	 * too. */
 	seconds = strtod(text, &end);
 	if (text[0] == '\0' || strspn(text, "0123456789.") != strlen(text) || *end != '\0') {
 		return error_set(error, -EINVAL,

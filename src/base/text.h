@@ -87,8 +87,8 @@ uint32_t near_distance(const char *a, const char *b);
  * own escape syntax. Return false if writing failed.
  */
 
-/* Prints JSON text with \uXXXX escapes, so its value does not change. Line feeds outside of strings
- * stay. */
+/* Prints JSON text in which hidden characters are escaped as \uXXXX, so that its value does not
+ * change. Line feeds outside of strings stay. */
 bool text_print_json(FILE *out, const char *json);
 /* Prints metrics in the Prometheus text format. An escape is written as \\xNN, which a parser of
  * label values decodes to \xNN. Line feeds stay as they are. */

@@ -10,9 +10,9 @@ enum {
 	/* With batching, the time per request may be up to this percentage of the time without
 	 * batching, because measurements are noisy and batching costs no CPU time. */
 	BATCH_PERCENT_MAX = 106,
-	/* If the time per request is above the first or below the second of these percentages of
-	 * its value during the last trial, the traffic has changed, and the result of the trial is
-	 * void. */
+	/* The traffic has changed, and the result of a trial is void, if the time per request is
+	 * now more than the first or less than the second of these percentages of what it was
+	 * during the trial. */
 	SLOW_PERCENT = 150,
 	FAST_PERCENT = 50,
 	/* Batching is tried only if a turn of the event loop has, on average, at least this many

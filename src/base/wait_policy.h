@@ -45,7 +45,8 @@ enum {
 	WAIT_HOLD_WINDOWS = 2048,     /* windows with the winning method until the next trial */
 	WAIT_CHANGED_WINDOWS =
 		3, /* consecutive windows with changed traffic that void a trial's result */
-	WAIT_BACKOFF_WINDOWS_MIN = 32, /* windows of BLOCK after the first trial that BLOCK won */
+	/* number of windows with BLOCK after the first trial that BLOCK has won */
+	WAIT_BACKOFF_WINDOWS_MIN = 32,
 	WAIT_BACKOFF_WINDOWS_MAX = 4096,
 };
 

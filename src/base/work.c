@@ -20,8 +20,8 @@ enum {
 	 * thread takes longer than many pieces of work. */
 	IDLE_MS = 200,
 	DRAINS_MAX = 4096, /* more messages than a socket can hold */
-	/* limit on messages that the caller's thread examines before it passes the socket to a
-	 * worker */
+	/* maximum number of messages that the caller's thread reads from a socket to find
+	 * descriptors; then a worker continues */
 	LOOKS_MAX = 64,
 };
 

@@ -27,8 +27,9 @@ struct control_connection {
 	char *input;
 	size_t input_bytes;
 	size_t input_room;
-	size_t line_bytes; /* bytes of the line at the start of `input` that was returned last */
-	uid_t owner;	   /* owner of the process at the other end */
+	/* length of the line that was returned last; the line is still at the start of `input` */
+	size_t line_bytes;
+	uid_t owner; /* owner of the process at the other end */
 	bool takes_files;
 	int files[CONTROL_FILES_MAX];
 	uint32_t file_count; /* files received and not yet handed to the caller */

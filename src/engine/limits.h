@@ -60,7 +60,7 @@ enum {
 #define ENGINE_BARRIER_PAUSE_SHARE 64
 /* Interval at which stalled sessions are searched for while a client waits for memory. */
 #define ENGINE_STALL_LOOK_NS ENGINE_SECOND_NS
-/* Interval at which sessions are checked that have not ended at their deadline. */
+/* Pause between two checks of the sessions that have not ended at their deadline. */
 #define ENGINE_STOP_LOOK_NS (ENGINE_SECOND_NS / 10)
 /* Minimum idle timeout. With a shorter one, the checks would cost more than idle connections. */
 #define ENGINE_IDLE_TIMEOUT_NS_MIN (ENGINE_SECOND_NS / 10)

@@ -105,8 +105,8 @@ static bool renew(struct rate_queue *queue)
 	return true;
 }
 
-/* Returns how much one engine can book beyond its need. All engines together can hold
- * 1/RATE_HOLD_PART of the burst. */
+/* Returns how much more than it needs one queue can book. All queues of the rate together can hold
+ * 1/RATE_HOLD_PART of the burst unused. */
 static uint64_t chunk_ns(const struct rate_queue *queue)
 {
 	uint32_t count = atomic_load_explicit(&queue->rate->queue_count, memory_order_relaxed);

@@ -236,8 +236,9 @@ void sandbox_probe(struct sandbox_support *support)
 	};
 }
 
-/* Reports the result of a layer. rc 0: the layer is active. rc < 0: the layer is missing or has
- * failed; this is an error if the mode requires the layer, otherwise it is only logged. */
+/* Decides what the result of entering a layer of the sandbox means. rc 0: the layer is active.
+ * rc < 0: the layer is missing or has failed; this is an error if the mode requires the layer,
+ * otherwise it is only logged. */
 static int sandbox_judge(enum sandbox_mode mode, const char *what, int rc, struct error *error)
 {
 	if (rc == 0) {
@@ -349,8 +350,9 @@ bool sandbox_explain(const char *path, bool writes, const char *remedy, struct e
 		rc = try_open(path, O_RDWR);
 	}
 	copy_without_remedy(text, error->text);
-	/* access() shows whether the sandbox is the reason: access() checks the mode of the file,
-	 * and Landlock does not affect it. */
+	/* The sandbox is the reason if the file cannot be opened although the mode of the file, or
+	 * of its folder, permits it. access() checks only the mode, because Landlock does not
+	 * affect it. */
 	if (rc == -ENOENT && writes && is_in_writable_folder(path)) {
 		error_set(error, error->code,
 			"%s (the sandbox does not allow creating files after the start: create the "

@@ -374,8 +374,8 @@ static void allow_processes(struct filter *filter)
 		filter, SCMP_ACT_ALLOW, SCMP_SYS(setpriority), ARRAY_COUNT(is_thread), is_thread);
 }
 
-/* The leak check of a sanitizer, at exit, runs as a separate process that stops and reads this
- * one. */
+/* Allows starting threads. With a sanitizer, allows starting processes too: its leak check at exit
+ * runs as a separate process that stops and reads this one. */
 static void allow_threads(struct filter *filter)
 {
 	const scmp_datum_t namespaces = CLONE_NEWNS | CLONE_NEWCGROUP | CLONE_NEWUTS |

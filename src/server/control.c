@@ -333,7 +333,8 @@ static void server_control_tell_identities(struct engine *engine, void *context)
 	engine_identity_limits_changed(engine);
 }
 
-/* Notifies all reactors, even if one does not answer. Returns the last error. */
+/* Makes all reactors read the changed limits of identities, even if one does not answer. Returns
+ * the last error. */
 static int server_control_tell_all(const struct server_view *view)
 {
 	int rc = 0;

@@ -135,7 +135,8 @@ static int start_accepting(struct server *server, struct error *error)
 		.stopped = acceptor_has_stopped,
 		.context = server,
 	};
-	/* After acceptor_create() the server listens, but has not accepted a connection. */
+	/* Sealed here, because after acceptor_create() everything listens, and no connection has
+	 * been accepted yet. */
 	int rc = acceptor_create(&options, &server->acceptor, error)
 			 ?: server_sandbox_seal(server->config, error);
 
@@ -430,8 +431,8 @@ static int server_start_open_places(struct server *server, struct error *error)
 	if (rc == 0) {
 		rc = scrape_listen(config->metrics, server->take, &server->metrics_listener, error);
 		if (rc == -EADDRINUSE && server->take != NULL) {
-			/* The old process still listens on a part of the address until it exits, so
-			 * this process has no metrics. */
+			/* The old process keeps some sockets of this address until it exits, so
+			 * this process cannot open the address and has no metrics. */
 			log_warning(
 				"this process serves no metrics, until the server is restarted: %s",
 				error->text);

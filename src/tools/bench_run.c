@@ -678,7 +678,7 @@ enum { PROGRESS_MS = 1000 };
 struct bench {
 	struct bench_shared shared;
 	struct bench_worker *workers;
-	uint64_t begin_ns; /* time at which the gate was opened, or 0 */
+	uint64_t begin_ns; /* time at which all workers were allowed to start, or 0 */
 	uint32_t worker_count;
 	uint32_t started; /* number of threads */
 	int signal_fd;

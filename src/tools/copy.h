@@ -169,7 +169,7 @@ struct copy_loop {
 	struct ring_op tick_op;
 };
 
-/* Upper bound on the wait of a turn. */
+/* Maximum time that one turn of the loop waits. */
 enum { COPY_TICK_MS = 200 };
 
 /* Creates a loop. remote, local: the kinds of ends in use. */
@@ -191,7 +191,7 @@ GMB_MUST_CHECK int copy_loop_check(const struct copy_loop *loop, struct error *e
 uint64_t copy_loop_now_ns(const struct copy_loop *loop);
 /* Returns whether the rate limit permits another piece now. If not, ask again in a later turn. */
 bool copy_loop_may_move(const struct copy_loop *loop);
-/* Accounts for bytes that are about to be read. */
+/* Counts bytes that are about to be read, for the rate limit. */
 void copy_loop_moves(struct copy_loop *loop, uint64_t bytes);
 
 /* --- buffers -----------------------------------------------------------------------------------

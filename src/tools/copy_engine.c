@@ -429,8 +429,8 @@ static void source_read(struct copy_io *io)
 
 /* --- copies that the server makes ------------------------------------------------------------- */
 
-/* Returns whether the error means that the server cannot copy, now or in general. Then the copy
- * continues by reading and writing, which works or reports the actual error. */
+/* Returns whether the error means that the server cannot copy, at the moment or in general. Then
+ * the copy continues by reading and writing, which works or reports the actual error. */
 static bool copy_engine_is_refused(int result)
 {
 	return result == -EOPNOTSUPP || result == -EXDEV || result == -ENOENT ||

@@ -5,8 +5,8 @@
 #include "base/bytes.h"
 #include "tools/copy.h"
 
-/* Limit for one query. Large holes then need few queries, and a server does not have to search a
- * whole disk for one answer. */
+/* Limit for one query. With large queries, large holes need few of them. With a limit, a server
+ * does not have to search a whole disk for one answer. */
 #define ASK_BYTES_MAX (UINT64_C(1) << 30)
 
 void copy_map_init(struct copy_map *map, struct copy_end *end, uint64_t start, uint64_t limit,
@@ -107,8 +107,8 @@ static void copy_map_answered(struct copy_io *io)
 	}
 }
 
-/* Sends another query if there is room for a whole answer, in which each extent can give two
- * runs. */
+/* Sends another query if there is room for the runs of a whole answer: up to two for each
+ * extent. */
 static void copy_map_ask(struct copy_map *map)
 {
 	struct copy_io *io = &map->io;

@@ -392,7 +392,8 @@ static int find_server(const char *uri, char path[STATS_PATH_BYTES], struct erro
 		}
 	}
 	if (search.matches == 1) {
-		/* The named server was found, so other servers' errors do not matter. */
+		/* Without a URI every server matches, so one that could not be queried would also
+		 * have matched. */
 		if (search.error.code != 0 && uri == NULL) {
 			log_warning("not all servers could be queried: %s", search.error.text);
 		}

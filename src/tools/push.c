@@ -25,8 +25,8 @@ struct end {
 	struct export_uri uri;
 	struct push_ask *ask;
 	uint64_t bytes; /* size of the server's export */
-	/* If the host of a destination without push has several addresses: the index of the one in
-	 * use, and whether there are more. */
+	/* For a destination without push whose host has several addresses: the index of the address
+	 * in use, and whether there are more. */
 	uint32_t address;
 	bool has_more;
 };
@@ -45,7 +45,8 @@ static int end_parse(struct end *end, const char *text, struct error *error)
 	return result;
 }
 
-/* Prefixes an error of a request about the server's export. */
+/* Puts the server's address and the name of its export in front of the error message of a
+ * request. */
 static void end_prefix(const struct end *end, struct error *error)
 {
 	const char *export_name = end->uri.export_name;

@@ -77,7 +77,8 @@ static double number(const json_t *object, const char *key)
 
 enum { SUM_READS, SUM_WRITES, SUM_OTHERS, SUM_COUNT };
 
-/* Sums over all requests of an entry since the start. */
+/* Statistics of all reads, all writes and all other requests of an export or a client, since the
+ * start of the server. */
 struct sums {
 	struct path_stats of[SUM_COUNT];
 };
@@ -156,7 +157,8 @@ static const json_t *entry_before(const struct top *top, const char *list, const
 	return is_same_server ? was : NULL;
 }
 
-/* Finds the path that most of the payload took, by the label of the metric, and its share. */
+/* Finds the path on which most of the payload was transferred, and its share. The paths are the
+ * labels of the metric PATH_PLACEMENT_METRIC. */
 static void find_path(struct row *row, const json_t *entry, const json_t *before)
 {
 	const struct counter *found = NULL;

@@ -330,7 +330,7 @@ static void wait_for_work(struct jobs *jobs)
 	struct timespec look = seconds_from_now(LOOK_S);
 	int rc = 0;
 
-	/* A disk may have closed while this thread was not waiting. */
+	/* While this thread did not wait, the last disk of a parked job may have closed. */
 	(void)tell_parked(jobs);
 	while (!jobs->stopping && rc == 0 && jobs->step != JOBS_REVIEW &&
 		(jobs->step != JOBS_IDLE || !jobs->begun ||

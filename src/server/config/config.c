@@ -13,7 +13,7 @@
 #include "memory/arena.h"
 #include "nbd/server/server.h"
 
-/* limit for the memory of each thread: half of the largest possible arena */
+/* limit for the payload memory of each thread: half of the largest possible arena */
 #define MEMORY_BYTES_MAX (UINT64_C(8) << 40)
 
 void server_config_init(struct server_config *config)

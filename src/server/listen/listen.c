@@ -24,7 +24,7 @@
 
 enum {
 	URI_SHOWN_BYTES = 256,
-	/* number of tries to find a port that is free on all addresses of a listener */
+	/* number of tries to find a port that is free on all addresses of a listener with port 0 */
 	PORT_TRIES_MAX = 16,
 	BUSY_TRIES_MAX = 40, /* limit on tries while an address is in use, one second in total */
 	BUSY_PAUSE_NS = 25000000,

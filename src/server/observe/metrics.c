@@ -12,8 +12,8 @@
 
 enum {
 	LABEL_BYTES = 64,
-	/* The limit of each bucket of a histogram is twice that of the bucket before. The first one
-	 * is the upper limit of latency class BUCKET_FIRST, the last one that of BUCKET_LAST. */
+	/* The buckets of a histogram: the first has the upper limit of latency class BUCKET_FIRST,
+	 * the last that of class BUCKET_LAST. Each limit is twice that of the bucket before. */
 	BUCKET_FIRST = 1,
 	BUCKET_LAST = 22 * PATH_LATENCY_PARTS - 1,
 };

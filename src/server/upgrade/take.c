@@ -179,7 +179,8 @@ static int keep_export(
 	if (entry != NULL) {
 		entry->name = strndup(message->record.export, message->record.export_bytes);
 	}
-	/* store_adopt() has taken ownership of the descriptor, except of a disk's memory. */
+	/* store_adopt() has taken ownership of the descriptor, unless it is the memory of a
+	 * disk. */
 	if (claim.hold != STORE_HOLD_MEMORY) {
 		claim.fd = -1;
 	}
@@ -581,8 +582,8 @@ static bool is_same_snapshot(const struct upgrade_take *take, const struct serve
 	return false;
 }
 
-/* Returns whether both processes serve the disk of the session's snapshot. The name of its export
- * precedes the last '@'. */
+/* Returns whether both processes serve the disk of the session's snapshot. The session's export is
+ * named DISK@SNAPSHOT, and DISK is the name of the disk's export. */
 static bool has_disk_of(const struct upgrade_take *take, const struct session_record *record)
 {
 	const char *end = memrchr(record->export, '@', record->export_bytes);
