@@ -33,8 +33,8 @@ enum {
 #define URI_NAME    "the name of the export is part of the URI: nbd://HOST/NAME"
 
 /* Words of nbdkit, qemu-nbd, nbd-server, nbd-client, nbdcopy, qemu-img and fio, with the
- * equivalents in gmblock. command: the subcommand to which the word was given, or "" if it was
- * given instead of one. */
+ * equivalents in gmblock. command: the subcommand that has got the word as an option; "": the word
+ * was given in place of a subcommand. */
 static const struct habit {
 	const char *command;
 	const char *word; /* word without dashes */

@@ -379,8 +379,8 @@ static void write_for_a_second(int fd, const char *text, size_t bytes)
 	}
 }
 
-/* Copies the new process's messages to the server's standard error, and shows them here if it
- * failed. */
+/* Copies the new process's messages to the server's standard error, and also prints them here if
+ * the new process failed. */
 static void pass_on(struct said *said, bool has_failed)
 {
 	char text[SAID_BYTES_MAX + 1];

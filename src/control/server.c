@@ -167,7 +167,7 @@ static void control_server_push(struct control_client *client)
 			break;
 		}
 		if (sent < 0) {
-			/* the client has gone, so the rest is dropped */
+			/* the client has gone, so the rest of the output is dropped */
 			client->output_sent = client->output_count;
 			break;
 		}

@@ -375,7 +375,7 @@ int engine_export_prepare(struct engine *engine, struct export *export, struct e
 	entry->prepared = true;
 	entry->serial = engine->export_serial++;
 	engine->exports[engine->export_count++] = entry;
-	/* Relaxed order: before the export is shown, no other export can wait for it. */
+	/* Relaxed order: no other export can wait for this one before it is served. */
 	atomic_fetch_add_explicit(&export->use->engines, 1, memory_order_relaxed);
 	return 0;
 }
@@ -440,7 +440,7 @@ static int barrier_call(struct ring_op *op)
 	return 0;
 }
 
-/* Checks the barrier again after a pause, as long as sessions wait for it. */
+/* Checks the store's barrier again after a pause, as long as sessions wait for it. */
 static void barrier_again(struct ring_op *op, int result);
 
 static void barrier_done(struct ring_op *op, int result)

@@ -69,7 +69,8 @@ struct engine_rest {
 	char peer[PEER_TEXT_BYTES]; /* the peer of one of the waiting sessions */
 };
 
-/* Predicted effect of engine_pause() on the sessions, summed over engines with the same kinds. */
+/* Predicted effect of engine_pause() on the sessions, summed over engines with the same session
+ * kinds. */
 struct engine_fate {
 	uint32_t handed_over;
 	/* clients in handshakes; they are ended unless they choose an export before the pause */

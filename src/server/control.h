@@ -77,7 +77,8 @@ void server_control_run(struct server_control *control);
 GMB_MUST_CHECK int server_control_folder(uint32_t idx, char *out, size_t out_bytes);
 /* Creates the first folder of server_control_folder(), and the one above it. */
 GMB_MUST_CHECK int server_control_make_folder(void);
-/* Suffix of files in these folders that record how a server was started (record.h). */
+/* Suffix of the files, in the folders of control sockets, that record how a server was started
+ * (record.h). */
 #define SERVER_RECORD_SUFFIX ".start"
 
 /* Returns the error message for a reactor_call() that failed with code. */

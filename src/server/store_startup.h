@@ -39,7 +39,7 @@ GMB_MUST_CHECK int store_startup_begin(
 	struct store_startup *startup, bool deferred, struct error *error);
 /* Makes all starts in progress give up soon. */
 void store_startup_cancel(struct store_startup *startup);
-/* Returns false while a start is in progress. Cancels the rest after one has failed. */
+/* Returns false while a start is in progress. After a start has failed, cancels the others. */
 bool store_startup_is_over(struct store_startup *startup);
 /* Returns the progress in percent: the average over all exports. */
 uint32_t store_startup_percent(const struct store_startup *startup);

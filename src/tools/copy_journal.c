@@ -297,8 +297,8 @@ static int journal_append(
 	if (count != (ssize_t)bytes) {
 		return journal_error(journal, count < 0 ? -errno : -ENOSPC, "write", error);
 	}
-	/* If this line has overwritten the beginning of a longer torn line, removes the rest of
-	 * that. */
+	/* If this line has overwritten the beginning of a longer torn line, removes the rest of the
+	 * torn line. */
 	if (ftruncate(journal->fd, (off_t)(journal->length + bytes)) != 0 ||
 		fdatasync(journal->fd) != 0) {
 		return journal_error(journal, -errno, "flush", error);

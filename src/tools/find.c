@@ -266,8 +266,8 @@ static void add_uris(struct search *search, const json_t *document)
 }
 
 /* Returns the rank of a match; 0: none. Any server can claim any URI. So if the caller is root, the
- * servers that run as root rank above the servers of other users, and the latter have the same rank
- * whether they spell the URI exactly or not. */
+ * servers that run as root rank above the servers of other users. Among the servers of other users,
+ * it does not matter how exactly they spell the URI. */
 static uint32_t rank_of(
 	const json_t *document, const struct ucred *peer, const char *uri, uint64_t end_ns)
 {

@@ -53,7 +53,7 @@ struct server_access_option {
  * rule. */
 struct server_rates {
 	struct server_access conditions; /* the rights in these rules are not used */
-	struct rate_rule *rules;	 /* the origins of these rules point into `conditions` */
+	struct rate_rule *rules;	 /* their `origin` texts belong to `conditions` */
 };
 
 /* The text given for a key or an option. */

@@ -234,8 +234,7 @@ static void inspect(struct engine *engine, void *context)
 	add_client(totals, &engine->other_clients);
 }
 
-/* Sets the values that the export has only once, such as its size, unlike the counters, which each
- * reactor has. */
+/* Sets the values that are the same for all reactors, such as the size of the export. */
 static void set_export(struct totals_export *sum, const struct export *export)
 {
 	struct rate_limits limits;
