@@ -26,7 +26,7 @@ enum counter_unit {
 	COUNTER_BOOL,
 };
 
-/* Value of a level that does not exist, such as a limit that is not set or a rate that is not
+/* Value of a COUNTER_NOW that does not exist, such as a limit that is not set or a rate that is not
  * known. */
 #define COUNTER_NONE UINT64_MAX
 

@@ -38,9 +38,9 @@ enum {
 	WAIT_BATCH_NS = 60000,	      /* longest time that BATCH waits for more completions */
 	WAIT_BATCH_MAX = 64,	      /* number of completions that end the wait of BATCH */
 	WAIT_SPIN_NS = 50000,	      /* maximum time of polling before sleeping */
-	WAIT_WINDOW_NS = 1000000,     /* minimum duration of a measurement */
-	WAIT_WINDOW_REQUESTS = 64,    /* minimum number of requests in a measurement */
-	WAIT_WINDOW_REQUESTS_MIN = 8, /* sufficient if the measurement took at least 5 ms */
+	WAIT_WINDOW_NS = 1000000,     /* minimum duration of a window */
+	WAIT_WINDOW_REQUESTS = 64,    /* minimum number of requests in a window */
+	WAIT_WINDOW_REQUESTS_MIN = 8, /* enough for a window of at least 5 ms */
 	WAIT_TRIAL_WINDOWS = 16,      /* windows of a trial for each method */
 	WAIT_HOLD_WINDOWS = 2048,     /* windows with the winning method until the next trial */
 	WAIT_CHANGED_WINDOWS =

@@ -150,8 +150,8 @@ static int take_identity(
 	return 0;
 }
 
-/* Checks that the process that created the channel is the one that listens on the control
- * socket. */
+/* Checks that one process listens on the control socket and has created the channel, which is the
+ * socket that it offers to the new process. */
 static int cli_upgrade_identify(const struct control_connection *connection, int channel,
 	struct running *running, struct error *error)
 {
@@ -437,7 +437,8 @@ static int start_new(const int files[OFFER_FILES], const json_t *offer,
 	return rc == 0 ? start_process(files, offer, said->pipe[1], &start, error) : rc;
 }
 
-/* Receives the offer, and starts the new process with it. */
+/* Receives the server's offer, which has the descriptors of enum offer, and starts the new process
+ * with these. */
 static int take_offer(struct control_connection *connection, struct running *running,
 	const struct wish *wish, struct said *said, struct error *error)
 {

@@ -119,8 +119,8 @@ struct bench_link {
 	struct bench_worker *worker;
 	struct gmb_client *client;
 	struct bench_slot *slots;
-	/* With sequential patterns, or if each block is used once: this link's part of the range or
-	 * of the order. */
+	/* The blocks of this link, if the pattern is sequential or each block is used once:
+	 * positions in the range, or in the worker's order. */
 	uint64_t block_first;
 	uint64_t block_end;
 	uint64_t block_next;
