@@ -18,7 +18,8 @@
 #include "base/compiler.h"
 
 enum {
-	MANAGER_FD_FIRST = 3,	   /* number of the first socket passed in; the rest follow it */
+	/* descriptor of the first passed socket; the others have the next numbers */
+	MANAGER_FD_FIRST = 3,
 	MANAGER_TEXT_BYTES = 4096, /* the service manager does not read longer messages */
 };
 

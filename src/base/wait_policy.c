@@ -82,7 +82,7 @@ static uint32_t ways_in_trial(const struct wait_policy *policy)
 	return ways;
 }
 
-/* A trial begins with a window of blocking, which shows what else is worth trying. */
+/* A trial begins with a window with BLOCK, which shows what else is worth trying. */
 static void start_trial(struct wait_policy *policy)
 {
 	memset(policy->in_trial, 0, sizeof(policy->in_trial));

@@ -163,7 +163,8 @@ struct ucred control_connection_peer(const struct control_connection *connection
  * -EPROTO. timeout_ms: for the whole line, even if it arrives in pieces; -1: no limit. */
 GMB_MUST_CHECK int control_receive(struct control_connection *connection, int timeout_ms,
 	json_t **value_out, struct error *error);
-/* Waits for the result and drops notes. timeout_ms: time limit for all lines together. */
+/* Waits for the result, and drops notes (reports of progress). timeout_ms: time limit for all lines
+ * together. */
 GMB_MUST_CHECK int control_receive_result(struct control_connection *connection, int timeout_ms,
 	json_t **result_out, struct error *error);
 /* Like control_receive(), for a note with count open files, which the caller then owns. Returns 0;

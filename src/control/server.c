@@ -26,7 +26,8 @@
 
 enum {
 	INPUT_BYTES_FIRST = 1 << 10,
-	NOTES_BYTES_MAX = 64 << 10, /* limit of unread output, above which notes are dropped */
+	/* above this amount of unread output, reports of progress are dropped */
+	NOTES_BYTES_MAX = 64 << 10,
 	RING_ENTRIES = 2 * CONTROL_CLIENTS_MAX + CONTROL_SOCKETS_MAX,
 };
 

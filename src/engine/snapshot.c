@@ -98,8 +98,8 @@ bool engine_snapshot_join(struct engine_snapshot *snapshot)
 	return snapshot->state == ENGINE_SNAPSHOT_NONE;
 }
 
-/* Opens the snapshot as an export that is prepared but never shown, so that no session can find
- * it. */
+/* Opens the snapshot as an export that is only prepared (engine_export_prepare()), so that no
+ * session can choose it. */
 static int open_snapshot(struct engine_snapshot *snapshot, struct error *error)
 {
 	struct engine *engine = snapshot->of->engine;

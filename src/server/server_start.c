@@ -348,7 +348,7 @@ static int start_stores(struct server *server, bool deferred, struct error *erro
 	return rc;
 }
 
-/* Called on a store's thread when the store has dropped a snapshot. */
+/* Called on a store's thread when the store has deleted a snapshot for lack of space. */
 static void has_dropped(void *context)
 {
 	jobs_look(context);

@@ -52,7 +52,8 @@ void jobs_begin(struct jobs *jobs);
 /* Makes jobs wait again until the next jobs_begin(). Returns false, without effect, if a job is
  * waiting or in progress. */
 GMB_MUST_CHECK bool jobs_hold(struct jobs *jobs);
-/* Called on any thread after a store has dropped a snapshot, to remove the snapshot's export. */
+/* Called on any thread after a store has deleted a snapshot for lack of space, to remove the
+ * snapshot's export. */
 void jobs_look(struct jobs *jobs);
 /* Queues a job without a client, unless one of this kind is waiting; the result is logged. */
 void jobs_ask(struct jobs *jobs, const struct job_kind *kind);

@@ -260,8 +260,8 @@ static const struct job_kind *const snapshot_kinds[] = { &job_create_snapshot, &
 
 /* --- dropped snapshots ----------------------------------------------------------------------- */
 
-/* Finds the next export of a snapshot that its store has dropped. The search begins at
- * *index_inout. Returns NULL at the end. */
+/* Finds the next export of a snapshot that its store has deleted for lack of space. The search
+ * begins at *index_inout. Returns NULL at the end. */
 static const struct served_export *next_dropped(
 	const struct exports *exports, uint32_t *index_inout)
 {

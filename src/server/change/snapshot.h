@@ -12,8 +12,8 @@
 
 #include "server/change/change.h"
 
-/* Returns whether there are exports of snapshots that their stores have dropped. The jobs' thread,
- * while no change is in progress. */
+/* Returns whether there are exports of snapshots that their stores have deleted for lack of space.
+ * Called on the jobs' thread, while no change is in progress. */
 bool snapshots_were_dropped(const struct exports *exports);
 /* Serves the snapshots that the disks already had before the start; failures are logged. Returns
  * true if *exports has changed. Main thread, with all stores started. */

@@ -619,8 +619,8 @@ int server_config_file_option(struct server_config *config, const struct field *
 	struct server_config *into = has ? &unused : config;
 	int rc;
 
-	/* A value that the command line overrides is still checked, in a configuration that is
-	 * dropped. */
+	/* A value that the command line overrides is checked too: it is stored in a configuration
+	 * that is not used. */
 	server_config_init(&unused);
 	into->origin = origin;
 	rc = field_set(field, into, text, error);

@@ -708,7 +708,8 @@ static void take_count_kept(struct engine *engine, void *context)
 	*count += engine->counters.sessions_adopted - engine->counters.sessions_failed;
 }
 
-/* Checks that all sessions were adopted. No other sessions exist yet. */
+/* Checks that all sessions were adopted. Counting them suffices, because no other sessions exist
+ * yet. */
 static int check_kept(const struct upgrade_taker *taker, uint32_t count, struct error *error)
 {
 	uint64_t kept = 0;

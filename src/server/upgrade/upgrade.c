@@ -330,8 +330,8 @@ static int64_t ask_all(struct upgrade *upgrade, void (*ask)(struct engine *engin
 	return rc < 0 ? rc : (int64_t)look.count;
 }
 
-/* Gives up because the upgrade would end a connection, which it must not. Returns true if the new
- * process already serves. */
+/* Gives up because the upgrade would end a connection, although it must not end any. Returns true
+ * if the new process already serves. */
 static bool give_up_ending(struct upgrade *upgrade)
 {
 	const struct upgrade_options *options = &upgrade->options;
