@@ -150,8 +150,8 @@ int field_check(const struct field *field, bool given, const char *text, struct 
 		       : 0;
 }
 
-/* Calls field->check() before parsing, because check() can reject text that the type would
- * accept. */
+/* Calls field->check() before parsing, because parsing stores the value, and check() can reject
+ * text that the type accepts. */
 int field_set(const struct field *field, void *object, const char *text, struct error *error)
 {
 	void *value = field_value(field, object);

@@ -150,7 +150,7 @@ static int take_identity(
 	return 0;
 }
 
-/* Checks that one process listens on the control socket and has created the channel, which is the
+/* Checks that the same process listens on the control socket and has created the channel, the
  * socket that it offers to the new process. */
 static int cli_upgrade_identify(const struct control_connection *connection, int channel,
 	struct running *running, struct error *error)
@@ -325,7 +325,7 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	close(report[1]);
 	if (pid > 0) {
 		(void)waitpid(pid, NULL, 0);
-		/* When the program starts, the pipe is closed, and there is nothing to read. */
+		/* A successful start closes the pipe, and then there is nothing to read. */
 		if (read(report[0], &code, sizeof(code)) == (ssize_t)sizeof(code)) {
 			char end;
 

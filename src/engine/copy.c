@@ -344,8 +344,8 @@ static void engine_copy_map_ask(struct session_copy *copy)
 	path_start(copy->session->engine->path, map);
 }
 
-/* Stores the kind and length of the data at copy->at. If the block map must be read first, starts
- * that read and returns false. */
+/* Finds out whether zeroes or data follow at copy->at, and how many bytes. If the block map must be
+ * read first, starts that read and returns false. */
 static bool map_look(struct session_copy *copy, bool *zeroes, uint64_t *bytes)
 {
 	uint64_t end = copy->map_begin;

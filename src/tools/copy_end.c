@@ -188,7 +188,7 @@ void copy_io_fail(struct copy_io *io, int code)
 
 enum { RING_ENTRIES = 256 };
 #define TICK_NS (UINT64_C(1000000) * COPY_TICK_MS)
-/* unused time of the rate limit that can be caught up, because ticks can be late */
+/* The rate limit lets the copy catch up this much unused time, because ticks can be late. */
 #define RATE_BACK_NS (2 * TICK_NS)
 /* Time limit from the first signal to the end, even if servers do not respond. */
 #define STOP_NS (UINT64_C(600) * 1000 * 1000 * 1000)

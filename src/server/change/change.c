@@ -238,7 +238,7 @@ static int remove_snapshots(
 }
 
 /* Rejects a replacement that would lose data or need two writers. A disk in memory, or an overlay
- * that is discarded at the end, would be empty again. Overlays and flash stores allow only one
+ * that is discarded at the end, would be empty afterwards. Overlays and flash stores allow only one
  * writer at a time. */
 static int check_contents(const struct server_export *before, const struct server_export *after,
 	const char *line, struct error *error)

@@ -233,8 +233,8 @@ int job_commit(struct job *job, struct error *error)
 	return 0;
 }
 
-/* Makes the reactors check their connections. A reactor that hangs applies the commit, and checks
- * its connections, when it continues. */
+/* Makes the reactors check which of their connections may continue. A reactor that hangs applies
+ * the commit, and checks its connections, when it continues. */
 static void review(struct jobs *jobs, uint64_t turn)
 {
 	for (uint32_t i = 0; i < jobs->options.reactor_count; i++) {
@@ -352,8 +352,9 @@ static void wait_for_work(struct jobs *jobs)
 	}
 }
 
-/* Searches for changes that need a job without a command: snapshots that stores have dropped, new
- * sizes of disks, and new TLS files. Returns the job, or NULL. begun: the server is ready. */
+/* Searches for changes that need a job without a command: snapshots that stores have deleted for
+ * lack of space, new sizes of disks, and new TLS files. Returns the job, or NULL. begun: the server
+ * is ready. */
 static struct job *look_for_job(struct jobs *jobs, bool begun)
 {
 	const struct jobs_options *options = &jobs->options;
@@ -397,8 +398,8 @@ static void run_next_job(struct jobs *jobs)
 	jobs->options.wake(jobs->options.context);
 }
 
-/* Waits until all reactors have checked their connections, or for REVIEW_S. Called with the lock
- * held. */
+/* Waits until all reactors have checked their connections, but at most for REVIEW_S. Called with
+ * the lock held. */
 static void wait_for_reactors(struct jobs *jobs)
 {
 	struct timespec until = seconds_from_now(REVIEW_S);
@@ -715,7 +716,8 @@ int jobs_create(const struct jobs_options *options, struct jobs **jobs_out, stru
 	return 0;
 }
 
-/* Removes and returns the next client of all jobs. Called with the lock held. */
+/* Removes and returns the next client that waits for the answer of any job. Called with the lock
+ * held. */
 static struct control_client *next_client(struct jobs *jobs)
 {
 	struct control_client *client = NULL;

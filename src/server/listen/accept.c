@@ -250,7 +250,8 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	reactor_adopt(emptiest_reactor(acceptor), &endpoint, record);
 }
 
-/* Called for a new connection of an inner listener. Returns whether it is admitted. */
+/* Called for a new connection that a session kind has accepted itself (struct inner_listener).
+ * Returns whether the limits admit it. */
 static bool listen_accept_take(void *context, const struct session_kind *kind, const char *address)
 {
 	struct acceptor *acceptor = context;

@@ -153,8 +153,8 @@ static void add(struct writer *w, const struct subject *subject, const void *val
 	w->series[w->series_count++] = (struct series){ *subject, values, is_list };
 }
 
-/* Writes the table's counters for all added series. prefix: distinguishes clients' counters from
- * exports' counters. */
+/* Writes the table's counters for all objects in w->series. prefix: distinguishes clients' counters
+ * from exports' counters. */
 static void write_table(
 	const struct writer *w, const struct counter_table *table, const char *prefix)
 {
@@ -373,8 +373,8 @@ static void write_histogram(const struct writer *w, const char *name, const stru
 	write_value(w, COUNTER_ITEMS, count);
 }
 
-/* Writes the counters and latency histograms of the added series, whose values are of type struct
- * path_stats. */
+/* Writes the counters and latency histograms of the objects in w->series, whose values are of type
+ * struct path_stats. */
 static void write_requests(struct writer *w, const char *prefix, const char *help)
 {
 	char name[LABEL_BYTES];

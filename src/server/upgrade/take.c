@@ -598,7 +598,7 @@ static bool has_disk_of(const struct upgrade_take *take, const struct session_re
 }
 
 /* Adopts the connections to snapshots. Called after the disks were read. If a snapshot is no longer
- * on its disk, it was dropped, and its connections are closed. */
+ * on its disk, its store has deleted it for lack of space, and its connections are closed. */
 static int adopt_deferred(
 	struct upgrade_take *take, const struct upgrade_taker *taker, struct error *error)
 {
