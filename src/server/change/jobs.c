@@ -224,8 +224,8 @@ int job_commit(struct job *job, struct error *error)
 		job->config = NULL;
 	}
 	if (job->change != NULL) {
-		/* Set before the commit, because the disks of removed exports can close while it
-		 * runs. */
+		/* Set before the commit, because the disks of removed or replaced exports can close
+		 * while it runs. */
 		job->closing_count = change_closing(job->change);
 		change_commit(job->change, jobs->options.exports);
 		jobs->options.changed(jobs->options.context);

@@ -20,8 +20,8 @@ struct upgrade_tell {
 	/* index of the next message in this call of upgrade_tell_all(), which skips the first
 	 * told_count messages */
 	uint32_t next_index;
-	/* The session whose received data is being sent, and how many bytes of the data were
-	 * sent. */
+	/* The session whose received data (the beginning of a request's payload) is being sent, and
+	 * how many bytes of the data were sent. */
 	uint64_t telling_id;
 	uint32_t later_told;
 	uint32_t handed_over_count; /* number of sessions sent */
