@@ -53,9 +53,10 @@ struct export_uri {
 	char *tls_verify_peer; /* "0" or "1" */
 	/* gmb://, push://: "tcp", "verbs" or "ofi-tcp" (libfabric's tcp); NULL: tcp */
 	char *provider;
-	char *insecure_network; /* gmb:// and push:// listeners: "yes" or "no"; not printed */
-	char *socket_mode;	/* Unix listeners: octal mode, such as "0660"; not printed */
-	char *socket_group;	/* Unix listeners: group that owns the socket file; not printed */
+	/* The next three are for listeners; export_uri_format() leaves them out. */
+	char *insecure_network; /* gmb:// and push://: "yes" or "no" */
+	char *socket_mode;	/* Unix sockets: octal mode, such as "0660" */
+	char *socket_group;	/* Unix sockets: group that owns the socket file */
 	/* first parameter that is not known, or NULL; the caller reports it */
 	char *unknown_parameter;
 };

@@ -192,7 +192,7 @@ GMB_MUST_CHECK int control_print_json(const json_t *value, size_t flags);
 
 /* --- both ---------------------------------------------------------------------------------- */
 
-/* Sets the address of the socket at path. If path is too long for an address, the address goes
- * through a descriptor of its folder; *folder_fd is that descriptor, closed after bind or connect,
- * or -1. */
+/* Sets the address of the socket at path. If path is too long for an address, *folder_fd is a
+ * descriptor of its folder, and the address is /proc/self/fd/NUMBER/NAME; the caller closes the
+ * descriptor after bind or connect. Otherwise *folder_fd is -1. */
 GMB_MUST_CHECK int control_address(const char *path, struct sockaddr_un *address, int *folder_fd);

@@ -45,13 +45,13 @@ struct server_view {
  * listener has no socket for "none", and if the usual path cannot be used. */
 GMB_MUST_CHECK int server_control_listen(const char *path, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
-/* Creates the control. Takes ownership of the listener, even on failure. *control_out is NULL if
- * the listener has no socket. */
+/* Creates a server_control. Takes ownership of the listener, even on failure. *control_out is NULL
+ * if the listener has no socket. */
 GMB_MUST_CHECK int server_control_open(struct listener *listener, const struct server_view *view,
 	struct server_control **control_out, struct error *error);
 /* Starts accepting clients. NULL is a no-op. */
 void server_control_begin(struct server_control *control);
-/* Replaces the view after the set of exports has changed. NULL is a no-op. */
+/* Replaces the struct server_view after the set of exports has changed. NULL is a no-op. */
 void server_control_look(struct server_control *control, const struct server_view *view);
 /* Called when the server stops: commands in progress are answered with the data available, new
  * clients are not accepted, and the socket's path is removed. Does not call a reactor and does not
@@ -61,7 +61,7 @@ void server_control_stop(struct server_control *control);
  * reactors are destroyed. NULL is a no-op. */
 void server_control_close(struct server_control *control);
 
-/* Returns the control's listener; NULL if control is NULL. */
+/* Returns the listener of the control socket; NULL if control is NULL. */
 struct listener *server_control_listener(struct server_control *control);
 /* Called when another process has taken over the socket, so that this one does not remove its path
  * at the end. NULL is a no-op. */

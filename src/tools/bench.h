@@ -77,8 +77,8 @@ struct bench_range {
 	uint64_t blocks;
 };
 
-/* Determines the range on an export with these properties. Fails with the reason if the workload is
- * not possible there. */
+/* Determines the range that the workload uses on an export with these properties. Fails with the
+ * reason if the workload is not possible there. */
 GMB_MUST_CHECK int bench_range(const struct bench_work *work, const struct gmb_info *info,
 	struct bench_range *range, struct error *error);
 

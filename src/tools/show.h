@@ -57,7 +57,8 @@ GMB_MUST_CHECK int info_show_text(
 /* Queries a server over gmb for its exports; freed with nbd_offers_fini(), also after an error. */
 GMB_MUST_CHECK int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns,
 	struct nbd_offers *offers, struct error *error);
-/* Describes the protection of a connection, for other documents; JSON false if there is none. */
+/* Describes the protection of a connection as a JSON value, for use inside JSON documents; JSON
+ * false if there is none. */
 json_t *info_json_tls(const struct nbd_protection *protection);
 GMB_MUST_CHECK int info_show_json(const char *uri, const struct nbd_offers *offers, bool list,
 	const char *refusal, struct error *error);

@@ -78,7 +78,8 @@ struct job {
 extern const struct job_kind job_tls;	       /* reload the TLS files */
 extern const struct job_kind job_drop_exports; /* remove exports of snapshots that are gone */
 
-/* For a command: reads the arguments and queues a job, whose result is the answer. Main thread. */
+/* For a command: reads the arguments and queues a job, whose result is the answer. Called on the
+ * main thread. */
 void jobs_add(struct jobs *jobs, struct control_client *client, const struct job_kind *kind,
 	const json_t *arguments);
 /* Like jobs_add(), for the one of several job kinds whose `action` is the command's argument
@@ -97,8 +98,8 @@ GMB_MUST_CHECK int job_commit(struct job *job, struct error *error);
 /* For finish(): logs the error, or the lines. */
 void job_log(struct job *job);
 
-/* Calls reactor_post(). Returns false if the server is stopping, because the reactor may soon be
- * destroyed. The jobs' thread. */
+/* Calls reactor_post(). Called on the jobs' thread. Returns false if the server is stopping,
+ * because the reactor may soon be destroyed. */
 GMB_MUST_CHECK bool jobs_post(
 	struct jobs *jobs, struct reactor *reactor, struct reactor_task *task);
 /* Returns the options of a server's jobs. */

@@ -31,7 +31,8 @@ enum {
 	SERVER_LISTENS_MAX = 64,
 	SERVER_THREADS_MAX = 64,
 	SERVER_PEER_DIVISOR = 2, /* default limit per peer: connections_max divided by this */
-	/* limit for handshakes of each thread: its share of connections_max divided by this */
+	/* the maximum number of handshakes of each thread is its share of connections_max, divided
+	 * by this */
 	SERVER_HANDSHAKE_DIVISOR = 8,
 	SERVER_HANDSHAKES_MIN = 16,
 	SERVER_RULE_BYTES = 400,

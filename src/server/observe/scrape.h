@@ -23,8 +23,8 @@ GMB_MUST_CHECK int scrape_uri_parse(const char *text, struct export_uri *uri, st
  * sockets. take: process that may already have the sockets, or NULL. */
 GMB_MUST_CHECK int scrape_listen(const char *text, struct upgrade_take *take,
 	struct listener *listener, struct error *error);
-/* Creates a scrape. Takes ownership of the listener, even on failure. *scrape_out is NULL if the
- * listener has no socket. */
+/* Creates a struct scrape, which serves the metrics. Takes ownership of the listener, even on
+ * failure. *scrape_out is NULL if the listener has no socket. */
 GMB_MUST_CHECK int scrape_open(struct listener *listener, const struct server_view *view,
 	struct scrape **scrape_out, struct error *error);
 /* The following functions work like those with the prefix server_control_ (server/control.h). */

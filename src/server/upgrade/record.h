@@ -22,7 +22,8 @@
 
 enum { SERVER_RECORD_PATH_BYTES = 320 };
 
-/* Records this process. path, "" at the call, receives the path of the file if there is one. */
+/* Writes the record of this process. path, "" at the call, receives the path of the file if it was
+ * written. */
 void server_record_write(char path[SERVER_RECORD_PATH_BYTES]);
 /* Removes the record when the server ends. "" is a no-op. */
 void server_record_remove(char path[SERVER_RECORD_PATH_BYTES]);

@@ -35,7 +35,7 @@ struct upgrade_sockets {
 	const struct listener *metrics;
 };
 
-/* Initializes the struct. Nothing was sent over the channel before. */
+/* Initializes the struct. No message may have been sent over the channel before. */
 void upgrade_tell_init(struct upgrade_tell *tell, int channel);
 /* Returns true if the call that returned rc failed only because the socket was full, or too many
  * descriptors are in flight. The caller then repeats the call, which continues where it stopped. */
