@@ -301,6 +301,11 @@ static void failed(struct ofi_domain *domain)
 	} else if (op->kind == NET_OP_RMA) {
 		net_rma_done(container_of(op, struct net_rma, op), ofi_errno(entry.err));
 	}
+	/* When an attempt to connect fails, libfabric 2 cancels the receives before it reports the
+	 * error as an event. */
+	if (entry.err == FI_ECANCELED && conn->phase == NET_DIALING) {
+		return;
+	}
 	/* If the connection is being closed, its operations are cancelled, and this call has no
 	 * effect. */
 	net_conn_cut(conn, ofi_errno(entry.err));
