@@ -88,8 +88,8 @@ static uint64_t path_share_block_bytes(uint64_t bytes)
 	return block;
 }
 
-/* Returns the quota that does not permit the client to hold this many more bytes, or NULL. A client
- * can hold at most as much of a quota as remains free. */
+/* Returns the quota that does not permit the client to hold this many more bytes, or NULL. A quota
+ * permits them if the client then holds at most as much of it as remains for others. */
 static struct path_quota *quota_without_room(const struct path_client *client, uint64_t bytes)
 {
 	for (int i = 0; i < PATH_QUOTAS; i++) {
@@ -492,7 +492,7 @@ void admission_wait(struct path_request *request, bool is_short)
 		list_insert_before(request->op == STORE_WRITE ? next : &client->stalled,
 			&request->stalled_node);
 	}
-	/* The client waits for the same memory or quota as its first request. */
+	/* What the client waits for is determined by the first of its waiting requests. */
 	if (list_first(&client->stalled) == &request->stalled_node) {
 		set_short(client, is_short, lacking, lacks_device);
 		if (is_short) {
@@ -658,8 +658,8 @@ void admission_serve(struct path_admission *admission, void (*again)(struct path
 		again(request_of(list_first(&client->stalled)));
 		if (client->held_bytes + client->device_held_bytes > held ||
 			client->atomic_count > atomic_count) {
-			/* held_bytes does not include the reserve, so a client that got only its
-			 * reserve keeps its turn. */
+			/* held_bytes does not include the reserve. So a client that got only its
+			 * reserve does not reach this line, and keeps its turn. */
 			turns_had(&admission->waiting, turn, &round);
 			given += served_bytes(client, held);
 		} else if (turn_is_waiting(turn)) {

@@ -75,7 +75,8 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 	bool direct = false;
 
 	*bytes_out = MIN(here.bytes, range->bytes);
-	/* Incomplete blocks of the export are transferred through the page cache anyway. */
+	/* A range that does not consist of whole blocks of the export is transferred through the
+	 * page cache anyway, so its memory need not be aligned. */
 	if (!request->stages || !is_aligned(range->offset | range->bytes, align)) {
 		return true;
 	}

@@ -288,7 +288,8 @@ void sim_zones_wrote(struct sim_disk *disk, uint64_t offset, uint64_t length);
 void sim_zones_hardened(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
 /* Sets the zones of a copy after a crash. */
 void sim_zones_crash_copy(const struct sim_disk *disk, struct sim_disk *copy);
-/* Sets the zones of a copy after a kill: resets that are not durable get this ticket. */
+/* Sets the zones of a copy of the disk after a kill. Resets that are not durable yet get this
+ * ticket, as if they were done at that time. */
 void sim_zones_kill_copy(const struct sim_disk *disk, struct sim_disk *copy, uint64_t ticket);
 
 /* The page cache (sim/cache.c). */

@@ -281,7 +281,7 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 
 	part_begin(queue, part);
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {
-		/* The memory of a write is only read, so it does not need MEM_CPU_WRITE. */
+		/* The store only reads the memory of a write, so MEM_CPU_WRITE is not required. */
 		uint32_t rights =
 			part->memory.rights | (part->op == STORE_WRITE ? MEM_CPU_WRITE : 0);
 

@@ -43,7 +43,8 @@ enum {
 	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
 	GAP_SHIFT = 2,	      /* a new value has a weight of one quarter */
 	SEEK_SHIFT = 3,	      /* a new value has a weight of one eighth */
-	/* Maximum number of other parts in a turn that streams wait for. */
+	/* If streams wait or one has the disk, a turn of the parts without a stream has at most
+	 * this many parts. */
 	OTHERS_TURN_MAX = 16,
 };
 /* A part continues a stream if it begins at most this far from the stream's end: requests of a
@@ -52,12 +53,13 @@ enum {
 /* Minimum number of consecutive bytes that make a stream: a single request can have several parts.
  */
 #define STREAM_BYTES_MIN (UINT64_C(1) << 20)
-/* Time for which a stream stays in the table longer than a sequence that is still too short. */
+/* A sequence of parts that is long enough to be a stream stays in the table this much longer than a
+ * short one. */
 #define STREAM_KEPT_NS UINT64_C(10000000000)
 #define RUN_NS	       UINT64_C(100000000)
 #define OTHERS_WAIT_NS UINT64_C(35000000)
-/* While others wait, a run with this many bytes at the disk gets no further part, so that the
- * others get their turn soon. */
+/* While other parts wait, the stream that has the disk (its run) gets no further part once this
+ * many of its bytes are in flight, so that the others get their turn soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
 /* Parts wait only if the average seek takes at least this time. */
 #define SEEK_NS_MIN UINT64_C(2000000)
@@ -110,7 +112,7 @@ struct sched_store {
 	uint32_t inflight;	  /* number of parts at the disk */
 	struct stream *run;	  /* NULL: none */
 	uint64_t run_start_ns;
-	uint64_t others_end_ns; /* time at which the last turn of parts without a stream ended */
+	uint64_t others_end_ns; /* end of the last turn of the parts that belong to no stream */
 	uint64_t head;		/* offset at which the part granted last ends */
 	uint64_t done_ns;	/* time at which the last part was done */
 	uint64_t seek_ns;	/* average seek time */
@@ -259,7 +261,8 @@ static void gap_end(struct stream *stream, uint64_t now_ns)
 
 /* --- decisions, under the lock --------------------------------------------------------------- */
 
-/* Returns the time until which the disk waits for the next part of a run without parts. */
+/* Returns the time until which the disk is kept free for the next part of a run that has no part
+ * now. It is not kept free if the client's usual pause is longer than IDLE_NS_MAX. */
 static uint64_t idle_end_ns(const struct stream *run)
 {
 	return run->idle_since_ns + (run->gap_ns <= IDLE_NS_MAX ? IDLE_NS_MAX : 0);
@@ -453,8 +456,8 @@ static void grant_owner(struct sched_store *store, struct sched_work *work)
 		return;
 	}
 	if (owner == OWNER_OTHERS) {
-		/* The disk seeks after this turn in any case. So if the run would end soon, it ends
-		 * now: this saves a seek. */
+		/* After the turn of the other parts, the disk has to seek in any case. So a run
+		 * that would end soon ends now, which saves a seek. */
 		if (store->run != NULL && run_has_had(store, RUN_NS / 2, work->now_ns)) {
 			end_run(store);
 		}

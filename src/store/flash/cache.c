@@ -239,7 +239,8 @@ static void cache_count_dirty(struct flash *flash)
 		cache_lru_dirty_count(&flash->cache.lru) + flash->cache.writing_count;
 }
 
-/* Stores in the slot that the record being filled contains its page, or newer contents. */
+/* Records that the page in the slot, or newer contents of its block, are in the record being
+ * filled. */
 static void set_writing(struct flash *flash, uint32_t slot)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -587,7 +588,7 @@ static void load_ready(struct flash_wait *wait, int result)
 {
 	struct flash *flash = container_of(wait, struct flash_cache_load, wait)->flash;
 
-	if (result < 0) { /* without this map page, its cached blocks can never be written */
+	if (result < 0) { /* the cached blocks of this map page could never be written to the log */
 		flash_fail(flash, result, "the map of the disk cannot be read");
 	}
 }
@@ -742,16 +743,16 @@ static bool flush_step(struct flash *flash)
 	}
 	if (flash->failed == 0 && (part->flags & STORE_QUIESCE) != 0 && cache->writing_count > 0) {
 		flash_log_close(flash);
-		/* The flush waits for the record, because the anchor after this flush must not
-		 * refer to the cache file. */
+		/* The anchor of this flush must not refer to the cache file. So the flush waits
+		 * until no page is in a record that is still being written. */
 		return false;
 	}
 	list_remove(&part->node);
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
 	} else if ((part->flags & STORE_QUIESCE) != 0 && flash_cache_is_dirty(cache)) {
-		/* The flush fails, because clients continue to write, so the cache might never be
-		 * clean. */
+		/* The flush fails instead of waiting, because the cache might never become clean
+		 * while clients continue to write. */
 		flush_refused(part, -EBUSY);
 	} else if ((part->flags & STORE_QUIESCE) != 0) {
 		flash_flush(flash, part);
@@ -795,7 +796,8 @@ bool flash_cache_step(struct flash *flash)
 		return true;
 	}
 	if (cache->is_draining && cache_lru_dirty_count(&cache->lru) == 0) {
-		/* The open record may contain pages that garbage collection has appended. */
+		/* Garbage collection may have appended dirty pages to the record being filled. The
+		 * record is closed, because the cache is clean only when they are written. */
 		flash_log_close(flash);
 	}
 	if (flash->failed != 0 || flash_checkpoint_blocks(flash) ||

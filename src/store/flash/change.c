@@ -95,7 +95,7 @@ static void change_page_ready(struct flash_wait *wait, int result)
 static void ahead_ready(struct flash_wait *wait, int result)
 {
 	GMB_UNUSED(wait);
-	/* the change that needs the page will read it again and get the error */
+	/* an error is ignored: the change that needs the page reads it again */
 	GMB_UNUSED(result);
 }
 

@@ -432,9 +432,9 @@ static void free_segments(struct flash *flash)
 		bool is_walked = !flash_gc_walks(flash, i);
 
 		/* A closed segment becomes a candidate if it was closed when the checkpoint began,
-		 * or if the log has had no changes since then: a rebuild relies on the rule that
-		 * every moved block existed at a checkpoint. A bad segment can be used again when
-		 * it is empty, but a bad zone cannot. */
+		 * or if the log has had no changes since then. So every block that garbage
+		 * collection moves has existed at a checkpoint, which rebuild_apply() relies on. A
+		 * bad segment can be used again when it is empty, but a bad zone cannot. */
 		if (entry->state == GC_CLOSED && (segment->was_closed || !has_changes) &&
 			!segment->is_kept &&
 			(!segment->is_bad || (is_empty && !flash_has_zones(flash)))) {
@@ -550,13 +550,13 @@ static void checkpoint_anchor_written(struct flash_io *io, int result)
 }
 
 /*
- * Returns the position at which a recovery begins to read the log: the beginning of the checkpoint,
- * or a position after its nodes.
+ * Returns the position at which a recovery begins to read the log. This is the position after the
+ * checkpoint's nodes if only nodes have been written since the checkpoint began, and no record is
+ * in flight; otherwise it is the beginning of the checkpoint.
  *
- * If only nodes have been written since the checkpoint began, and no record is in flight, the
- * position is after the nodes. A recovery skips nodes anyway, and it could not find the nodes of a
- * run's first checkpoint if the log was moved without a detour (move.c). While a record is in
- * flight, a move could still change prev_crc of the position after it.
+ * A recovery skips nodes anyway. It could not find the nodes of a run's first checkpoint if the log
+ * was moved without a detour (move.c). While a record is in flight, the position after it is not
+ * final, because a move of the log could still change its prev_crc.
  */
 static struct flash_position log_behind(const struct flash *flash)
 {

@@ -153,8 +153,8 @@ struct flash_scratch {
 	struct flash_wait wait;
 	int result;
 	uint32_t tree;
-	/* read: number of helpers that work for it; extents: number of map pages being read for
-	 * it */
+	/* read: number of helpers (struct flash_helper) that work for the part; extents: number of
+	 * map pages that are being read for it */
 	uint32_t pending;
 	bool is_waiting; /* the part waits for a map page, a free slot for one, or an idle helper */
 	/* write: the first blocks are in records that refer to the part's memory */

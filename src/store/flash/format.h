@@ -259,8 +259,9 @@ struct flash_record {
 	uint64_t base;
 	/* End of the previous run's log: its records from this number on are invalid. */
 	uint64_t before;
-	/* Number of the first record after the beginning of the checkpoint in progress. Nodes in
-	 * this record have the state before that number. 0: no checkpoint was in progress. */
+	/* Number of the first record after the beginning of the checkpoint in progress: the nodes
+	 * in this record contain the changes before that number. 0: no checkpoint was in
+	 * progress. */
 	uint64_t nodes_at;
 	uint32_t at; /* block of the record's header on the device */
 	uint32_t prev_crc;

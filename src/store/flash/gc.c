@@ -34,9 +34,9 @@ enum {
 	/* Replaces CREDIT when the number of free segments is closer to the reserve than to the
 	 * starting threshold. */
 	CREDIT_BEHIND = 16,
-	/* With small segments, a round might free no more than its checkpoint takes. If this
-	 * multiple of the number of segments has been collected without a gain, no space can be
-	 * freed. */
+	/* With small segments, a round might free no more than its checkpoint takes. So the
+	 * collector gives up after collecting VAIN_TURNS times the number of segments without a
+	 * gain. */
 	VAIN_TURNS = 2,
 };
 
@@ -226,8 +226,8 @@ static bool gc_choose(struct flash *flash)
 		gc->victim = gc_victim(&flash->table, urgent && gc->is_short ? GC_SPACE : GC_CHEAP);
 	}
 	if (gc->victim == GC_NO_SEGMENT) {
-		/* A segment written since the last checkpoint can become a victim after the next
-		 * one. */
+		/* A segment written since the last checkpoint is not a candidate yet, but can
+		 * become one by the next checkpoint. */
 		if (victims > 0 || (urgent && flash->log.since_checkpoint > 0)) {
 			flash_checkpoint_ask(flash);
 			return true;
@@ -601,6 +601,7 @@ void flash_gc_init(struct flash *flash, uint8_t *memory)
 	/* Clients wait if fewer than `waits` segments are free. Collection begins earlier. */
 	gc->begin_segments = gc_begin_segments(&flash->table, waits);
 	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;
-	/* Room for a checkpoint, and for a recovery's checkpoint in a segment of its own. */
+	/* Segments that garbage collection leaves to others: room for a checkpoint, and for the
+	 * checkpoint of a recovery in a segment of its own. */
 	gc->floor_segments = geometry->checkpoint_segments + geometry->replay_segments + 4;
 }

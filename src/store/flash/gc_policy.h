@@ -38,7 +38,7 @@ struct gc_rule {
 	const char *name;
 	bool knows_cache;
 	bool cost_benefit;
-	/* true: weight cold_dirty by the cache's history; false: count all of it */
+	/* true: cold_dirty is multiplied by gc_table.cold_weight; false: it counts in full */
 	bool weighs_cold;
 	uint8_t cold_percent; /* default share of cold pages in percent */
 };

@@ -117,7 +117,8 @@ GMB_MUST_CHECK int flash_read(struct flash *flash, uint32_t block, uint32_t coun
 /* Reads the state of the segments' zones. No effect without zones. Blocks. */
 GMB_MUST_CHECK int flash_zones_load(struct flash *flash);
 /* Called after recovery. Finishes all active zones, because the log does not continue in them.
- * Resets free zones, except full ones that are not needed soon, which become GC_ERASING. Blocks. */
+ * Resets the zones of free segments, except full zones that are not needed soon: their segments
+ * become GC_ERASING, and erase.c resets them later. Blocks. */
 GMB_MUST_CHECK int flash_zones_prepare(struct flash *flash, struct error *error);
 /* Replaces flash_zones_prepare() in a start that must not write yet, because the previous process
  * might continue. Zones are finished and reset when the log continues. Returns -EBUSY or -ENOSPC if

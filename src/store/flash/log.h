@@ -109,8 +109,8 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own);
  * must be dirty. */
 void flash_log_append(struct flash *flash, const struct flash_record_entry *entry,
 	const uint8_t *data, bool is_held);
-/* Returns the number of entries with a block that fit into the record being filled, or, if it is
- * full, into the next one at its position in the log. Always > 0. */
+/* Returns how many entries with a block fit into the record being filled, or into the next one if
+ * that is full. The end of the segment limits both. Always > 0. */
 uint32_t flash_log_fit(const struct flash *flash);
 /* Completes the part when everything that was appended before it has been written (for FUA and
  * flush: is durable), or can no longer be written. The result of the part is the one stored in its

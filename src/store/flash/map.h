@@ -28,7 +28,8 @@ enum flash_slot_state {
 	FLASH_SLOT_LOADING,
 	FLASH_SLOT_CLEAN,
 	FLASH_SLOT_DIRTY,
-	/* Appended to a checkpoint and not changed since; clean once that record is retired. */
+	/* appended to a checkpoint and not changed since; becomes clean when the record with the
+	 * page is retired */
 	FLASH_SLOT_WRITTEN,
 };
 

@@ -147,7 +147,7 @@ struct replay {
 	uint64_t durable; /* largest `durable` of the records examined so far */
 	bool has_looked;  /* all later records have been examined */
 	uint64_t clock;
-	/* Position of a record of which all earlier ones are durable, see find_durable(). */
+	/* position of a record before which all records are durable, see find_durable() */
 	struct flash_position sure;
 	/* Range of device blocks in `bytes`, empty at first. */
 	uint32_t first;
@@ -182,9 +182,10 @@ static int replay_read(const struct replay *replay, uint32_t block, uint32_t cou
 		       : flash_read(flash, block, count, bytes);
 }
 
-/* Gets count blocks. If they must be read, reads ahead_count blocks in total, or only count after
- * an error. Blocks that are in memory are not read again. 0 < count <= ahead_count <= AHEAD_BLOCKS.
- * *bytes_out is valid until the next call. */
+/* Stores in *bytes_out the address of count blocks of the log, valid until the next call. Blocks
+ * that are in memory are not read again. If some must be read, the function also reads the
+ * following blocks, ahead_count in total, but none of these after an error. 0 < count <=
+ * ahead_count <= AHEAD_BLOCKS. */
 static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint32_t ahead_count,
 	const uint8_t **bytes_out)
 {
@@ -336,8 +337,9 @@ static void count_block(struct replay *replay, uint32_t block, bool lives)
 	}
 }
 
-/* Applies an entry of a replayed record, like flash_map_apply(). But snapshots stay unchanged:
- * until the next checkpoint, their moved blocks are still in the old place. */
+/* Applies an entry of a replayed record to the map of the disk, like flash_map_apply(). The maps of
+ * snapshots do not change: until the next checkpoint, the blocks that garbage collection has moved
+ * are also in their old place. */
 static int apply_entry(
 	struct replay *replay, const struct flash_record_entry *entry, uint32_t block)
 {
@@ -446,8 +448,8 @@ static int search_later(struct replay *replay)
 }
 
 /* Reads headers up to the end of the log, and finds the largest `durable` in them. Also sets `sure`
- * to a position before which all records are durable. Later positions with this property can exist,
- * because only one candidate (`next`) is stored at a time. */
+ * to a position before which all records are durable. It need not be the last such position,
+ * because the function remembers only one candidate (`next`) at a time. */
 static int find_durable(struct replay *replay)
 {
 	struct flash_position next = replay->at;
@@ -468,8 +470,8 @@ static int find_durable(struct replay *replay)
 	return result;
 }
 
-/* Finds the largest `durable` of the records from this one on. Earlier records cannot declare this
- * one durable. */
+/* Stores the largest `durable` of this record and all later ones in replay->durable. Earlier
+ * records do not matter, because they cannot declare this one durable. */
 static int replay_look_ahead(struct replay *replay)
 {
 	struct replay other = *replay;
@@ -564,8 +566,8 @@ static int replay_log(struct replay *replay)
 	int result;
 
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		/* Nodes are ignored: the last segment of a checkpoint contains its nodes and, after
-		 * them, records of the log to replay. */
+		/* A segment that contains only nodes also counts as free: in the last segment of a
+		 * checkpoint, its nodes can be followed by records that are replayed. */
 		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
 					   flash->segments[i].snapshot_valid[0] == 0 &&
 					   flash->segments[i].snapshot_valid[1] == 0;
@@ -577,8 +579,8 @@ static int replay_log(struct replay *replay)
 		flash->damage.lost_error = result;
 		result = 0;
 	}
-	/* Without replay_look_ahead(), the records after the end of the log have not been searched
-	 * yet. One of them might declare a missing record durable. */
+	/* If the replay has not called replay_look_ahead(), the records after the end of the log
+	 * have not been searched yet. One of them might declare a missing record durable. */
 	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
 
@@ -664,12 +666,14 @@ static int write_log_again(struct replay *replay, struct replay *disk, bool all)
 }
 
 /*
- * Makes the log durable before any segment that it has emptied is overwritten. If the log were
- * lost, the map of the old anchor would need the contents of these segments. After a failed write
- * through the page cache, the written pages can still be read, but no sync writes them again, and
- * only the killed server may have got the error. So what only the page cache has is written again.
- * After a failed flush the disk may return records from its own cache, so then all are written
- * again. Zones are written past the page cache, and only once.
+ * Makes the log durable. Segments that it has emptied are overwritten only after that: if the end
+ * of the log were lost, the map of the old anchor would need their contents.
+ *
+ * If a write of the killed server through the page cache has failed, its pages can still be read,
+ * but no sync writes them again, and only that server may have got the error. So records that only
+ * the page cache has are written again. If the sync then fails, all records are written again,
+ * because the disk may return records from its own cache. Zones need none of this: they are written
+ * past the page cache, and only once.
  */
 static int make_durable(struct flash *flash)
 {
@@ -759,7 +763,8 @@ static int read_tree(
 		damaged = true;
 		result = 0;
 	}
-	if (result == 0) { /* the log changes no nodes, so the replay keeps these counts */
+	/* the replay changes no nodes, so these counts remain correct */
+	if (result == 0) {
 		flash_map_count_nodes(flash, tree, 1);
 	}
 	if (damaged) {

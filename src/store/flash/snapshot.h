@@ -106,8 +106,9 @@ void flash_snapshots_move(struct flash *flash, const struct flash_record_entry *
 	uint32_t block, bool is_mapped);
 /* Drops a snapshot, or lets writes fail, if too few segments can be written. */
 void flash_snapshots_look(struct flash *flash);
-/* Called when garbage collection frees no space any more. Returns true if a snapshot is dropped or
- * changes fail instead of waiting; false if there is no snapshot. */
+/* Called when garbage collection can free no more space. Drops a snapshot or, with on-full=refuse,
+ * makes changes fail instead of waiting, and returns true. Returns false if there is no
+ * snapshot. */
 bool flash_snapshots_relieve(struct flash *flash);
 /* True if this change must fail with -ENOSPC because a snapshot leaves no space for it. */
 bool flash_snapshots_refuse(struct flash *flash, enum store_op op);
