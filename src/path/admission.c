@@ -212,7 +212,7 @@ static bool get_atomic(
 	if (likely(!request->atomic)) {
 		return false;
 	}
-	client->lacking = NULL; /* the request waits for the block, not for a quota */
+	client->lacking = NULL; /* the request waits for the export's block, not for a quota */
 	if (export->atomic.memory.rights == 0 || export->atomic_used) {
 		return false;
 	}
@@ -481,8 +481,9 @@ void admission_wait(struct path_request *request, bool is_short)
 	client->lacking = NULL;
 	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
-		/* A write goes behind other writes and in front of all reads: a read can wait for a
-		 * peer that receives no data until it has sent the write. */
+		/* A write is queued behind other writes, but in front of all reads. Otherwise they
+		 * could wait for each other: a read waits until the peer receives its data, and the
+		 * peer may receive nothing until it has sent its write. */
 		struct list_node *next = client->stalled.next;
 
 		while (request->op == STORE_WRITE && next != &client->stalled &&
@@ -562,8 +563,8 @@ bool admission_costly_waits(struct path_request *request)
 	bool may = costly_may(request);
 	bool had_turn = client->is_short && list_first(&client->stalled) == &request->stalled_node;
 
-	/* A new request must not take a slot for which others already wait. A request that had its
-	 * turn and then waited for memory may start. */
+	/* A new request must not take a slot for costly requests for which others already wait. A
+	 * request that had its turn, and then had to wait for memory, may start. */
 	if (may && (admission->costly_serving || had_turn || turns_are_empty(&admission->costly))) {
 		return false;
 	}

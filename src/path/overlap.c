@@ -10,7 +10,7 @@
 #define SECOND_NS    UINT64_C(1000000000)
 
 enum {
-	AVERAGE_SHIFT = 3, /* a new value has a weight of 1/8 */
+	AVERAGE_SHIFT = 3, /* weight of a new value in the averages: one eighth */
 	EARLY_MIN = OVERLAP_EARLY_ONE / 16,
 	GAIN_MIN = 2, /* minimum gain, as a multiple of the cost */
 	TRY_EVERY = 64,

@@ -25,7 +25,8 @@ struct path {
 	uint32_t placed_count;	       /* number of pool streams that use requesters' memory */
 	struct list_node streams_free; /* streams that were used before and are free now */
 	struct path_admission admission;
-	uint64_t replaced_bytes;  /* bytes that the request in pump() has just returned */
+	/* size of the buffer that the request in pump() has just returned */
+	uint64_t replaced_bytes;
 	uint32_t slow_count;	  /* requests in flight for which a reactor should not spin */
 	struct path_trace *trace; /* NULL: single requests are not recorded */
 };

@@ -26,7 +26,7 @@ enum {
 #define BUSY_NS_MAX UINT64_C(10000000)
 
 enum {
-	RATE_SHIFT = 3,		   /* a new value has a weight of one eighth */
+	RATE_SHIFT = 3,		   /* weight of a new value in the average rate: one eighth */
 	BUSY_BYTES_MIN = 64 << 10, /* no rate is computed from fewer bytes */
 };
 

@@ -41,8 +41,8 @@
 enum {
 	STREAMS_MAX = 256,    /* includes sequences that are too short to be a stream */
 	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
-	GAP_SHIFT = 2,	      /* a new value has a weight of one quarter */
-	SEEK_SHIFT = 3,	      /* a new value has a weight of one eighth */
+	GAP_SHIFT = 2,	      /* weight of a new value in the average gap: one quarter */
+	SEEK_SHIFT = 3,	      /* weight of a new value in the average seek time: one eighth */
 	/* If streams wait or one has the disk, a turn of the parts without a stream has at most
 	 * this many parts. */
 	OTHERS_TURN_MAX = 16,
@@ -268,7 +268,8 @@ static uint64_t idle_end_ns(const struct stream *run)
 	return run->idle_since_ns + (run->gap_ns <= IDLE_NS_MAX ? IDLE_NS_MAX : 0);
 }
 
-/* Returns whether another stream waits, and the run has had the disk for at least ns. */
+/* Returns whether another stream waits for the disk, and the current run has lasted for at least
+ * ns. */
 static bool run_has_had(const struct sched_store *store, uint64_t ns, uint64_t now_ns)
 {
 	uint32_t rivals = store->streams_waiting - !list_is_empty(&store->run->waiting);
@@ -311,8 +312,9 @@ static void queue_call(struct sched_queue *queue)
 	}
 }
 
-/* Hands a waiting part to its queue. If the queue's message is in flight, the message forwards the
- * part, because the queue must exist until the message arrives. */
+/* Lets a waiting part continue: directly if it is in the current queue, otherwise by a message to
+ * its queue. If a message to the queue is already in flight, it forwards the part: an unfinished
+ * part ensures that the queue exists until the message arrives. */
 static void grant(struct sched_store *store, struct store_part *part, struct sched_work *work)
 {
 	struct sched_queue *queue = queue_of(part);

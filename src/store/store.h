@@ -440,7 +440,7 @@ struct store_check {
 	void (*amount)(struct store_check *check, const char *name, uint64_t bytes);
 	/* Adds text to a list. text NULL: creates an empty list. */
 	void (*entry)(struct store_check *check, const char *list, const char *text);
-	/* Reports damage: a sentence without its full stop. */
+	/* Reports damage that was found. sentence: without its full stop. */
 	void (*fault)(struct store_check *check, const char *sentence);
 };
 

@@ -342,8 +342,8 @@ static void replace(struct flash_cache *cache, uint32_t old, uint32_t slot,
 			behind = cache->slots[old].behind;
 		}
 		cache_release(cache, old);
-		/* cache_release() has removed `old` from the list. If it was the last, its
-		 * predecessor is the last now. */
+		/* cache_release() has removed `old` from the list. If `old` was the last slot, the
+		 * new one goes behind the slot that is the last one now. */
 		before = behind == CACHE_NO_SLOT ? cache->last : before;
 	}
 	enter(cache, slot, page);
@@ -688,7 +688,8 @@ static bool write_picks(struct flash *flash)
 	cache->pick_count -= count;
 	memmove(cache->picks, cache->picks + count, cache->pick_count * sizeof(*cache->picks));
 	if (cache->pick_count == 0) {
-		flash_log_close(flash); /* the record is closed early, because slots wait for it */
+		/* closed although it is not full: slots become free only when it is written */
+		flash_log_close(flash);
 	}
 	return true;
 }

@@ -244,7 +244,8 @@ bool flash_cache_wants_log(const struct flash *flash);
 void flash_cache_flush(struct flash *flash, struct store_part *part);
 /* For a snapshot: requests that all cached changes answered so far be written to the log soon. */
 void flash_cache_want_written(struct flash *flash);
-/* True when the changes requested by flash_cache_want_written() are in records, written or not. */
+/* True when the changes requested by flash_cache_want_written() are in records, which need not be
+ * written yet. */
 bool flash_cache_has_written(const struct flash *flash);
 
 /* Returns how garbage collection must move a live block of segment victim with checksum crc. */

@@ -502,7 +502,8 @@ uint64_t flash_cache_tag(const struct flash *flash)
 {
 	const struct flash_cache *cache = &flash->cache;
 
-	/* The next process must not search for the file, because the file has no pages. */
+	/* If the store is being closed or quiesced, and the file has no pages that are not in the
+	 * log, the next process must not search for it. */
 	return (flash->is_closing || !list_is_empty(&flash->checkpoint.quiescing)) &&
 			       !flash_cache_is_dirty(cache)
 		       ? 0

@@ -24,7 +24,7 @@ enum {
 	EMPTY_PAGES_MAX = 4096 /* limit on empty map pages skipped before the ring's next batch */
 };
 
-/* Result of a step of the first change. */
+/* Result of one step of processing the first change in the queue. */
 enum step {
 	STEP_WAIT, /* the change waits; an event will call flash_pump() */
 	STEP_DONE, /* the change is complete, or there was progress */

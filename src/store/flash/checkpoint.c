@@ -529,7 +529,7 @@ static void end(struct flash *flash, int result)
 			flash, result < 0 ? UINT32_MAX : flash->checkpoint.quiesce_count, result);
 	}
 	if (!list_is_empty(&flash->checkpoint.quiescing)) {
-		/* for flushes that arrived during the checkpoint that has ended */
+		/* flushes that arrived during the checkpoint need another one */
 		flash_checkpoint_ask(flash);
 	}
 	if (flash->is_starting) {

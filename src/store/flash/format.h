@@ -298,7 +298,7 @@ uint32_t flash_record_encode(const struct flash_record *record,
  * if the block is no valid header of this store. */
 GMB_MUST_CHECK bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES],
 	const struct flash_anchor *anchor, struct flash_record *record);
-/* Decodes the record at position at, and sets *next to the position after it. Returns false if
+/* Decodes the record at the position *at, and sets *next to the position after it. Returns false if
  * there is no such record: the log ends here. */
 GMB_MUST_CHECK bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES],
 	const struct flash_anchor *anchor, const struct flash_position *at,

@@ -189,8 +189,8 @@ static bool gc_give_up(struct flash *flash)
 	if (flash_snapshots_relieve(flash)) {
 		return true;
 	}
-	/* An operation in flight, or its consequences, might still free a segment. io_count counts
-	 * both. */
+	/* An operation in flight, or one that follows from it, might still free a segment. So the
+	 * store fails only when io_count is 0. */
 	flash->is_out = true;
 	if (flash->io_count == 0) {
 		flash_fail(flash, -ENOSPC, "the log is full");
@@ -396,8 +396,8 @@ static bool make_room(struct flash *flash, uint64_t lpn)
 	if (page_dirty(flash, flash_page_of(flash, 0, lpn)) == NULL) {
 		return false;
 	}
-	/* After several crashes, fewer segments than the floor can be free. Then half of the floor,
-	 * which was meant for a recovery, is used as well. */
+	/* Usually floor_segments stay free. After several crashes, fewer can be free (is_pressed).
+	 * Then half of them are used as well: these were meant for a recovery. */
 	floor = flash->gc->is_pressed ? flash->gc->floor_segments / 2 : flash->gc->floor_segments;
 	if (flash_free_soon(flash) < floor) {
 		flash_checkpoint_ask(flash);

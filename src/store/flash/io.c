@@ -307,8 +307,8 @@ static void sync_issue(struct flash *flash)
 	struct flash_sync *sync = flash->sync;
 
 	sync->retries = 0;
-	/* The sync is taken to cover only records that are written now, although the kernel might
-	 * include later ones. */
+	/* The sync covers the records that are written now. The kernel might include later ones,
+	 * but this is not known. */
 	sync->seq = flash->log.written_seq;
 	flash->log.syncing_at = flash->log.written_at;
 	/* While the store is closed, flash_io_block() performs the sync. */

@@ -129,7 +129,7 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		struct flash_slot *slot =
 			flash_map_find(flash, tree * geometry->page_count + index);
 
-		/* A page that was changed again in the meantime has another state, and stays
+		/* A page that was changed again after it was appended has another state, and stays
 		 * dirty. */
 		if (slot->state == FLASH_SLOT_WRITTEN) {
 			flash_map_clean(flash, slot);

@@ -217,7 +217,7 @@ static void load_done(struct flash_io *io, int result)
 	struct list_node *node;
 
 	flash->segments[flash_segment_of(&flash->anchor.geometry, block)].readers--;
-	/* flash_map_forget() has already removed the slot from its bucket. */
+	/* flash_map_forget() has dropped the page while it was being read */
 	if (is_orphan) {
 		result = -ESTALE;
 	} else if (result == 0 &&

@@ -57,7 +57,8 @@ bool flash_move_begin(struct flash *flash, int error)
 {
 	struct flash_move *move = &flash->log.move;
 
-	/* A zone that has failed cannot be written any more, and zones are written in order. */
+	/* On zoned devices the log is not moved: a zone that has failed cannot be written any more,
+	 * and zones are written in order. */
 	if (flash->failed != 0 || flash_has_zones(flash) || !flash_is_of_medium(error)) {
 		return false;
 	}

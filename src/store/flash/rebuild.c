@@ -406,7 +406,8 @@ static int put_together(
 		}
 	}
 	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
-	/* changes that only the newest image contained might be missing */
+	/* The newest image was damaged or not found, so changes that only it contained might be
+	 * missing. */
 	if (!rebuild_is_whole(lost)) {
 		drop_stale(flash, slot->node, seqs, image);
 		flash_hole_add(&flash->damage.patched, lost->page);

@@ -99,7 +99,8 @@ int flash_anchors_read(struct flash *flash, int fd, struct error *error)
 		struct flash_anchor found;
 
 		result = flash_anchor_read(fd, &flash->zones, i, block);
-		if (result == -EIO) { /* a direct read may report the error of an earlier write */
+		/* read again: a direct read may report the error of an earlier write */
+		if (result == -EIO) {
 			result = flash_anchor_read(fd, &flash->zones, i, block);
 		}
 		if (result == -EIO) { /* the other anchor might be valid */
@@ -315,7 +316,8 @@ static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slo
 		}
 	}
 	if (result == 0 && !flash_map_dirty(flash, slot)) {
-		result = -EUCLEAN; /* more pages than can change between two checkpoints */
+		/* an intact log does not change so many pages between two checkpoints */
+		result = -EUCLEAN;
 	}
 	*slot_out = slot;
 	return result;
@@ -401,9 +403,9 @@ static bool is_cancelled(const struct flash *flash)
 	       atomic_load_explicit(&flash->start->cancelled, memory_order_relaxed);
 }
 
-/* Searches blocks block to end - 1 of a segment for records that are later than the apparent end of
- * the log, and stores the largest `durable` of them. Returns false if there are none. Unreadable
- * blocks are skipped. */
+/* Searches the blocks from `block` to end - 1 of a segment for records that are later than the
+ * apparent end of the log, and stores the largest `durable` of them. Returns false if there are
+ * none. Unreadable blocks are skipped. */
 static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t block, uint32_t end)
 {
 	const struct flash_anchor *anchor = &replay->flash->anchor;
