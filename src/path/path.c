@@ -25,8 +25,7 @@ struct path {
 	uint32_t placed_count;	       /* number of pool streams that use requesters' memory */
 	struct list_node streams_free; /* streams that were used before and are free now */
 	struct path_admission admission;
-	/* size of the buffer that the request in pump() has just returned */
-	uint64_t replaced_bytes;
+	uint64_t replaced_bytes;  /* size of the buffer just returned by the request in pump() */
 	uint32_t slow_count;	  /* requests in flight for which a reactor should not spin */
 	struct path_trace *trace; /* NULL: single requests are not recorded */
 };

@@ -119,7 +119,7 @@ struct sched_store {
 	/* time at which the last part was done, or at which an idle disk got a part */
 	uint64_t progress_ns;
 	uint32_t stuck_count; /* parts at the disk since it was found stuck; 0: it is not stuck */
-	uint32_t stuck_turn;  /* number of times that it was found stuck */
+	uint32_t stuck_turn;  /* number of times that the disk was found stuck */
 	struct store_part *watch; /* waiting part whose ring operation is the timer; NULL: none */
 	uint64_t watch_end_ns;	  /* time at which the timer must end */
 	bool watch_is_late;	  /* the timer was set to a later time, and must be set again */

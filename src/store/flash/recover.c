@@ -316,8 +316,7 @@ static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slo
 		}
 	}
 	if (result == 0 && !flash_map_dirty(flash, slot)) {
-		/* an intact log does not change so many pages between two checkpoints */
-		result = -EUCLEAN;
+		result = -EUCLEAN; /* an intact log changes fewer pages between checkpoints */
 	}
 	*slot_out = slot;
 	return result;
@@ -403,9 +402,9 @@ static bool is_cancelled(const struct flash *flash)
 	       atomic_load_explicit(&flash->start->cancelled, memory_order_relaxed);
 }
 
-/* Searches the blocks from `block` to end - 1 of a segment for records that are later than the
- * apparent end of the log, and stores the largest `durable` of them. Returns false if there are
- * none. Unreadable blocks are skipped. */
+/* Searches the blocks from `block` to end - 1 of a segment for records after the apparent end of
+ * the log, and stores the largest `durable` of them. Returns false if there are none. Skips
+ * unreadable blocks. */
 static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t block, uint32_t end)
 {
 	const struct flash_anchor *anchor = &replay->flash->anchor;
@@ -568,7 +567,7 @@ static int replay_log(struct replay *replay)
 	int result;
 
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		/* A segment that contains only nodes also counts as free: in the last segment of a
+		/* A segment with only nodes also counts as free: in the last segment of a
 		 * checkpoint, its nodes can be followed by records that are replayed. */
 		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
 					   flash->segments[i].snapshot_valid[0] == 0 &&
@@ -581,8 +580,8 @@ static int replay_log(struct replay *replay)
 		flash->damage.lost_error = result;
 		result = 0;
 	}
-	/* If the replay has not called replay_look_ahead(), the records after the end of the log
-	 * have not been searched yet. One of them might declare a missing record durable. */
+	/* Without replay_look_ahead(), the records after the end of the log have not been searched
+	 * yet. One of them might declare a missing record durable. */
 	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
 
@@ -674,8 +673,7 @@ static int write_log_again(struct replay *replay, struct replay *disk, bool all)
  * If a write of the killed server through the page cache has failed, its pages can still be read,
  * but no sync writes them again, and only that server may have got the error. So records that only
  * the page cache has are written again. If the sync then fails, all records are written again,
- * because the disk may return records from its own cache. Zones need none of this: they are written
- * past the page cache, and only once.
+ * because the disk may return records from its own cache. Zones are written past the page cache.
  */
 static int make_durable(struct flash *flash)
 {
@@ -765,8 +763,7 @@ static int read_tree(
 		damaged = true;
 		result = 0;
 	}
-	/* the replay changes no nodes, so these counts remain correct */
-	if (result == 0) {
+	if (result == 0) { /* the replay changes no nodes, so these counts remain correct */
 		flash_map_count_nodes(flash, tree, 1);
 	}
 	if (damaged) {
