@@ -348,7 +348,7 @@ static bool send_ended(struct sim_socket *socket)
 	return true;
 }
 
-/* Returns how many bytes of the rest of a send are readable, at most limit. */
+/* Returns how many of the bytes that a send has not moved yet are readable, at most limit. */
 static size_t send_readable(const struct sim_op *sop, size_t limit)
 {
 	size_t position = sop->moved;

@@ -573,7 +573,8 @@ static void sched_deliver(struct ring *ring, struct ring_message *message)
 	sched_unlock(&work);
 }
 
-/* Returns whether the part moves the heads of the disk and may wait. */
+/* Returns whether the part may have to wait: it is a read or write that moves the heads of the
+ * disk. */
 static bool is_scheduled(const struct sched_store *store, const struct store_part *part)
 {
 	return part->op == STORE_READ ? store->read_seeks

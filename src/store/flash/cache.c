@@ -151,8 +151,8 @@ uint32_t flash_cache_run(
 }
 
 /* Inserts a slot into the list of dirty pages in flush order. A new version of a dirty page takes
- * the position of the older one, because the older contents are nowhere else: a flush that waited
- * for them must wait for the new ones. */
+ * the position of the older one, whose contents were only in the cache: a flush that waited for
+ * them must wait for the new ones. */
 static void order_enter(struct flash_cache *cache, uint32_t slot, uint32_t before, uint32_t behind)
 {
 	cache->slots[slot].before = before;

@@ -105,7 +105,8 @@ struct flash_cache {
 	struct flash_cache_pick *picks;
 	struct flash_cache_load *loads; /* reads of map pages for the picked blocks */
 	uint32_t pick_count;
-	/* For a flush or the shutdown: newer versions of the picked blocks are written as well. */
+	/* The picks are for a flush or the shutdown: a picked block is also written if it was
+	 * changed since. */
 	bool picks_for_all;
 	/* For a snapshot: all changes up to this counter must be written. */
 	uint64_t wanted;

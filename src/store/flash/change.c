@@ -227,8 +227,8 @@ static struct flash_edge *edge_of(struct flash *flash, const struct store_part *
 /* --- blocks ---------------------------------------------------------------------------------- */
 
 /* Gets everything that is needed to append these blocks to one record: their map pages, marked
- * dirty; the rest of blocks that are changed in part (only the first or last one can be); and room
- * in the record. */
+ * dirty; the current contents of a first or last block that is changed only in part; and room in
+ * the record. */
 static enum step blocks_prepare(
 	struct flash *flash, const struct store_part *part, uint64_t first, uint32_t count)
 {

@@ -95,7 +95,8 @@ static void freeze_segments(struct flash *flash)
 	}
 }
 
-/* From here on, table_dirty collects the changes for the next checkpoint. */
+/* Moves table_dirty to table_begun, which this checkpoint writes. From here on, table_dirty
+ * collects the changes for the next checkpoint. */
 static void freeze_tables(struct flash *flash)
 {
 	uint32_t count = flash->anchor.geometry.page_count - flash->anchor.geometry.leaf_count;
@@ -332,8 +333,8 @@ static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 
 /* --- steps of a level ------------------------------------------------------------------------ */
 
-/* True if changes can run between the steps of the checkpoint: clients have room, and the log since
- * the beginning of the checkpoint is not too long for a replay. */
+/* True if changes can run between the steps of the checkpoint: there are free segments for clients,
+ * and the log since the beginning of the checkpoint is not too long for a replay. */
 static bool may_share(const struct flash *flash)
 {
 	return !flash_checkpoint_blocks(flash) && !flash->is_closing &&

@@ -351,7 +351,8 @@ static void close_disk(struct flash *flash)
 	}
 }
 
-/* Runs on a worker thread. Returns -EAGAIN while the barrier is closed. */
+/* Runs on a worker thread. Returns -EAGAIN while writes of a killed server may still reach the disk
+ * (store_barrier()). */
 static int recover_call(struct ring_op *op)
 {
 	struct flash *flash = container_of(op, struct flash, start_op);

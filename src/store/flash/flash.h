@@ -211,7 +211,7 @@ void flash_init(struct flash *flash, uint8_t *memory);
 /* Completes the part in the ring's next batch. The last part in the store is held back
  * while I/O is in flight. */
 void flash_finish(struct store_part *part, int result);
-/* Ends one operation that was counted in io_count. Completes the start and the held parts once
+/* Ends one operation that was counted in io_count. Completes the start and the parts in `held` once
  * nothing is in flight. */
 void flash_io_ended(struct flash *flash);
 /* Logs error and makes all later changes fail with it. Later calls have no effect. what: the

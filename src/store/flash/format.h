@@ -225,8 +225,8 @@ void flash_detour_follow(const struct flash_anchor *anchor, struct flash_positio
 bool flash_snapshot_name_is_sound(const char *name);
 /* True if the block begins like an anchor; it may be damaged. */
 bool flash_anchor_is_ours(const uint8_t block[FLASH_BLOCK_BYTES]);
-/* Returns -EINVAL, or -ENOTSUP for an unsupported version, with the predicate of a
- * sentence about the anchor. */
+/* Returns -EINVAL, or -ENOTSUP for an unsupported version. *error is then the predicate of a
+ * sentence whose subject is the anchor. */
 GMB_MUST_CHECK int flash_anchor_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], struct flash_anchor *anchor, struct error *error);
 

@@ -27,12 +27,12 @@ enum {
 	/* limit of victims (segments to collect) in a round while clients wait */
 	VICTIMS_MAX = 12,
 	ROUND_BLOCKS = 12 << 14, /* limit of the blocks in the victims of a round: 768 MiB */
-	/* A round ends with this many free segments above the starting threshold, to save
-	 * checkpoints. */
+	/* A round ends when this many segments more than begin_segments are free. With fewer,
+	 * rounds and their checkpoints would be more frequent. */
 	ENOUGH_SEGMENTS = 4,
 	CREDIT = 4, /* blocks that may be examined for each block that clients write */
-	/* Replaces CREDIT when the number of free segments is closer to the reserve than to the
-	 * starting threshold. */
+	/* Replaces CREDIT when the number of free segments is closer to the reserve than to
+	 * begin_segments. */
 	CREDIT_BEHIND = 16,
 	/* With small segments, a round might free no more than its checkpoint takes. So the
 	 * collector gives up after collecting VAIN_TURNS times the number of segments without a

@@ -65,8 +65,7 @@ static int legal_result(int result)
 		       : result;
 }
 
-/* Restores the full length of the vector's first run, which was reduced by the part already
- * written. */
+/* Restores the first element of the vector, which was reduced by the bytes already written. */
 static void give_back(struct flash_io *io)
 {
 	io->vector->iov_base = (uint8_t *)io->vector->iov_base - io->vector_used;

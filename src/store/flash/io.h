@@ -72,8 +72,8 @@ void flash_io_init(struct flash *flash, uint8_t *memory);
  * function has returned. */
 void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
 	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result));
-/* Writes the runs at io->vector one after the other. The runs and the vector must not change until
- * done is called. The vector then has its original contents. */
+/* Writes the buffers in io->vector one after the other. The buffers and the vector must not change
+ * until done is called. The vector then has its original contents. */
 void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
 	void (*done)(struct flash_io *io, int result));
 /* Issues the next write to a zone. With error < 0, completes it with that error instead. */

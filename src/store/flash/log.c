@@ -495,7 +495,8 @@ void flash_log_tell(struct flash *flash)
 	}
 }
 
-/* Adds a block to the record's vector, as part of the last run if it is adjacent in memory. */
+/* Adds a block to the record's vector: to the last element if that ends where the block begins in
+ * memory, otherwise as a new element. */
 static void add_block(struct flash_buffer *buffer, const uint8_t *block)
 {
 	struct iovec *last = &buffer->vector[buffer->vector_count - 1];

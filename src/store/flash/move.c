@@ -29,7 +29,8 @@
 
 enum {
 	MOVES_MAX = 64, /* limit for one run: a device that fails more often is not reliable */
-	/* Free segments that must remain in addition to the new one, for a record being filled. */
+	/* Segments that must stay free when the log moves to a new segment, because the record
+	 * being filled might need them. */
 	FREE_MIN = FLASH_RECORD_SEGMENTS + 1,
 };
 

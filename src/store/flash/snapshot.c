@@ -97,8 +97,8 @@ static uint64_t snapshot_usable_blocks(const struct flash *flash)
 	return blocks - (blocks + FLASH_RECORD_ENTRIES) / (FLASH_RECORD_ENTRIES + 1) - 2;
 }
 
-/* Returns how many blocks could be written after all garbage is collected, without the reserve and
- * the share that must remain writable (ROOM_MIN_PERCENT). Negative if that share is not
+/* Returns how many blocks clients could write if all garbage were collected. This excludes the
+ * reserve and the share that must remain writable (ROOM_MIN_PERCENT). Negative if that share is not
  * available. */
 static int64_t snapshot_room_of(const struct flash *flash)
 {
