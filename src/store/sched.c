@@ -573,8 +573,8 @@ static void sched_deliver(struct ring *ring, struct ring_message *message)
 	sched_unlock(&work);
 }
 
-/* Returns whether the part may have to wait: it is a read or write that moves the heads of the
- * disk. */
+/* Returns whether the part may have to wait: it moves the heads of the disk, and is not a durable
+ * write (FUA). */
 static bool is_scheduled(const struct sched_store *store, const struct store_part *part)
 {
 	return part->op == STORE_READ ? store->read_seeks

@@ -149,8 +149,9 @@ void flash_cache_close(struct flash *flash);
 /* Restores the dirty pages from the file. Runs on the recovery's worker thread, before the log is
  * replayed. Returns -ENOMEM, or -EBUSY if another process uses the file. */
 GMB_MUST_CHECK int flash_cache_load(struct flash *flash);
-/* Checks the file's position against end, the end of the log that the replay has found. Returns
- * -ESTALE if the file has pages and the log lacks records that were written before them. */
+/* Compares the position in the cache file (`followed`) with end, the end of the log that the replay
+ * has found. Returns -ESTALE if the file has pages and the log lacks records that were written
+ * before them. */
 GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error);
 /* Records in the anchor that answered changes are lost: the epoch changes. */
 void flash_cache_count_loss(struct flash *flash);

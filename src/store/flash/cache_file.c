@@ -568,7 +568,7 @@ static void tidy_file(void *context, const char *path)
 	}
 }
 
-/* Removes files of processes that were killed during a handover. */
+/* Removes cache files in the folder that processes killed during a handover have left. */
 static void tidy(struct flash *flash, const char *folder)
 {
 	char prefix[PREFIX_BYTES];

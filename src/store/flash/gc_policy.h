@@ -101,8 +101,8 @@ void gc_append(struct gc_table *table, uint32_t segment, uint32_t from);
  * first. */
 void gc_dead(struct gc_table *table, uint32_t segment);
 
-/* Called when a log is opened, for each segment that is not free: until then the table contains it
- * as free. valid and stamp come from the map and the checkpoint. */
+/* Called when a log is opened, for each segment that is not free: makes it GC_CLOSED. valid and
+ * stamp come from the map and the checkpoint. */
 void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64_t stamp);
 
 /* for bench/flash_model.c: one segment for each stream of its log */

@@ -150,9 +150,8 @@ void flash_move_synced(struct flash *flash, int result);
 
 uint64_t flash_redo_bytes(void);
 void flash_redo_init(struct flash *flash, uint8_t *memory);
-/* Called when a sync has failed. Returns true if the records that it covered are written again,
- * after which flash_sync_again() is called; false if that cannot help, so that the log must
- * fail. */
+/* Called when a sync has failed. Returns true if the records that it covered will be written again,
+ * followed by flash_sync_again(); false if the log must fail. */
 bool flash_redo_begin(struct flash *flash, int error);
 bool flash_redo_runs(const struct flash *flash);
 /* Called when a sync has succeeded: resets the count of failed attempts. */

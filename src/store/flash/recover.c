@@ -796,7 +796,7 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 		result = restore_segments(flash, replay->seen);
 	}
 	/* The position in the cache file is compared only if no record is lost, or the loss is
-	 * accepted. Otherwise the store is refused for the loss. */
+	 * accepted. Otherwise opening the store fails because of the loss. */
 	if (result == 0 && (!flash_has_loss(flash) || accepts_loss(flash))) {
 		result = flash_cache_compare(flash, replay->at.seq, error);
 	}

@@ -52,7 +52,7 @@ struct flash_damage {
 	struct flash_holes emptied;
 };
 
-/* State of a segment according to the segment table and the log, while the store is opened. */
+/* What the segment table and the log show about a segment while the store is opened. */
 struct flash_seen {
 	uint64_t stamp;
 	uint32_t valid;

@@ -100,7 +100,8 @@ bool flash_redo_begin(struct flash *flash, int error)
 {
 	struct flash_redo *redo = flash->redo;
 
-	/* Zoned devices are written without the page cache, and blocks cannot be written twice. */
+	/* Writing again cannot help on zoned devices: they are written without the page cache, and
+	 * no block can be written twice. */
 	if (flash->failed != 0 || flash_has_zones(flash) || !flash_is_of_medium(error) ||
 		redo->tries == REDO_TRIES_MAX || redo->count == REDO_COUNT_MAX) {
 		return false;

@@ -101,7 +101,8 @@ void flash_snapshots_io_ended(struct flash *flash);
 void flash_snapshots_block_dies(struct flash *flash, uint32_t segment);
 /* Recomputes the estimate of blocks that only snapshots have, after the log has been replayed. */
 void flash_snapshots_restore(struct flash *flash, uint32_t segment);
-/* Moves a block in the trees of the snapshots that have it. is_mapped: the disk has it as well. */
+/* Makes the trees of the snapshots that have a moved block refer to its new position. is_mapped:
+ * the disk has the block as well. */
 void flash_snapshots_move(struct flash *flash, const struct flash_record_entry *entry,
 	uint32_t block, bool is_mapped);
 /* Drops a snapshot, or lets writes fail, if too few segments can be written. */
