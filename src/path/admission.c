@@ -126,9 +126,9 @@ static void let_go(struct path_client *client, uint64_t bytes)
 }
 
 /* Returns whether the client can hold this many more bytes. replaced_bytes: size of the buffer that
- * the request has just returned. A request that has returned a buffer can always get one again. If
- * the returned buffer could be the client's reserve, which quotas do not include, the request gets
- * another buffer only if the quotas permit this; otherwise it gets the reserve again. */
+ * the request has just returned. Such a request can always get a buffer again. But if the returned
+ * one could be the client's reserve, which quotas do not include, it gets another one only if the
+ * quotas permit this; otherwise it gets the reserve again. */
 static bool may_hold(struct path_client *client, uint64_t export_bytes, const struct arena *arena,
 	uint64_t bytes, uint64_t replaced_bytes)
 {

@@ -132,11 +132,11 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 /* Frees the statistics. */
 void path_export_fini(struct path_export *path_export);
 /*
- * Returns the maximum length of an atomic write: the path submits a write with STORE_FUA up to this
- * length as one part, even if memory is short. The maximum is store_info.atomic_bytes, or less,
- * down to PATH_RESERVE_BYTES: a block of this length must not exceed an eighth of the memory
- * available to requests, and all such blocks together must not exceed half of it. 0: the store has
- * no atomic writes.
+ * Returns the maximum length of an atomic write: up to this length, the path submits a write with
+ * STORE_FUA as one part, even if memory is short. The maximum is store_info.atomic_bytes, or less
+ * if the path has little memory, down to PATH_RESERVE_BYTES: a block of this length must not exceed
+ * an eighth of the memory available to requests, and all such blocks together half of it. 0: the
+ * store has no atomic writes.
  */
 uint32_t path_atomic_bytes(struct path *path, const struct store *store);
 /* Adds the export to the path, once, after path_export_init(). Atomic writes of at most

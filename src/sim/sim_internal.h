@@ -263,9 +263,9 @@ void sim_disk_written(struct sim_disk *disk, uint64_t offset, uint64_t length);
 void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
 /* Simulates a failed flush: marks all sectors clean, and loses some. */
 void sim_disk_lose(struct sim_disk *disk);
-/* Like sim_disk_get(), but returns the contents of the device. Where sim_disk_lose() has lost a
- * write, these are older than the write, which sim_disk_get() still returns: the page cache keeps
- * data that a flush has failed to write. The range consists of whole sectors. */
+/* Like sim_disk_get(), but returns what the device has. If sim_disk_lose() has lost a write, this
+ * is the older data. sim_disk_get() still returns the write, because the page cache keeps data that
+ * a flush has failed to write. The range consists of whole sectors. */
 void sim_disk_get_kept(const struct sim_disk *disk, uint64_t offset, uint8_t *buf, size_t len);
 /* Drops pages of the page cache; no effect if the disk has keeps_cache. Where sim_disk_lose() has
  * lost a write, reads return the contents from before the write from now on. */

@@ -378,8 +378,8 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data)
 	entry->lpn = htole64(page.lpn);
 	entry->counter = htole64(page.counter);
 	entry->stamp = htole64(page.stamp);
-	/* If the process is killed before this commit, the old page is valid; after it, both pages
-	 * are valid and the one with the greater counter counts. */
+	/* If the process is killed before this commit, only the old page is valid. After it, both
+	 * pages are valid, and the next process uses the one with the greater counter. */
 	commit(cache, slot, FLASH_CACHE_DIRTY << 32 | flash_cache_crc(entry, bytes));
 	if (old != CACHE_NO_SLOT) {
 		home = home == GC_NO_SEGMENT ? cache->lru_slots[old].home : home;

@@ -502,9 +502,9 @@ static void flash_quiesced(struct flash *flash, uint32_t count, int result)
 	}
 }
 
-/* Ends a checkpoint with its result. The order matters: a new snapshot gets the frozen counts
- * before free_segments() examines the segments, and the cache file's position is stored only when
- * the anchor refers to the file (is_recorded). */
+/* Ends a checkpoint with its result. The order matters: flash_snapshots_checkpointed() gives a new
+ * snapshot its counts of blocks before free_segments() examines them, and flash_cache_follow()
+ * stores a position only if is_recorded is set. */
 static void end(struct flash *flash, int result)
 {
 	checkpoint_set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);

@@ -67,8 +67,8 @@ void flash_io_ended(struct flash *flash)
 	}
 	flash_snapshots_io_ended(flash);
 	/* The parts in `held` can complete when nothing is in flight. They can also complete if
-	 * another part or a snapshot request has arrived since, because the store is not closed
-	 * before that one is done. */
+	 * another part or a snapshot request has arrived since: the store cannot be closed before
+	 * that is done. */
 	if (flash->io_count > 0 && !flash_may_work(flash)) {
 		return;
 	}

@@ -307,9 +307,9 @@ static inline bool flash_checkpoint_runs(const struct flash *flash)
 {
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
 }
-/* True if changes must wait: for the records in flight when a checkpoint begins, or for the whole
- * first checkpoint of a run, because recovery would not find the records of these changes before
- * that checkpoint is complete. */
+/* True if changes must wait. When a checkpoint begins, they wait for the records in flight. In the
+ * first checkpoint of a run they wait until it is complete, because before that, recovery would not
+ * find their records. */
 static inline bool flash_checkpoint_blocks(const struct flash *flash)
 {
 	return flash->checkpoint.state == FLASH_CHECKPOINT_DRAIN ||

@@ -205,10 +205,10 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 	if (flash->failed != 0) {
 		record_forget(flash, buffer);
 	} else {
-		/* First flash_cache_follow() stores in the cache file up to which record the log is
-		 * written; then record_apply() frees slots. So a page disappears from the file only
-		 * after its record is covered by this position, and a start detects a copy of the
-		 * disk that lacks the record. */
+		/* First flash_cache_follow() stores in the cache file how far the log is written,
+		 * then record_apply() frees slots. So a page disappears from the file only when
+		 * this position covers its record, and a start detects a copy of the disk that
+		 * lacks the record. */
 		log->written_seq = buffer->at.seq + 1;
 		log->written_at = buffer->behind;
 		flash_cache_follow(flash);

@@ -118,11 +118,12 @@ uint32_t flash_log_fit(const struct flash *flash);
 void flash_log_add_part(struct flash *flash, struct store_part *part);
 /* Closes the record being filled, if there is one, and writes it. */
 void flash_log_close(struct flash *flash);
-/* Closes the record being filled if a part waits for it, unless several records are in flight, so
- * that more small changes gather in it. */
+/* Closes the record being filled if a part waits for it. While several records are in flight it
+ * does nothing, so that more small changes gather in the record. */
 void flash_log_kick(struct flash *flash);
-/* Called when durable_seq has grown. Writes a record that declares the new value, possibly an empty
- * one, if many blocks are not declared durable yet and no other record is about to be written. */
+/* Called when durable_seq has grown. If many blocks are not declared durable yet, and no other
+ * record is about to be written, writes a record that declares them durable, possibly an empty
+ * one. */
 void flash_log_tell(struct flash *flash);
 /* Takes the free segment with the fewest erases, which becomes open. Returns
  * FLASH_NO_SEGMENT if none is free. */
