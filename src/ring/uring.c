@@ -46,7 +46,8 @@ struct ring {
 	struct ring_op_queue deferred; /* operations that complete in the next batch */
 	struct list_node batch_ends;
 	struct ring_sources sources;
-	int source_events; /* events handled while spinning, not yet returned by a turn */
+	/* number of events handled while spinning, which the next turn returns */
+	int source_events;
 	uint64_t batch_ns;
 	uint64_t random_state;
 	uint64_t spin_ns;

@@ -148,7 +148,8 @@ void sim_op_complete(struct sim_op *sop, int result, uint64_t delay_ns);
 /* Copy between buf and the operation's memory, starting at position in the memory. */
 void sim_op_gather(const struct sim_op *sop, size_t position, void *buf, size_t len);
 void sim_op_scatter(const struct sim_op *sop, size_t position, const void *buf, size_t len);
-/* Returns where the simulated kernel accesses this memory, see sim_memory_alias(). */
+/* Returns the memory that the simulated kernel accesses in place of this memory, see
+ * sim_memory_alias(). */
 void *sim_memory(const void *at);
 /* Asserts that the owner has not changed the operation. */
 void sim_op_check(const struct sim_op *sop);

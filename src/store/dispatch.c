@@ -102,7 +102,7 @@ static void part_begin(struct store_queue *queue, struct store_part *part)
 /*
  * The thread that pushes a part into an empty mailbox posts the mailbox's message. This part is in
  * flight until the message is delivered and the mailbox is emptied. So the queue, which contains
- * the mailbox, is not destroyed before.
+ * the mailbox, exists until then.
  */
 
 static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part, struct ring *ring,

@@ -43,8 +43,8 @@ enum {
 	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
 	GAP_SHIFT = 2,	      /* weight of a new value in the average gap: one quarter */
 	SEEK_SHIFT = 3,	      /* weight of a new value in the average seek time: one eighth */
-	/* If streams wait or one has the disk, a turn of the parts without a stream has at most
-	 * this many parts. */
+	/* maximum number of parts without a stream that get the disk in one turn while streams
+	 * wait */
 	OTHERS_TURN_MAX = 16,
 };
 /* A part continues a stream if it begins at most this far from the stream's end: requests of a
@@ -443,7 +443,7 @@ static bool is_stuck(struct sched_store *store, uint64_t now_ns)
 	return store->stuck_count > 0;
 }
 
-/* Chooses the owner of the disk, and passes on its parts. */
+/* Chooses which parts get the disk, those of a run or the others, and passes these on. */
 static void grant_owner(struct sched_store *store, struct sched_work *work)
 {
 	enum sched_owner owner;

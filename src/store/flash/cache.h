@@ -77,8 +77,8 @@ struct flash_cache {
 	bool is_busy;	  /* another process still uses the store, and has its own cache file */
 	bool is_found;	  /* the file existed when the store was opened */
 	bool is_leaving; /* the file takes no new pages: it was found, but no cache is configured */
-	/* New writes bypass the cache, and its pages are written: snapshots leave so little space
-	 * that writes might soon be refused. */
+	/* Snapshots leave so little space that writes might soon be refused. So new writes bypass
+	 * the cache, and its pages are written. */
 	bool is_tight;
 	bool is_draining;     /* the store is being closed: all pages are written */
 	uint32_t found_count; /* number of pages found in the file */

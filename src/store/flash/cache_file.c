@@ -582,8 +582,8 @@ void flash_cache_close(struct flash *flash)
 	struct flash_cache *cache = &flash->cache;
 	const char *path = cache->file.path;
 
-	/* After a handover, and before the first checkpoint, it is unknown which files are
-	 * needed. */
+	/* After a handover, and before the first checkpoint, it is unknown which files are needed,
+	 * so none is removed. */
 	if (cache->slot_count > 0 && flash->counters.checkpoints > 0 && !flash->base.is_let_go) {
 		char *folder = strndup(path, (size_t)(strrchr(path, '/') - path));
 
