@@ -36,9 +36,8 @@ struct ring {
 	uint64_t batch_ns;
 	struct list_node batch_ends;
 	struct ring_sources sources;
-	bool armed; /* the ring's sources are armed, because its thread sleeps */
-	/* number of events handled while spinning, which the next turn returns */
-	int source_events;
+	bool armed;	   /* the ring's sources are armed, because its thread sleeps */
+	int source_events; /* events handled while spinning; the next turn returns them */
 	struct ring_features features;
 	struct ring_counters counters;
 	uint32_t files_max;

@@ -597,7 +597,7 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 	sched_lock(&work, queue);
 	scratch->state = PART_WAITING;
 	scratch->arrived_ns = work.now_ns;
-	/* Nothing waits at a disk that does not seek, and the table takes long to search. */
+	/* No part waits at a disk that does not seek, so it needs no streams. */
 	stream = store->seek_ns >= SEEK_NS_MIN ? classify(store, part, work.now_ns) : NULL;
 	scratch->stream_count = stream != NULL ? (uint16_t)(stream - store->streams + 1) : 0;
 	if (stream != NULL) {
