@@ -493,7 +493,7 @@ void admission_wait(struct path_request *request, bool is_short)
 		list_insert_before(request->op == STORE_WRITE ? next : &client->stalled,
 			&request->stalled_node);
 	}
-	/* What the client waits for is determined by the first of its waiting requests. */
+	/* The first of its waiting requests determines what the client waits for. */
 	if (list_first(&client->stalled) == &request->stalled_node) {
 		set_short(client, is_short, lacking, lacks_device);
 		if (is_short) {

@@ -443,7 +443,7 @@ static bool is_stuck(struct sched_store *store, uint64_t now_ns)
 	return store->stuck_count > 0;
 }
 
-/* Chooses which parts get the disk, those of a run or the others, and passes these on. */
+/* Chooses whether the parts of a run or the other parts get the disk, and passes these on. */
 static void grant_owner(struct sched_store *store, struct sched_work *work)
 {
 	enum sched_owner owner;

@@ -797,8 +797,8 @@ bool flash_cache_step(struct flash *flash)
 		return true;
 	}
 	if (cache->is_draining && cache_lru_dirty_count(&cache->lru) == 0) {
-		/* Garbage collection may have appended dirty pages to the record being filled. The
-		 * record is closed, because the cache is clean only when they are written. */
+		/* The record being filled can contain dirty pages that garbage collection appended.
+		 * It is closed, because the cache is clean only when they are written. */
 		flash_log_close(flash);
 	}
 	if (flash->failed != 0 || flash_checkpoint_blocks(flash) ||

@@ -34,8 +34,8 @@ const char *flash_cache_directory(const char *directory)
 }
 
 /* Makes the prefix that the names of all cache files of this UUID have. The rest of a name is the
- * file's tag, a random number, so that no other user can create a file of that name first, and no
- * two files have the same name. */
+ * file's tag, a random number, so that no other user can create the file first, and no two files
+ * have the same name. */
 static void make_prefix(const struct flash_anchor *anchor, char prefix[PREFIX_BYTES])
 {
 	int at = snprintf(prefix, PREFIX_BYTES, "gmblock-");

@@ -397,7 +397,7 @@ static bool make_room(struct flash *flash, uint64_t lpn)
 		return false;
 	}
 	/* Usually floor_segments stay free. After several crashes, fewer can be free (is_pressed).
-	 * Then half of them are used as well: these were meant for a recovery. */
+	 * Then only half as many must stay free: the other half was meant for a recovery. */
 	floor = flash->gc->is_pressed ? flash->gc->floor_segments / 2 : flash->gc->floor_segments;
 	if (flash_free_soon(flash) < floor) {
 		flash_checkpoint_ask(flash);
@@ -602,6 +602,6 @@ void flash_gc_init(struct flash *flash, uint8_t *memory)
 	gc->begin_segments = gc_begin_segments(&flash->table, waits);
 	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;
 	/* Segments that garbage collection leaves to others: room for a checkpoint, and for the
-	 * checkpoint of a recovery in a segment of its own. */
+	 * checkpoint of a recovery in its own segment. */
 	gc->floor_segments = geometry->checkpoint_segments + geometry->replay_segments + 4;
 }

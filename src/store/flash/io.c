@@ -238,10 +238,10 @@ static void sync_done(struct ring_op *op, int result)
 	sync_end(flash, legal_result(result));
 }
 
-/* Called when the repetition of a failed sync has succeeded. The error of the failed sync may have
- * been that of an anchor, but before the repetition only records were written again. So the anchors
- * that wait for a sync are written again now. Returns true if there are any: only the next sync
- * shows whether they are durable. */
+/* Called when the repetition of a failed sync has succeeded. Possibly the failed sync has lost an
+ * anchor, but before the repetition only records were written again. So the anchors that wait for a
+ * sync are written again now. Returns true if there are any: only the next sync shows whether they
+ * are durable. */
 static bool anchors_again(struct flash *flash)
 {
 	struct flash_sync *sync = flash->sync;

@@ -466,8 +466,8 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 
 	GMB_ASSERT(entries > 0 && entries <= FLASH_RECORD_ENTRIES);
 	if (flash->log.filling != NULL && fits(flash, entries)) {
-		/* Garbage collection may have begun this record in a segment of the reserve, which
-		 * clients must not use. */
+		/* If garbage collection began this record, it can be in a segment of the reserve,
+		 * which clients must not use. */
 		if (flash->table.state_counts[GC_FREE] <= kept && !is_own) {
 			return false;
 		}

@@ -118,8 +118,8 @@ uint32_t flash_log_fit(const struct flash *flash);
 void flash_log_add_part(struct flash *flash, struct store_part *part);
 /* Closes the record being filled, if there is one, and writes it. */
 void flash_log_close(struct flash *flash);
-/* Closes the record being filled if a part waits for it. While several records are in flight it
- * does nothing, so that more small changes gather in the record. */
+/* Closes the record being filled if a part waits for it. While several records are in flight, the
+ * record stays open, so that more small changes gather in it. */
 void flash_log_kick(struct flash *flash);
 /* Called when durable_seq has grown. If many blocks are not declared durable yet, and no other
  * record is about to be written, writes a record that declares them durable, possibly an empty

@@ -184,9 +184,9 @@ static int replay_read(const struct replay *replay, uint32_t block, uint32_t cou
 }
 
 /* Stores in *bytes_out the address of count blocks of the log, valid until the next call. Blocks
- * that are in memory are not read again. If some must be read, the function also reads the
- * following blocks, ahead_count in total, but none of these after an error. 0 < count <=
- * ahead_count <= AHEAD_BLOCKS. */
+ * that are in memory are not read again. If some must be read, the function reads up to ahead_count
+ * blocks in total, but only `count` where reading ahead has failed. 0 < count <= ahead_count <=
+ * AHEAD_BLOCKS. */
 static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint32_t ahead_count,
 	const uint8_t **bytes_out)
 {
@@ -403,8 +403,8 @@ static bool is_cancelled(const struct flash *flash)
 }
 
 /* Searches the blocks from `block` to end - 1 of a segment for records after the apparent end of
- * the log, and stores the largest `durable` of them. Returns false if there are none. Skips
- * unreadable blocks. */
+ * the log, and stores their largest `durable`. Returns false if there are none. Skips unreadable
+ * blocks. */
 static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t block, uint32_t end)
 {
 	const struct flash_anchor *anchor = &replay->flash->anchor;
@@ -671,7 +671,7 @@ static int write_log_again(struct replay *replay, struct replay *disk, bool all)
  * of the log were lost, the map of the old anchor would need their contents.
  *
  * If a write of the killed server through the page cache has failed, its pages can still be read,
- * but no sync writes them again, and only that server may have got the error. So records that only
+ * but no sync writes them again, and possibly only that server got the error. So records that only
  * the page cache has are written again. If the sync then fails, all records are written again,
  * because the disk may return records from its own cache. Zones are written past the page cache.
  */

@@ -52,7 +52,7 @@ struct flash_damage {
 	struct flash_holes emptied;
 };
 
-/* What the segment table and the log show about a segment while the store is opened. */
+/* A segment as the segment table and the log show it while the store is opened. */
 struct flash_seen {
 	uint64_t stamp;
 	uint32_t valid;
