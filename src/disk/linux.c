@@ -435,8 +435,8 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 			"stop that server, or add readonly to the export there",
 			path);
 	}
-	/* Reading is permitted even if the filesystem has no locks, or if another program has
-	 * locked the whole file. */
+	/* Without the lock there is no claim, but reading is permitted: the filesystem may have no
+	 * locks, or another program may have locked the whole file. */
 	if (lock_byte(claim, F_RDLCK, READER_OFFSET) < 0 && !frozen) {
 		close(claim);
 		claim = -1;

@@ -51,11 +51,12 @@ enum trace_how {
 };
 
 struct trace_arrival {
-	/* time since submission until the chunk was seen (with TRACE_EARLY), otherwise until the
-	 * completion */
+	/* time from the submission of the read until the chunk was seen (TRACE_EARLY), otherwise
+	 * until the read was complete */
 	uint64_t time_ns;
 	uint32_t look; /* number of the look that has seen the chunk; undefined with TRACE_UNSEEN */
-	/* set by trace_analyse(): from 1; 0: none, because it is not TRACE_EARLY */
+	/* number of the stream, from 1, which trace_analyse() sets; 0: no stream, because the chunk
+	 * is not TRACE_EARLY */
 	uint16_t stream;
 	uint16_t how; /* enum trace_how */
 };

@@ -643,8 +643,9 @@ static uint32_t find_runs(const struct trace_read *read, struct workspace *space
 	return runs;
 }
 
-/* Returns the stream that the run continues: of the streams that ended below and before it, the one
- * that ended first, like the member of a RAID that has been idle for the longest time. */
+/* Returns the stream that the run continues. Of the streams that ended below the run and not after
+ * its beginning, this is the one that ended first: like the member of a RAID that has been idle for
+ * the longest time. */
 static uint32_t find_stream(const struct stream *streams, uint32_t count, const struct run *run)
 {
 	uint32_t best = count;
@@ -700,7 +701,7 @@ static void find_reordering(
 {
 	uint32_t late = 0;
 	uint32_t count = 0;
-	uint32_t highest = 0; /* highest chunk of the looks before the current one */
+	uint32_t highest = 0; /* highest chunk that an earlier look has seen */
 	uint32_t current = 0; /* highest chunk so far */
 
 	for (uint32_t i = 0; i < read->chunk_count; i++) {
@@ -742,8 +743,9 @@ static void find_quarters(const struct trace_read *read, struct trace_analysis *
 	}
 }
 
-/* Models a sender that needs the disk's total time to send all bytes. The sender is idle from
- * `free` on, and further bytes arrive at `when`. Returns the time at which they are sent. */
+/* Models a network that needs total_ns to send all bytes of the read. It has sent the previous
+ * bytes at the time `free`, and the next ones are in memory at `when`. Returns the time at which
+ * these are sent. */
 static double sender_free(const struct trace_read *read, double free, uint64_t when, uint32_t bytes)
 {
 	return fmax(free, (double)when) + (double)read->total_ns * bytes / read->bytes;

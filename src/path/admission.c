@@ -88,8 +88,8 @@ static uint64_t path_share_block_bytes(uint64_t bytes)
 	return block;
 }
 
-/* Returns the quota that does not permit the client to hold this many more bytes, or NULL. A client
- * can hold at most as much of a quota as remains free. */
+/* Returns the quota that does not permit the client to hold this many more bytes, or NULL. A quota
+ * permits them if the client then holds at most as much of it as remains for others. */
 static struct path_quota *quota_without_room(const struct path_client *client, uint64_t bytes)
 {
 	for (int i = 0; i < PATH_QUOTAS; i++) {
@@ -126,9 +126,9 @@ static void let_go(struct path_client *client, uint64_t bytes)
 }
 
 /* Returns whether the client can hold this many more bytes. replaced_bytes: size of the buffer that
- * the request has just returned. A request that has returned a buffer can always get one again. If
- * the returned buffer could be the client's reserve, which quotas do not include, the request gets
- * another buffer only if the quotas permit this; otherwise it gets the reserve again. */
+ * the request has just returned. Such a request can always get a buffer again. But if the returned
+ * one could be the client's reserve, which quotas do not include, it gets another one only if the
+ * quotas permit this; otherwise it gets the reserve again. */
 static bool may_hold(struct path_client *client, uint64_t export_bytes, const struct arena *arena,
 	uint64_t bytes, uint64_t replaced_bytes)
 {
@@ -212,7 +212,7 @@ static bool get_atomic(
 	if (likely(!request->atomic)) {
 		return false;
 	}
-	client->lacking = NULL; /* the request waits for the block, not for a quota */
+	client->lacking = NULL; /* the request waits for the export's block, not for a quota */
 	if (export->atomic.memory.rights == 0 || export->atomic_used) {
 		return false;
 	}
@@ -439,8 +439,8 @@ static struct path_request *request_of(struct list_node *stalled_node)
 	return list_entry(stalled_node, struct path_request, stalled_node);
 }
 
-/* Records what the client waits for. is_short: memory that others hold. of: the quota without room,
- * or NULL. of_device: the memory is device memory. */
+/* Records what the client waits for. is_short: memory that others hold. of: the quota that does not
+ * permit more, or NULL. of_device: the memory is device memory. */
 static void set_short(
 	struct path_client *client, bool is_short, struct path_quota *of, bool of_device)
 {
@@ -481,8 +481,9 @@ void admission_wait(struct path_request *request, bool is_short)
 	client->lacking = NULL;
 	client->lacks_device = false;
 	if (!list_is_linked(&request->stalled_node)) {
-		/* A write goes behind other writes and in front of all reads: a read can wait for a
-		 * peer that receives no data until it has sent the write. */
+		/* A write is queued behind other writes, but in front of all reads. Otherwise they
+		 * could wait for each other: a read waits until the peer receives its data, and the
+		 * peer may receive nothing until it has sent its write. */
 		struct list_node *next = client->stalled.next;
 
 		while (request->op == STORE_WRITE && next != &client->stalled &&
@@ -492,7 +493,7 @@ void admission_wait(struct path_request *request, bool is_short)
 		list_insert_before(request->op == STORE_WRITE ? next : &client->stalled,
 			&request->stalled_node);
 	}
-	/* The client waits for the same memory or quota as its first request. */
+	/* The first of its waiting requests determines what the client waits for. */
 	if (list_first(&client->stalled) == &request->stalled_node) {
 		set_short(client, is_short, lacking, lacks_device);
 		if (is_short) {
@@ -562,8 +563,8 @@ bool admission_costly_waits(struct path_request *request)
 	bool may = costly_may(request);
 	bool had_turn = client->is_short && list_first(&client->stalled) == &request->stalled_node;
 
-	/* A new request must not take a slot for which others already wait. A request that had its
-	 * turn and then waited for memory may start. */
+	/* A new request must not take a slot for costly requests for which others already wait. A
+	 * request that had its turn, and then had to wait for memory, may start. */
 	if (may && (admission->costly_serving || had_turn || turns_are_empty(&admission->costly))) {
 		return false;
 	}
@@ -658,8 +659,8 @@ void admission_serve(struct path_admission *admission, void (*again)(struct path
 		again(request_of(list_first(&client->stalled)));
 		if (client->held_bytes + client->device_held_bytes > held ||
 			client->atomic_count > atomic_count) {
-			/* held_bytes does not include the reserve, so a client that got only its
-			 * reserve keeps its turn. */
+			/* held_bytes does not include the reserve. So a client that got only its
+			 * reserve does not reach this line, and keeps its turn. */
 			turns_had(&admission->waiting, turn, &round);
 			given += served_bytes(client, held);
 		} else if (turn_is_waiting(turn)) {

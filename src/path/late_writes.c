@@ -83,9 +83,9 @@ void late_writes_withdraw(struct late_writes *late, struct late_writes_range *ra
 	range->serial = 0;
 }
 
-/* Returns the first published range for which the part must wait. The list is in the order of
- * publication: ranges after the one of the part's own request were published later, and the part
- * does not wait for them. */
+/* Returns the first published range for which the part must wait, or NULL. The list is in the order
+ * of publication. The search ends at the range of the part's own request, because the part does not
+ * wait for ranges that were published later. */
 static struct late_writes_range *late_writes_find(
 	struct late_writes *late, const struct path_stream *stream)
 {

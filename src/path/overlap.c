@@ -10,7 +10,7 @@
 #define SECOND_NS    UINT64_C(1000000000)
 
 enum {
-	AVERAGE_SHIFT = 3, /* a new value has a weight of 1/8 */
+	AVERAGE_SHIFT = 3, /* weight of a new value in the averages: one eighth */
 	EARLY_MIN = OVERLAP_EARLY_ONE / 16,
 	GAIN_MIN = 2, /* minimum gain, as a multiple of the cost */
 	TRY_EVERY = 64,
@@ -197,8 +197,8 @@ void cut_begin(struct path_request *request)
 		request->cut = request->part_size < PATH_PART_SIZE_MAX;
 	}
 	if (request->cut && has_progress) {
-		/* The store's progress reports replace the small parts. Parts end only where the
-		 * data continues on another member of the disk. */
+		/* The store reports progress, so small parts are not needed. Parts end only where
+		 * the data continues on another member of the disk. */
 		request->progress_step = request->part_size;
 		request->part_size = info->stripe_chunk >= OVERLAP_BYTES_MIN
 					     ? MIN(info->stripe_chunk, (uint32_t)PATH_PART_SIZE_MAX)

@@ -25,7 +25,7 @@ struct path {
 	uint32_t placed_count;	       /* number of pool streams that use requesters' memory */
 	struct list_node streams_free; /* streams that were used before and are free now */
 	struct path_admission admission;
-	uint64_t replaced_bytes;  /* bytes that the request in pump() has just returned */
+	uint64_t replaced_bytes;  /* size of the buffer just returned by the request in pump() */
 	uint32_t slow_count;	  /* requests in flight for which a reactor should not spin */
 	struct path_trace *trace; /* NULL: single requests are not recorded */
 };
@@ -105,7 +105,7 @@ static void path_set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
-	/* The first two states begin at the time of the batch, the others at the current time. */
+	/* The first two states begin with the current batch of completions, the others now. */
 	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }
@@ -267,7 +267,7 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	stream = stream_get(path, request);
 	stream->memory = placement_at(request, range->offset).memory;
 	stream->in_place = true;
-	/* A server-side copy writes from the device memory into which it has read. */
+	/* A server-side copy can write from device memory, into which it has read. */
 	stream->in_device = path->device != NULL && stream->memory.region != NULL &&
 			    (stream->memory.region->rights & MEM_CPU) == 0;
 	return stream;
@@ -556,7 +556,7 @@ static bool path_part_submit(struct path_stream *stream, uint64_t length, bool p
 	}
 	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(late_writes_any(late)) &&
 		late_writes_wait(late, stream)) {
-		/* Frees the slot, because the change that the part waits for might need it. */
+		/* Releases the slot for costly requests, which the awaited change might need. */
 		if (request->costly == PATH_COSTLY_BUSY) {
 			admission_costly_end(request);
 		}
@@ -900,7 +900,8 @@ void path_fragment_sent(const struct path_fragment *fragment)
 	stream_put(stream);
 	if (request->error == 0 && !request->abandoned &&
 		request->started_bytes < request->length) {
-		/* The reply must not be interrupted: the next part gets the buffer of this part. */
+		/* An `ascending` reply is never interrupted. So its next part may take the buffer
+		 * just returned: a request that waits for this reply must not get it. */
 		if (request->ascending && request->streams_live == 0) {
 			request->path->replaced_bytes = bytes;
 		}

@@ -24,7 +24,8 @@
  *
  * Placement of payload: most requests are staged, which means that their parts have buffers of an
  * arena. The arena is RAM, or memory of a PCI device if the export requests it
- * (store_info.read_device). Such an export still uses RAM in these cases, and counts them:
+ * (store_info.read_device). Such an export still uses RAM in some cases, which the members
+ * ram_for_* of struct path_export count.
  *
  * A request can also bring a placement, a scatter list of memory of the requester. Its parts are
  * then read and written there directly. Blocks that direct I/O cannot transfer, because a segment
@@ -99,10 +100,13 @@ struct path_export {
 	uint64_t placed_bytes; /* payload in the requester's memory (placement) */
 	uint64_t device_bytes;
 	/* Uses of RAM despite mode=device, by reason. */
-	uint64_t ram_for_store;	  /* requests: the store needs the CPU, as for partial blocks */
-	uint64_t ram_for_trouble; /* requests: there is no device memory that the disk can reach */
-	uint64_t ram_for_session; /* parts: the session needs access by the CPU */
-	uint64_t ram_for_room;	  /* parts: the device memory is full */
+	/* number of requests for which the store needs the CPU, for example for partial blocks */
+	uint64_t ram_for_store;
+	/* number of requests that found no device memory which the disk can reach */
+	uint64_t ram_for_trouble;
+	/* number of parts whose memory the session must access with the CPU */
+	uint64_t ram_for_session;
+	uint64_t ram_for_room; /* number of parts that found the device memory full */
 	/* Error because of which the disk cannot use the device memory; 0: no error so far. */
 	int device_error;
 	/* number of parts that were copied although the request has a placement */
@@ -128,11 +132,11 @@ void path_export_init(struct path_export *path_export, uint32_t overlap, struct 
 /* Frees the statistics. */
 void path_export_fini(struct path_export *path_export);
 /*
- * Returns the maximum length of an atomic write: the path submits a write with STORE_FUA up to this
- * length as one part, even if memory is short. The maximum is store_info.atomic_bytes, or less,
- * down to PATH_RESERVE_BYTES: a block of this length must not exceed an eighth of the memory
- * available to requests, and all such blocks together must not exceed half of it. 0: the store has
- * no atomic writes.
+ * Returns the maximum length of an atomic write: up to this length, the path submits a write with
+ * STORE_FUA as one part, even if memory is short. The maximum is store_info.atomic_bytes, or less
+ * if the path has little memory, down to PATH_RESERVE_BYTES: a block of this length must not exceed
+ * an eighth of the memory available to requests, and all such blocks together half of it. 0: the
+ * store has no atomic writes.
  */
 uint32_t path_atomic_bytes(struct path *path, const struct store *store);
 /* Adds the export to the path, once, after path_export_init(). Atomic writes of at most
@@ -349,9 +353,9 @@ void path_memory_failed(const struct path_stream *stream);
  * Writes: returns a stream with memory for the next bytes: stream->memory, stream->length. NULL: no
  * memory is available, and progress will be called. The memory permits request->memory_rights,
  * which the session can change between calls. If copied_bytes > 0, the CPU can also write to the
- * memory. If only the copied bytes cannot be in device memory, the stream ends behind their last
- * block, so that the next stream can use device memory. Must not be called if request->error is set
- * or all bytes have memory.
+ * memory. If only the copied bytes need RAM, the stream ends behind their last block, so that the
+ * next stream can use device memory. Must not be called if request->error is set or all bytes have
+ * memory.
  */
 struct path_stream *path_write_open(struct path_request *request);
 /* Submits the stream, whose memory must be filled, to the store. */

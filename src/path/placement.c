@@ -64,8 +64,8 @@ struct mem_segment placement_at(struct path_request *request, uint64_t offset)
 bool placement_run(struct path_request *request, const struct cut_range *range, uint64_t *bytes_out)
 {
 	const struct store_info *info = store_info(request->export->store);
-	/* Size of the blocks: if one block of a segment is aligned in memory, the following ones
-	 * also are. */
+	/* Size of the blocks: a multiple of both alignments, so that if one block of a segment is
+	 * aligned in memory, the following ones also are. */
 	uint32_t align = MAX(info->offset_align, info->memory_align);
 	uint32_t part_size = MIN(request->part_size, (uint32_t)PATH_PART_SIZE_MAX);
 	uint64_t step = MAX((uint64_t)align, align_down(part_size, align));
@@ -75,7 +75,8 @@ bool placement_run(struct path_request *request, const struct cut_range *range, 
 	bool direct = false;
 
 	*bytes_out = MIN(here.bytes, range->bytes);
-	/* Incomplete blocks of the export are transferred through the page cache anyway. */
+	/* A range that does not consist of whole blocks of the export is transferred through the
+	 * page cache anyway, so its memory need not be aligned. */
 	if (!request->stages || !is_aligned(range->offset | range->bytes, align)) {
 		return true;
 	}

@@ -314,9 +314,8 @@ int path_trace_create(const struct path_trace_options *options, struct path_trac
 		path_trace_destroy(trace);
 		return -ENOMEM;
 	}
-	/* Touches the memory now, so that requests do not have page faults. The memory for further
-	 * marks and pieces is not touched, because it is used by large parts, for which a page
-	 * fault does not matter. */
+	/* Touches the memory now, so that requests do not have page faults. trace->mores is not
+	 * touched: only large parts use it, and for these a page fault does not matter. */
 	memset(trace->requests, 0, request_max * sizeof(*trace->requests));
 	memset(trace->parts, 0, trace->part_max * sizeof(*trace->parts));
 	*trace_out = trace;

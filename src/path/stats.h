@@ -117,8 +117,9 @@ enum {
 	PATH_TRACE_REQUESTS_MAX = 1000,
 	PATH_TRACE_PARTS_MAX = 1024, /* maximum number of parts of one request */
 	PATH_TRACE_POOL_MAX = 8192,  /* maximum number of parts of all requests together */
-	/* Maximum numbers of marks and pieces of one part. Most parts have one piece and no mark;
-	 * PATH_TRACE_MORE_MAX is the maximum number of parts that have more. */
+	/* Maximum numbers of marks (struct path_trace_mark) and pieces (struct path_trace_piece) of
+	 * one part. Most parts have one piece and no mark; at most PATH_TRACE_MORE_MAX parts can
+	 * have more. */
 	PATH_TRACE_MARKS_MAX = 16,
 	PATH_TRACE_PIECES_MAX = 16,
 	PATH_TRACE_MORE_MAX = 1024,

@@ -26,8 +26,8 @@ enum mem_right {
 	MEM_SOCKET = 1 << 2,	/* socket operations can send from the memory and receive into it */
 	MEM_FIXED = 1 << 3,	/* the memory's region is in the ring's table of fixed buffers */
 	MEM_NIC = 1 << 4,	/* a network card can access the memory (RDMA) */
-	/* the memory has an address for system calls; implied by the three rights before
-	 * MEM_FIXED */
+	/* the memory has an address for system calls; implied by MEM_CPU_READ, MEM_CPU_WRITE and
+	 * MEM_SOCKET */
 	MEM_ADDRESS = 1 << 5,
 	/* Only this process can change the memory, so data does not change while an operation reads
 	 * it. Memory shared with a client or a peer does not have this right. */

@@ -47,7 +47,8 @@ bool ring_socket_credentials(int fd, struct ucred *credentials)
 void ring_socket_close(struct ring *ring, int fd)
 {
 	GMB_UNUSED(ring);
-	/* not shut down or emptied, because another process might use the socket */
+	/* Closes only this descriptor. The socket is neither shut down nor emptied, because another
+	 * process might use it. */
 	if (rights_may_come(fd)) {
 		dispose_end(fd, rights_owner(fd));
 	} else {

@@ -27,7 +27,7 @@ static inline void source_done(struct ring_op *op, int result)
 	if (source->removed != NULL) {
 		list_remove(&source->node);
 		source->removed(source);
-	} /* fd is readable, so the source is polled in this turn */
+	} /* otherwise fd is readable, and the source is polled in this turn */
 }
 
 static inline void source_remove(

@@ -134,8 +134,8 @@ static void thread_deliver_call(struct ring *ring, struct ring_message *message)
 	struct thread_call *call = container_of(message, struct thread_call, message);
 
 	GMB_UNUSED(ring);
-	/* If the caller has not given up before, it can no longer do so. Acquire and release order:
-	 * the call sees the data that the caller prepared. */
+	/* From here on the caller cannot give up any more; if it has given up before, the call is
+	 * not made. Acquire and release order: call() sees the data that the caller prepared. */
 	if (atomic_exchange_explicit(&call->decided, true, memory_order_acq_rel)) {
 		call_destroy(call);
 		return;

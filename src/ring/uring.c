@@ -46,7 +46,8 @@ struct ring {
 	struct ring_op_queue deferred; /* operations that complete in the next batch */
 	struct list_node batch_ends;
 	struct ring_sources sources;
-	int source_events; /* events handled while spinning, not yet returned by a turn */
+	/* number of events handled while spinning, which the next turn returns */
+	int source_events;
 	uint64_t batch_ns;
 	uint64_t random_state;
 	uint64_t spin_ns;
@@ -459,7 +460,8 @@ static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 	bool spins = wait && ring->spin_ns > 0;
 	int result;
 
-	/* cleared before the kernel is entered; later events make it readable again */
+	/* poll_fd is cleared before the kernel is entered, so that later events make it readable
+	 * again */
 	if (ring->poll_fd >= 0) {
 		uint64_t value;
 
@@ -730,7 +732,8 @@ static void guard_submit(struct ring *ring, struct ring_op *op)
 	io_uring_sqe_set_data(sqe, op);
 }
 
-/* Starts a guarded receive. guard: NULL if there was no memory for one. */
+/* Starts a receive that closes file descriptors which the peer sends (ring/guard.h). guard: NULL if
+ * there was no memory for one. */
 static void recv_guarded(
 	struct ring *ring, struct ring_op *op, struct ring_guard *guard, ring_done_fn *done)
 {
@@ -952,7 +955,8 @@ void ring_cancel(struct ring *ring, struct ring_op *op)
 	if (!op->in_flight) {
 		return;
 	}
-	/* if the operation has already completed, it must not be continued in the next turn */
+	/* a receive that already has some data must complete with it and not continue in the next
+	 * turn */
 	if (op->code == RING_RECV_GUARDED) {
 		ring_guard_cancel(op->guard);
 	}

@@ -29,5 +29,6 @@ void ring_waiter_init(struct ring_waiter *waiter, struct ring *ring, bool may_ba
  * takes longer than the time for which it would poll. */
 void ring_waiter_turn(struct ring_waiter *waiter, uint64_t requests, bool is_slow);
 
-/* Lets the ring sleep for each completion again, until the next ring_waiter_turn(). */
+/* Makes the ring's thread sleep without polling or gathering completions, until the next
+ * ring_waiter_turn(). */
 void ring_waiter_stop(struct ring_waiter *waiter);

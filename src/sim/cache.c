@@ -23,8 +23,9 @@ static void page_writeback(struct sim_page *page)
 	memcpy(page->current, page->cache, SIM_PAGE_BYTES);
 	page->dirty = 0xff;
 	for (int i = 0; i < SIM_SECTORS_PER_PAGE; i++) {
-		/* since[i] is the ticket of the first write to the sector. A later direct write may
-		 * have set it while the earlier write was only in the cache. */
+		/* since[i] is the ticket of the first write to the sector that a crash can lose.
+		 * The cached write was not counted while it was only in the cache. So it can be
+		 * older than a direct write that has set since[i]. */
 		if (page->since[i] == 0 ||
 			(page->cache_since != 0 && page->cache_since < page->since[i])) {
 			page->since[i] = page->cache_since;

@@ -199,8 +199,8 @@ static void page_fill(
 
 void sim_disk_fill(struct sim_disk *disk, uint64_t offset, uint64_t length, uint8_t byte, bool hole)
 {
-	/* Ranges that were never written stay as they are: they read as zeroes, and file systems
-	 * also report space that is allocated but not written as a hole. */
+	/* Ranges that were never written need no pages for zeroes: they already read as zeroes, and
+	 * are holes. File systems also report space that is allocated but not written as a hole. */
 	if (byte != 0) {
 		for (uint64_t at = offset; at < offset + length; at += SIM_PAGE_BYTES) {
 			sim_page_make(disk, at / SIM_PAGE_BYTES);

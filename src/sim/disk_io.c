@@ -240,7 +240,8 @@ static void transfer_plan(const struct sim_file *file, struct sim_op *sop)
 		return;
 	}
 	sop->planned = sop->len;
-	if (sim_partial(2) == 1) { /* use the probability of partial transfers for this decision */
+	/* sim_partial(2) is 1 with the probability of partial transfers */
+	if (sim_partial(2) == 1) {
 		sop->planned = (size_t)align_up(sim_partial(sop->len), unit);
 		sop->planned = MIN(sop->planned, sop->len);
 	}
@@ -856,7 +857,8 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, st
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct mem_ref memory, size_t len, uint64_t offset, ring_done_fn *done)
 {
-	/* Copies and completes later than the real function, which is harder for the caller. */
+	/* The real function copies the bytes before it returns. This one copies and completes
+	 * later, which shows whether a caller reuses the memory too early. */
 	ring_write(ring, op, file, memory, len, offset, false, done);
 }
 

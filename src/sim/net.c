@@ -164,7 +164,7 @@ static void stream_ended(void *arg, uint64_t value)
 	polls_kick(socket);
 }
 
-/* Breaks the connection: the data to socket has reached the planned byte. */
+/* Breaks the connection at the byte of the data to `socket` that sim_socket_cut() chose. */
 static void cut_now(struct sim_socket *socket, enum sim_cut cut)
 {
 	sim_trace("cut", (uint64_t)socket->fd, (uint64_t)cut, 0);
@@ -348,7 +348,7 @@ static bool send_ended(struct sim_socket *socket)
 	return true;
 }
 
-/* Returns how many bytes of the rest of a send are readable, at most limit. */
+/* Returns how many of the bytes that a send has not moved yet are readable, at most limit. */
 static size_t send_readable(const struct sim_op *sop, size_t limit)
 {
 	size_t position = sop->moved;
@@ -725,7 +725,7 @@ void sim_socket_hold(int fd, bool held)
 	struct sim_fd *entry = &sim_world.fds[fd - SIM_FD_BASE];
 	struct sim_socket *socket = entry->socket;
 
-	/* The socket may be closed, because its last data can still be in flight. */
+	/* The socket may already be closed, because its last data can still be in flight. */
 	GMB_ASSERT(entry->kind == SIM_FD_SOCKET || entry->kind == SIM_FD_FREE);
 	side_hold(socket, held);
 	side_hold(socket->peer, held);

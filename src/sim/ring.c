@@ -37,7 +37,7 @@ struct ring {
 	struct list_node batch_ends;
 	struct ring_sources sources;
 	bool armed;	   /* the ring's sources are armed, because its thread sleeps */
-	int source_events; /* events handled while spinning, not yet returned by a turn */
+	int source_events; /* events handled while spinning; the next turn returns them */
 	struct ring_features features;
 	struct ring_counters counters;
 	uint32_t files_max;
@@ -219,7 +219,7 @@ static bool sources_have_work(struct ring *ring)
 	}
 	if (is_spinning(ring)) {
 		ring->batch_ns = sim_world.now_ns;
-		ring->armed = false; /* can be true if spinning was enabled while armed */
+		ring->armed = false; /* still true if spinning was enabled after arming */
 		ring->source_events += sources_poll(&ring->sources);
 	} else if (!ring->armed) {
 		ring->armed = sources_arm(ring, &ring->sources);
@@ -470,7 +470,7 @@ int ring_poll_fd(struct ring *ring)
 {
 	if (ring->poll_fd < 0) {
 		ring->poll_fd = sim_fd_add(SIM_FD_RING, ring, true);
-		ring->woken = true; /* the descriptor is readable if there is work already */
+		ring->woken = true; /* initially readable, because there may already be work */
 	}
 	return ring->poll_fd;
 }
@@ -945,7 +945,7 @@ void ring_op_begin(struct ring_op *op, ring_done_fn *done)
 	op->done = done;
 }
 
-/* The operation has a record in the simulated world only from now on. */
+/* Only ring_defer() creates the operation's record (struct sim_op), not ring_op_begin(). */
 void ring_op_complete(struct ring *ring, struct ring_op *op, int result)
 {
 	GMB_ASSERT(op->in_flight && op->code == RING_DEFER);

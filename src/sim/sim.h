@@ -262,7 +262,7 @@ uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk, uint64_t offset, 
 /* Makes reads and/or writes that overlap the range fail with -EIO. length 0: no range. */
 void sim_disk_set_bad(
 	struct sim_disk *disk, uint64_t offset, uint64_t length, bool reads, bool writes);
-/* Makes flushes fail while these pages have unflushed sectors. length 0: no range. */
+/* Makes flushes fail while the pages of this range have unflushed sectors. length 0: no range. */
 void sim_disk_set_bad_flushes(struct sim_disk *disk, uint64_t offset, uint64_t length);
 /* Simulates killing the process that has the disk open. The process's marks and claims end with the
  * last operation in flight on each open file. Later openers of the disk belong to another

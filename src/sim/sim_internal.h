@@ -148,7 +148,8 @@ void sim_op_complete(struct sim_op *sop, int result, uint64_t delay_ns);
 /* Copy between buf and the operation's memory, starting at position in the memory. */
 void sim_op_gather(const struct sim_op *sop, size_t position, void *buf, size_t len);
 void sim_op_scatter(const struct sim_op *sop, size_t position, const void *buf, size_t len);
-/* Returns where the simulated kernel accesses this memory, see sim_memory_alias(). */
+/* Returns the memory that the simulated kernel accesses in place of this memory, see
+ * sim_memory_alias(). */
 void *sim_memory(const void *at);
 /* Asserts that the owner has not changed the operation. */
 void sim_op_check(const struct sim_op *sop);
@@ -263,9 +264,9 @@ void sim_disk_written(struct sim_disk *disk, uint64_t offset, uint64_t length);
 void sim_disk_harden(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
 /* Simulates a failed flush: marks all sectors clean, and loses some. */
 void sim_disk_lose(struct sim_disk *disk);
-/* Like sim_disk_get(), but returns the contents of the device. Where sim_disk_lose() has lost a
- * write, these are older than the write, which sim_disk_get() still returns: the page cache keeps
- * data that a flush has failed to write. The range consists of whole sectors. */
+/* Like sim_disk_get(), but returns what the device has. If sim_disk_lose() has lost a write, this
+ * is the older data. sim_disk_get() still returns the write, because the page cache keeps data that
+ * a flush has failed to write. The range consists of whole sectors. */
 void sim_disk_get_kept(const struct sim_disk *disk, uint64_t offset, uint8_t *buf, size_t len);
 /* Drops pages of the page cache; no effect if the disk has keeps_cache. Where sim_disk_lose() has
  * lost a write, reads return the contents from before the write from now on. */
@@ -288,7 +289,8 @@ void sim_zones_wrote(struct sim_disk *disk, uint64_t offset, uint64_t length);
 void sim_zones_hardened(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
 /* Sets the zones of a copy after a crash. */
 void sim_zones_crash_copy(const struct sim_disk *disk, struct sim_disk *copy);
-/* Sets the zones of a copy after a kill: resets that are not durable get this ticket. */
+/* Sets the zones of a copy of the disk after a kill. Resets that are not durable yet get this
+ * ticket, as if they were done at that time. */
 void sim_zones_kill_copy(const struct sim_disk *disk, struct sim_disk *copy, uint64_t ticket);
 
 /* The page cache (sim/cache.c). */

@@ -26,7 +26,7 @@ enum {
 #define BUSY_NS_MAX UINT64_C(10000000)
 
 enum {
-	RATE_SHIFT = 3,		   /* a new value has a weight of one eighth */
+	RATE_SHIFT = 3,		   /* weight of a new value in the average rate: one eighth */
 	BUSY_BYTES_MIN = 64 << 10, /* no rate is computed from fewer bytes */
 };
 
@@ -102,7 +102,7 @@ static void part_begin(struct store_queue *queue, struct store_part *part)
 /*
  * The thread that pushes a part into an empty mailbox posts the mailbox's message. This part is in
  * flight until the message is delivered and the mailbox is emptied. So the queue, which contains
- * the mailbox, is not destroyed before.
+ * the mailbox, exists until then.
  */
 
 static void mailbox_push(struct store_mailbox *mailbox, struct store_part *part, struct ring *ring,
@@ -281,7 +281,7 @@ void store_submit(struct store_queue *queue, struct store_part *part)
 
 	part_begin(queue, part);
 	if (part->op == STORE_READ || part->op == STORE_WRITE) {
-		/* The memory of a write is only read, so it does not need MEM_CPU_WRITE. */
+		/* The store only reads the memory of a write, so MEM_CPU_WRITE is not required. */
 		uint32_t rights =
 			part->memory.rights | (part->op == STORE_WRITE ? MEM_CPU_WRITE : 0);
 

@@ -120,7 +120,7 @@ struct file_scratch {
 	uint64_t piece;	     /* length of the transfer in flight */
 	uint32_t phase;	     /* state of file_zero.c */
 	uint32_t retries;
-	uint32_t gate; /* enum file_gate_class: the class in which the part is inside the gate */
+	uint32_t gate; /* enum file_gate_class with which the part has entered the gate */
 	bool around;   /* the part is a read that should bypass the page cache */
 };
 

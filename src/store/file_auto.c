@@ -44,7 +44,7 @@ enum {
 	WINDOW_BYTES = 32 << 20, /* size of a window: several times the data in flight */
 	WAY_WINDOWS_FIRST = 2,
 	WAY_TRY_EVERY = 64,
-	RATE_SHIFT = 1, /* a new value has a weight of one half */
+	RATE_SHIFT = 1, /* weight of a new value in the average rate: one half */
 	WORD_BITS = 64,
 };
 #define BLOCKS_MIN   (UINT64_C(1) << 15) /* 8 GiB of the disk */

@@ -451,8 +451,8 @@ static void file_gate_serve(struct file_gate *gate)
 	admit_direct(gate);
 }
 
-/* On the fast path, this is one addition. If the gate is closed, the part subtracts itself again
- * under the lock and waits. */
+/* If the gate is open, this is one addition to gate->direct. If it is closed, the addition is
+ * undone under the lock, and the part waits. */
 static bool enter_direct(struct file_gate *gate, struct store_part *part)
 {
 	/* The acquire order pairs with the release in leave_direct() and admit_direct(). */

@@ -103,8 +103,8 @@ struct store_kind {
 	/* The text after the prefix is a size, see parse_path_size(). Such a kind has no file, and
 	 * no page cache. */
 	bool names_size;
-	/* Optional: keys of options for all kinds that have no effect on this kind (a list ending
-	 * with NULL), and the reason. */
+	/* Optional: of the options for all kinds, the keys of those that have no effect on this
+	 * kind (a list ending with NULL), and the reason. */
 	const char *const *useless;
 	const char *useless_reason;
 	bool is_on_file; /* the text after the prefix is the path of a file or block device */

@@ -685,7 +685,7 @@ static int open_memory(
 	return result;
 }
 
-/* Combines the properties of both stores: the more restrictive value of each. */
+/* Takes the more restrictive value of each property of the two stores. */
 static void overlay_fill_info(struct overlay_store *store)
 {
 	const struct store_info *upper = store_info(store->upper);

@@ -87,7 +87,7 @@ GMB_MUST_CHECK int overlay_bitmap_read(int fd, const char *path,
 /* Stores in *is_empty whether the file can become a new overlay on that base: it is empty, or a
  * crash during overlay_file_fill() has left it incomplete. */
 GMB_MUST_CHECK int overlay_file_is_empty(int fd, const struct overlay_base *base, bool *is_empty);
-/* Makes a file for which overlay_file_is_empty() is true a new overlay, atomically. */
+/* Turns a file for which overlay_file_is_empty() is true into a new overlay, atomically. */
 GMB_MUST_CHECK int overlay_file_fill(
 	int fd, const char *path, const struct overlay_base *base, struct error *error);
 /* See store_create_check(). */
@@ -208,7 +208,7 @@ struct overlay_scratch {
 	uint16_t runs;	 /* number of runs whose extents were requested */
 	bool owns_blocks;
 	bool commits; /* the part is a durable change that needs a commit */
-	bool zeroes;  /* the part is a trim that is being forwarded as a zero */
+	bool zeroes;  /* the part is a trim that is being forwarded as STORE_ZERO */
 };
 
 static inline struct overlay_scratch *overlay_scratch_of(struct store_part *part)

@@ -255,7 +255,8 @@ static void change_end(struct store_part *part, int result)
 {
 	struct overlay_store *store = overlay_of(part->queue);
 	struct overlay_scratch *scratch = overlay_scratch_of(part);
-	/* permitted, because a trim need not have an effect */
+	/* The part is a trim, forwarded as a fast zero. If that is not possible, the trim has no
+	 * effect, which is permitted. */
 	bool undone = scratch->zeroes && result == -EOPNOTSUPP;
 
 	if (scratch->owns_blocks) {

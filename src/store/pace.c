@@ -294,7 +294,7 @@ static uint64_t reserve(
 /* --- slots --------------------------------------------------------------------------------- */
 
 /* Inserts a slot whose part is in progress. Slots are sorted by time. The search begins at the
- * front, because slots that still wait for their members are due later. */
+ * front: most other slots are due later, because their parts still wait for busy member disks. */
 static void slot_insert(struct pace_queue *queue, struct slot *slot)
 {
 	struct list_node *position = queue->busy.next;

@@ -41,9 +41,10 @@
 enum {
 	STREAMS_MAX = 256,    /* includes sequences that are too short to be a stream */
 	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
-	GAP_SHIFT = 2,	      /* a new value has a weight of one quarter */
-	SEEK_SHIFT = 3,	      /* a new value has a weight of one eighth */
-	/* Maximum number of other parts in a turn that streams wait for. */
+	GAP_SHIFT = 2,	      /* weight of a new value in the average gap: one quarter */
+	SEEK_SHIFT = 3,	      /* weight of a new value in the average seek time: one eighth */
+	/* maximum number of parts without a stream that get the disk in one turn while streams
+	 * wait */
 	OTHERS_TURN_MAX = 16,
 };
 /* A part continues a stream if it begins at most this far from the stream's end: requests of a
@@ -52,12 +53,13 @@ enum {
 /* Minimum number of consecutive bytes that make a stream: a single request can have several parts.
  */
 #define STREAM_BYTES_MIN (UINT64_C(1) << 20)
-/* Time for which a stream stays in the table longer than a sequence that is still too short. */
+/* A sequence of parts that is long enough to be a stream stays in the table this much longer than a
+ * short one. */
 #define STREAM_KEPT_NS UINT64_C(10000000000)
 #define RUN_NS	       UINT64_C(100000000)
 #define OTHERS_WAIT_NS UINT64_C(35000000)
-/* While others wait, a run with this many bytes at the disk gets no further part, so that the
- * others get their turn soon. */
+/* While other parts wait, the stream that has the disk (its run) gets no further part once this
+ * many of its bytes are in flight, so that the others get their turn soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
 /* Parts wait only if the average seek takes at least this time. */
 #define SEEK_NS_MIN UINT64_C(2000000)
@@ -110,14 +112,14 @@ struct sched_store {
 	uint32_t inflight;	  /* number of parts at the disk */
 	struct stream *run;	  /* NULL: none */
 	uint64_t run_start_ns;
-	uint64_t others_end_ns; /* time at which the last turn of parts without a stream ended */
+	uint64_t others_end_ns; /* end of the last turn of the parts that belong to no stream */
 	uint64_t head;		/* offset at which the part granted last ends */
 	uint64_t done_ns;	/* time at which the last part was done */
 	uint64_t seek_ns;	/* average seek time */
 	/* time at which the last part was done, or at which an idle disk got a part */
 	uint64_t progress_ns;
 	uint32_t stuck_count; /* parts at the disk since it was found stuck; 0: it is not stuck */
-	uint32_t stuck_turn;  /* number of times that it was found stuck */
+	uint32_t stuck_turn;  /* number of times that the disk was found stuck */
 	struct store_part *watch; /* waiting part whose ring operation is the timer; NULL: none */
 	uint64_t watch_end_ns;	  /* time at which the timer must end */
 	bool watch_is_late;	  /* the timer was set to a later time, and must be set again */
@@ -259,13 +261,15 @@ static void gap_end(struct stream *stream, uint64_t now_ns)
 
 /* --- decisions, under the lock --------------------------------------------------------------- */
 
-/* Returns the time until which the disk waits for the next part of a run without parts. */
+/* Returns the time until which the disk is kept free for the next part of a run that has no part
+ * now. It is not kept free if the client's usual pause is longer than IDLE_NS_MAX. */
 static uint64_t idle_end_ns(const struct stream *run)
 {
 	return run->idle_since_ns + (run->gap_ns <= IDLE_NS_MAX ? IDLE_NS_MAX : 0);
 }
 
-/* Returns whether another stream waits, and the run has had the disk for at least ns. */
+/* Returns whether another stream waits for the disk, and the current run has lasted for at least
+ * ns. */
 static bool run_has_had(const struct sched_store *store, uint64_t ns, uint64_t now_ns)
 {
 	uint32_t rivals = store->streams_waiting - !list_is_empty(&store->run->waiting);
@@ -308,8 +312,9 @@ static void queue_call(struct sched_queue *queue)
 	}
 }
 
-/* Hands a waiting part to its queue. If the queue's message is in flight, the message forwards the
- * part, because the queue must exist until the message arrives. */
+/* Lets a waiting part continue: directly if it is in the current queue, otherwise by a message to
+ * its queue. If a message to the queue is already in flight, it forwards the part: an unfinished
+ * part ensures that the queue exists until the message arrives. */
 static void grant(struct sched_store *store, struct store_part *part, struct sched_work *work)
 {
 	struct sched_queue *queue = queue_of(part);
@@ -438,7 +443,7 @@ static bool is_stuck(struct sched_store *store, uint64_t now_ns)
 	return store->stuck_count > 0;
 }
 
-/* Chooses the owner of the disk, and passes on its parts. */
+/* Chooses whether the parts of a run or the other parts get the disk, and passes these on. */
 static void grant_owner(struct sched_store *store, struct sched_work *work)
 {
 	enum sched_owner owner;
@@ -453,8 +458,8 @@ static void grant_owner(struct sched_store *store, struct sched_work *work)
 		return;
 	}
 	if (owner == OWNER_OTHERS) {
-		/* The disk seeks after this turn in any case. So if the run would end soon, it ends
-		 * now: this saves a seek. */
+		/* After the turn of the other parts, the disk has to seek in any case. So a run
+		 * that would end soon ends now, which saves a seek. */
 		if (store->run != NULL && run_has_had(store, RUN_NS / 2, work->now_ns)) {
 			end_run(store);
 		}
@@ -568,7 +573,8 @@ static void sched_deliver(struct ring *ring, struct ring_message *message)
 	sched_unlock(&work);
 }
 
-/* Returns whether the part moves the heads of the disk and may wait. */
+/* Returns whether the part may have to wait: it moves the heads of the disk, and is not a durable
+ * write (FUA). */
 static bool is_scheduled(const struct sched_store *store, const struct store_part *part)
 {
 	return part->op == STORE_READ ? store->read_seeks
@@ -591,7 +597,7 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 	sched_lock(&work, queue);
 	scratch->state = PART_WAITING;
 	scratch->arrived_ns = work.now_ns;
-	/* Nothing waits at a disk that does not seek, and the table takes long to search. */
+	/* No part waits at a disk that does not seek, so it needs no streams. */
 	stream = store->seek_ns >= SEEK_NS_MIN ? classify(store, part, work.now_ns) : NULL;
 	scratch->stream_count = stream != NULL ? (uint16_t)(stream - store->streams + 1) : 0;
 	if (stream != NULL) {

@@ -370,8 +370,9 @@ struct store_options {
 	bool sole; /* no other store may write the disk, not even one of this process */
 	/* Set by a store that uses this one as its disk: no filter wraps it. */
 	bool is_below;
-	/* Set by a store that uses this one as its disk: accepts a file of any format, and a
-	 * host-managed zoned device. Writes must then be in the order that the zones require. */
+	/* Set by a store that uses this one as its disk. A file of any format is then accepted, and
+	 * so is a host-managed zoned device, to which writes must be in the order that the zones
+	 * require. */
 	bool any_format;
 	bool page_cache_send_off; /* store_page_cache_ref() always returns false */
 	enum store_mode read_mode;
@@ -440,7 +441,7 @@ struct store_check {
 	void (*amount)(struct store_check *check, const char *name, uint64_t bytes);
 	/* Adds text to a list. text NULL: creates an empty list. */
 	void (*entry)(struct store_check *check, const char *list, const char *text);
-	/* Reports damage: a sentence without its full stop. */
+	/* Reports damage that was found. sentence: without its full stop. */
 	void (*fault)(struct store_check *check, const char *sentence);
 };
 

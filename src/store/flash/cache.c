@@ -151,8 +151,8 @@ uint32_t flash_cache_run(
 }
 
 /* Inserts a slot into the list of dirty pages in flush order. A new version of a dirty page takes
- * the position of the older one, because the older contents are nowhere else: a flush that waited
- * for them must wait for the new ones. */
+ * the position of the older one, whose contents were only in the cache: a flush that waited for
+ * them must wait for the new ones. */
 static void order_enter(struct flash_cache *cache, uint32_t slot, uint32_t before, uint32_t behind)
 {
 	cache->slots[slot].before = before;
@@ -239,7 +239,8 @@ static void cache_count_dirty(struct flash *flash)
 		cache_lru_dirty_count(&flash->cache.lru) + flash->cache.writing_count;
 }
 
-/* Stores in the slot that the record being filled contains its page, or newer contents. */
+/* Records that the page in the slot, or newer contents of its block, are in the record being
+ * filled. */
 static void set_writing(struct flash *flash, uint32_t slot)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -341,8 +342,8 @@ static void replace(struct flash_cache *cache, uint32_t old, uint32_t slot,
 			behind = cache->slots[old].behind;
 		}
 		cache_release(cache, old);
-		/* cache_release() has removed `old` from the list. If it was the last, its
-		 * predecessor is the last now. */
+		/* cache_release() has removed `old` from the list. If `old` was the last slot, the
+		 * new one goes behind the slot that is the last one now. */
 		before = behind == CACHE_NO_SLOT ? cache->last : before;
 	}
 	enter(cache, slot, page);
@@ -377,8 +378,8 @@ void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data)
 	entry->lpn = htole64(page.lpn);
 	entry->counter = htole64(page.counter);
 	entry->stamp = htole64(page.stamp);
-	/* If the process is killed before this commit, the old page is valid; after it, both pages
-	 * are valid and the one with the greater counter counts. */
+	/* If the process is killed before this commit, only the old page is valid. After it, both
+	 * pages are valid, and the next process uses the one with the greater counter. */
 	commit(cache, slot, FLASH_CACHE_DIRTY << 32 | flash_cache_crc(entry, bytes));
 	if (old != CACHE_NO_SLOT) {
 		home = home == GC_NO_SEGMENT ? cache->lru_slots[old].home : home;
@@ -587,7 +588,7 @@ static void load_ready(struct flash_wait *wait, int result)
 {
 	struct flash *flash = container_of(wait, struct flash_cache_load, wait)->flash;
 
-	if (result < 0) { /* without this map page, its cached blocks can never be written */
+	if (result < 0) { /* the cached blocks of this map page could never be written to the log */
 		flash_fail(flash, result, "the map of the disk cannot be read");
 	}
 }
@@ -687,7 +688,8 @@ static bool write_picks(struct flash *flash)
 	cache->pick_count -= count;
 	memmove(cache->picks, cache->picks + count, cache->pick_count * sizeof(*cache->picks));
 	if (cache->pick_count == 0) {
-		flash_log_close(flash); /* the record is closed early, because slots wait for it */
+		/* closed although it is not full: slots become free only when it is written */
+		flash_log_close(flash);
 	}
 	return true;
 }
@@ -742,16 +744,16 @@ static bool flush_step(struct flash *flash)
 	}
 	if (flash->failed == 0 && (part->flags & STORE_QUIESCE) != 0 && cache->writing_count > 0) {
 		flash_log_close(flash);
-		/* The flush waits for the record, because the anchor after this flush must not
-		 * refer to the cache file. */
+		/* The anchor of this flush must not refer to the cache file. So the flush waits
+		 * until no page is in a record that is still being written. */
 		return false;
 	}
 	list_remove(&part->node);
 	if (flash->failed != 0) {
 		flash_finish(part, flash->failed);
 	} else if ((part->flags & STORE_QUIESCE) != 0 && flash_cache_is_dirty(cache)) {
-		/* The flush fails, because clients continue to write, so the cache might never be
-		 * clean. */
+		/* The flush fails instead of waiting, because the cache might never become clean
+		 * while clients continue to write. */
 		flush_refused(part, -EBUSY);
 	} else if ((part->flags & STORE_QUIESCE) != 0) {
 		flash_flush(flash, part);
@@ -795,7 +797,8 @@ bool flash_cache_step(struct flash *flash)
 		return true;
 	}
 	if (cache->is_draining && cache_lru_dirty_count(&cache->lru) == 0) {
-		/* The open record may contain pages that garbage collection has appended. */
+		/* The record being filled can contain dirty pages that garbage collection appended.
+		 * It is closed, because the cache is clean only when they are written. */
 		flash_log_close(flash);
 	}
 	if (flash->failed != 0 || flash_checkpoint_blocks(flash) ||

@@ -49,7 +49,7 @@ struct flash_cache_slot {
 	 * contents; or 0. In a slot without a page: number of the record that is written from this
 	 * slot. */
 	uint64_t writing;
-	/* dirty: counter of the oldest change of its block that no record contains. */
+	/* dirty: counter of the oldest change of the block that is in no record yet */
 	uint64_t since;
 	/* Next slot in its bucket, or in the held list. */
 	uint32_t chain;
@@ -77,8 +77,8 @@ struct flash_cache {
 	bool is_busy;	  /* another process still uses the store, and has its own cache file */
 	bool is_found;	  /* the file existed when the store was opened */
 	bool is_leaving; /* the file takes no new pages: it was found, but no cache is configured */
-	/* New writes bypass the cache, and its pages are written: snapshots leave so little space
-	 * that writes might soon be refused. */
+	/* Snapshots leave so little space that writes might soon be refused. So new writes bypass
+	 * the cache, and its pages are written. */
 	bool is_tight;
 	bool is_draining;     /* the store is being closed: all pages are written */
 	uint32_t found_count; /* number of pages found in the file */
@@ -105,7 +105,8 @@ struct flash_cache {
 	struct flash_cache_pick *picks;
 	struct flash_cache_load *loads; /* reads of map pages for the picked blocks */
 	uint32_t pick_count;
-	/* For a flush or the shutdown: newer versions of the picked blocks are written as well. */
+	/* The picks are for a flush or the shutdown: a picked block is also written if it was
+	 * changed since. */
 	bool picks_for_all;
 	/* For a snapshot: all changes up to this counter must be written. */
 	uint64_t wanted;
@@ -148,18 +149,21 @@ void flash_cache_close(struct flash *flash);
 /* Restores the dirty pages from the file. Runs on the recovery's worker thread, before the log is
  * replayed. Returns -ENOMEM, or -EBUSY if another process uses the file. */
 GMB_MUST_CHECK int flash_cache_load(struct flash *flash);
-/* Checks the file's position against end, the end of the log that the replay has found. Returns
- * -ESTALE if the file has pages and the log lacks records that were written before them. */
+/* Compares the position in the cache file (`followed`) with end, the end of the log that the replay
+ * has found. Returns -ESTALE if the file has pages and the log lacks records that were written
+ * before them. */
 GMB_MUST_CHECK int flash_cache_compare(struct flash *flash, uint64_t end, struct error *error);
 /* Records in the anchor that answered changes are lost: the epoch changes. */
 void flash_cache_count_loss(struct flash *flash);
-/* True if the killed server had written exactly the records before `end`. Valid only if the log
- * continues after the checkpoint, because the position in the file can be older than the anchor. */
+/* True if the position in the cache file shows that the killed server had written all records
+ * before `end`, and no other ones. Valid only if the log continues after the checkpoint; otherwise,
+ * the position can be older than the anchor. */
 bool flash_cache_knows_end(const struct flash *flash, uint64_t end);
 /* Stores in the file the number of the first record that is not yet written to the log. Called
  * after each record and each checkpoint. */
 void flash_cache_follow(struct flash *flash);
-/* Returns the tag for the anchor that is about to be written; 0: the next process needs no file. */
+/* Returns the cache_tag for the anchor that is about to be written; 0 if the next process does not
+ * need the cache file. */
 uint64_t flash_cache_tag(const struct flash *flash);
 /* Stores in the anchor the folder and boot ID of the file that its cache_tag refers to. */
 void flash_cache_tell_place(struct flash *flash);
@@ -230,8 +234,8 @@ void flash_cache_retired(struct flash *flash, uint64_t seq);
 /* Called when the block's version on the device has moved to this segment, or no longer exists
  * (GC_NO_SEGMENT). */
 void flash_cache_moved(struct flash *flash, uint64_t lpn, uint32_t segment);
-/* Recovery: a replayed record contains these blocks, so their pages with a stamp up to seq are
- * discarded. */
+/* Called by recovery for the blocks that record seq changes: discards their cached pages, unless
+ * these are newer than the record (a stamp greater than seq). */
 void flash_cache_replayed(struct flash *flash, uint64_t lpn, uint32_t count, uint64_t seq);
 
 /* Continues evictions and flushes. Returns true if there was progress. */
@@ -240,9 +244,10 @@ bool flash_cache_step(struct flash *flash);
 bool flash_cache_wants_log(const struct flash *flash);
 /* Completes the part when all changes answered before it are durable. */
 void flash_cache_flush(struct flash *flash, struct store_part *part);
-/* Requests that the changes answered until now be written soon, for a snapshot. */
+/* For a snapshot: requests that all cached changes answered so far be written to the log soon. */
 void flash_cache_want_written(struct flash *flash);
-/* True when the changes requested by flash_cache_want_written() are in records, written or not. */
+/* True when the changes requested by flash_cache_want_written() are in records, which need not be
+ * written yet. */
 bool flash_cache_has_written(const struct flash *flash);
 
 /* Returns how garbage collection must move a live block of segment victim with checksum crc. */

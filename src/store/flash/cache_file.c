@@ -34,7 +34,7 @@ const char *flash_cache_directory(const char *directory)
 }
 
 /* Makes the prefix that the names of all cache files of this UUID have. The rest of a name is the
- * tag. It is random, so that no other user can create a file of that name first, and no two files
+ * file's tag, a random number, so that no other user can create the file first, and no two files
  * have the same name. */
 static void make_prefix(const struct flash_anchor *anchor, char prefix[PREFIX_BYTES])
 {
@@ -502,7 +502,8 @@ uint64_t flash_cache_tag(const struct flash *flash)
 {
 	const struct flash_cache *cache = &flash->cache;
 
-	/* The next process must not search for the file, because the file has no pages. */
+	/* If the store is being closed or quiesced, and the file has no pages that are not in the
+	 * log, the next process must not search for it. */
 	return (flash->is_closing || !list_is_empty(&flash->checkpoint.quiescing)) &&
 			       !flash_cache_is_dirty(cache)
 		       ? 0
@@ -567,7 +568,7 @@ static void tidy_file(void *context, const char *path)
 	}
 }
 
-/* Removes files of processes that were killed during a handover. */
+/* Removes cache files in the folder that processes killed during a handover have left. */
 static void tidy(struct flash *flash, const char *folder)
 {
 	char prefix[PREFIX_BYTES];
@@ -581,8 +582,8 @@ void flash_cache_close(struct flash *flash)
 	struct flash_cache *cache = &flash->cache;
 	const char *path = cache->file.path;
 
-	/* After a handover, and before the first checkpoint, it is unknown which files are
-	 * needed. */
+	/* After a handover, and before the first checkpoint, it is unknown which files are needed,
+	 * so none is removed. */
 	if (cache->slot_count > 0 && flash->counters.checkpoints > 0 && !flash->base.is_let_go) {
 		char *folder = strndup(path, (size_t)(strrchr(path, '/') - path));
 

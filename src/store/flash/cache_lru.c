@@ -94,8 +94,9 @@ static void lru_set_state(struct cache_lru *lru, uint32_t slot, enum cache_state
 	count_home(lru, found);
 }
 
-/* Moves the boundary between hot and cold pages so that their shares are correct. After one dirty
- * page more or fewer, or an access, it moves by at most one page. */
+/* Moves the boundary between hot and cold pages until the cold list has cold_percent of the dirty
+ * pages. Called after each access and each change of their number, so it moves by at most one
+ * page. */
 static void keep_boundary(struct cache_lru *lru)
 {
 	uint32_t dirty = cache_lru_dirty_count(lru);

@@ -93,8 +93,9 @@ void cache_lru_touch(struct cache_lru *lru, uint32_t slot);
  * counts as written. */
 void cache_lru_set_busy(struct cache_lru *lru, uint32_t slot);
 
-/* Like cache_lru_set_busy(), but a cold page is not counted. For GC_WRITE_BACK: without garbage
- * collection, users might have overwritten the page first. */
+/* Like cache_lru_set_busy(), but a cold page is not counted as written. For GC_WRITE_BACK: garbage
+ * collection writes the page earlier than the cache would have done, and until then users might
+ * have overwritten it. */
 void cache_lru_write_back(struct cache_lru *lru, uint32_t slot);
 
 /* Called when the page in the busy slot has been written to flash. */
@@ -120,7 +121,7 @@ static inline uint32_t cache_lru_dirty_count(const struct cache_lru *lru)
 	return lru->lists[CACHE_HOT].count + lru->lists[CACHE_COLD].count;
 }
 
-/* Returns the way in which garbage collection must move a block whose page is in this slot, see
- * gc_way_of(). CACHE_NO_SLOT: the block is not cached. If the slot is busy, the block is copied
- * from flash; the record in progress will make that copy dead. */
+/* Returns how garbage collection must move a block whose page is in this slot, see gc_way_of().
+ * CACHE_NO_SLOT: the block is not cached. If the slot is busy, the block is copied from flash,
+ * although the record that is being written from the slot will replace it. */
 enum gc_way cache_lru_gc_way(const struct cache_lru *lru, uint32_t slot);

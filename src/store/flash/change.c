@@ -24,7 +24,7 @@ enum {
 	EMPTY_PAGES_MAX = 4096 /* limit on empty map pages skipped before the ring's next batch */
 };
 
-/* Result of a step of the first change. */
+/* Result of one step of processing the first change in the queue. */
 enum step {
 	STEP_WAIT, /* the change waits; an event will call flash_pump() */
 	STEP_DONE, /* the change is complete, or there was progress */
@@ -95,7 +95,7 @@ static void change_page_ready(struct flash_wait *wait, int result)
 static void ahead_ready(struct flash_wait *wait, int result)
 {
 	GMB_UNUSED(wait);
-	/* the change that needs the page will read it again and get the error */
+	/* an error is ignored: the change that needs the page reads it again */
 	GMB_UNUSED(result);
 }
 
@@ -227,8 +227,8 @@ static struct flash_edge *edge_of(struct flash *flash, const struct store_part *
 /* --- blocks ---------------------------------------------------------------------------------- */
 
 /* Gets everything that is needed to append these blocks to one record: their map pages, marked
- * dirty; the rest of blocks that are changed in part (only the first or last one can be); and room
- * in the record. */
+ * dirty; the current contents of a first or last block that is changed only in part; and room in
+ * the record. */
 static enum step blocks_prepare(
 	struct flash *flash, const struct store_part *part, uint64_t first, uint32_t count)
 {

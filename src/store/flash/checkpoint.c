@@ -95,7 +95,8 @@ static void freeze_segments(struct flash *flash)
 	}
 }
 
-/* From here on, table_dirty collects the changes for the next checkpoint. */
+/* Moves table_dirty to table_begun, which this checkpoint writes. From here on, table_dirty
+ * collects the changes for the next checkpoint. */
 static void freeze_tables(struct flash *flash)
 {
 	uint32_t count = flash->anchor.geometry.page_count - flash->anchor.geometry.leaf_count;
@@ -332,8 +333,8 @@ static bool write_level(struct flash *flash, uint32_t level, uint32_t *blocks)
 
 /* --- steps of a level ------------------------------------------------------------------------ */
 
-/* True if changes can run between the steps of the checkpoint: clients have room, and the log since
- * the beginning of the checkpoint is not too long for a replay. */
+/* True if changes can run between the steps of the checkpoint: there are free segments for clients,
+ * and the log since the beginning of the checkpoint is not too long for a replay. */
 static bool may_share(const struct flash *flash)
 {
 	return !flash_checkpoint_blocks(flash) && !flash->is_closing &&
@@ -432,9 +433,9 @@ static void free_segments(struct flash *flash)
 		bool is_walked = !flash_gc_walks(flash, i);
 
 		/* A closed segment becomes a candidate if it was closed when the checkpoint began,
-		 * or if the log has had no changes since then: a rebuild relies on the rule that
-		 * every moved block existed at a checkpoint. A bad segment can be used again when
-		 * it is empty, but a bad zone cannot. */
+		 * or if the log has had no changes since then. So every block that garbage
+		 * collection moves has existed at a checkpoint, which rebuild_apply() relies on. A
+		 * bad segment can be used again when it is empty, but a bad zone cannot. */
 		if (entry->state == GC_CLOSED && (segment->was_closed || !has_changes) &&
 			!segment->is_kept &&
 			(!segment->is_bad || (is_empty && !flash_has_zones(flash)))) {
@@ -501,9 +502,9 @@ static void flash_quiesced(struct flash *flash, uint32_t count, int result)
 	}
 }
 
-/* Ends a checkpoint with its result. The order matters: a new snapshot gets the frozen counts
- * before free_segments() examines the segments, and the cache file's position is stored only when
- * the anchor refers to the file (is_recorded). */
+/* Ends a checkpoint with its result. The order matters: flash_snapshots_checkpointed() gives a new
+ * snapshot its counts of blocks before free_segments() examines them, and flash_cache_follow()
+ * stores a position only if is_recorded is set. */
 static void end(struct flash *flash, int result)
 {
 	checkpoint_set_state(&flash->checkpoint, FLASH_CHECKPOINT_NONE);
@@ -529,7 +530,7 @@ static void end(struct flash *flash, int result)
 			flash, result < 0 ? UINT32_MAX : flash->checkpoint.quiesce_count, result);
 	}
 	if (!list_is_empty(&flash->checkpoint.quiescing)) {
-		/* for flushes that arrived during the checkpoint that has ended */
+		/* flushes that arrived during the checkpoint need another one */
 		flash_checkpoint_ask(flash);
 	}
 	if (flash->is_starting) {
@@ -550,13 +551,13 @@ static void checkpoint_anchor_written(struct flash_io *io, int result)
 }
 
 /*
- * Returns the position at which a recovery begins to read the log: the beginning of the checkpoint,
- * or a position after its nodes.
+ * Returns the position at which a recovery begins to read the log. This is the position after the
+ * checkpoint's nodes if only nodes have been written since the checkpoint began, and no record is
+ * in flight; otherwise it is the beginning of the checkpoint.
  *
- * If only nodes have been written since the checkpoint began, and no record is in flight, the
- * position is after the nodes. A recovery skips nodes anyway, and it could not find the nodes of a
- * run's first checkpoint if the log was moved without a detour (move.c). While a record is in
- * flight, a move could still change prev_crc of the position after it.
+ * A recovery skips nodes anyway. It could not find the nodes of a run's first checkpoint if the log
+ * was moved without a detour (move.c). While a record is in flight, the position after it is not
+ * final, because a move of the log could still change its prev_crc.
  */
 static struct flash_position log_behind(const struct flash *flash)
 {

@@ -41,7 +41,7 @@ struct flash_checkpoint {
 	 * records before this position. */
 	struct flash_position begin;
 	uint64_t clock; /* gc_table.clock when the checkpoint began */
-	/* flushes in quiescing that arrived before the checkpoint began */
+	/* number of flushes in `quiescing` that arrived before the checkpoint began */
 	uint32_t quiesce_count;
 	struct list_node quiescing; /* STORE_QUIESCE flushes that wait for a checkpoint */
 	/* a new checkpoint was requested, which must begin after the request */

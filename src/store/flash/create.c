@@ -24,7 +24,8 @@ enum {
 	/* If a disk has more map pages than this (2 GiB), a check takes long enough for progress
 	 * messages. */
 	TELL_PAGES = 1024,
-	/* maximum without zones, because a start might have to search the rest of a segment */
+	/* Maximum without zones: a start might have to search the rest of a segment for records,
+	 * block by block. */
 	SEGMENT_BLOCKS_MAX = 65536,
 };
 
@@ -383,7 +384,8 @@ static void check_page(struct checking *checking, uint32_t tree, uint32_t index)
 		return;
 	}
 	if (tree > 0 && !read_page(checking, index, &shared)) {
-		/* damage of a shared block is reported with the disk's page */
+		/* The damage of the disk's page is reported when the disk is checked. Without that
+		 * page it is unknown which blocks both share, so all are checked. */
 		shared = (struct flash_node){ 0 };
 	}
 	for (uint32_t i = 0; i < FLASH_NODE_ENTRIES; i++) {

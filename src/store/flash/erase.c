@@ -22,7 +22,8 @@
 enum {
 	/* data is moved if the erase count of its segment is this much below the mean */
 	WEAR_ERASES = 32,
-	/* one segment is moved per this many segments written: less than 1 % */
+	/* for wear levelling, one segment is moved per this many segments written: this adds less
+	 * than 1 % of writes */
 	WEAR_SEGMENTS = 128,
 };
 
@@ -192,7 +193,7 @@ uint32_t flash_wear_victim(struct flash *flash)
 			fewest = i;
 		}
 	}
-	/* reset even if there is no victim, so that the search stays rare */
+	/* also without a victim: the next search is WEAR_SEGMENTS segments later */
 	flash->erase.taken = 0;
 	return fewest != GC_NO_SEGMENT && flash->segments[fewest].erases + WEAR_ERASES <
 						  flash->counters.erases_mean

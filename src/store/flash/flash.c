@@ -66,8 +66,9 @@ void flash_io_ended(struct flash *flash)
 		flash_pump(flash);
 	}
 	flash_snapshots_io_ended(flash);
-	/* Held parts wait until nothing is in flight. If another part or a snapshot request has
-	 * arrived since, it keeps the store alive, so the held parts can complete now. */
+	/* The parts in `held` can complete when nothing is in flight. They can also complete if
+	 * another part or a snapshot request has arrived since: the store cannot be closed before
+	 * that is done. */
 	if (flash->io_count > 0 && !flash_may_work(flash)) {
 		return;
 	}
@@ -84,7 +85,8 @@ void flash_finish(struct store_part *part, int result)
 {
 	struct flash *flash = flash_of(part);
 
-	/* The last part is held back; flash_io_ended() completes it. */
+	/* The store may be closed when its last part completes. So the last part is kept in `held`
+	 * while anything is in flight; flash_io_ended() completes it. */
 	if (flash->io_count > 0 && flash->part_count == flash->held_count + 1) {
 		flash_scratch_of(part)->result = result;
 		flash->held_count++;
@@ -349,7 +351,8 @@ static void close_disk(struct flash *flash)
 	}
 }
 
-/* Runs on a worker thread. Returns -EAGAIN while the barrier is closed. */
+/* Runs on a worker thread. Returns -EAGAIN while writes of a killed server may still reach the disk
+ * (store_barrier()). */
 static int recover_call(struct ring_op *op)
 {
 	struct flash *flash = container_of(op, struct flash, start_op);
@@ -640,9 +643,9 @@ static int flash_open(struct store *base, const struct store_options *options,
 	}
 	/* The claim is taken before the contents are read. */
 	result = open_below(flash, options, error);
-	/* Read the anchors past the page cache, or drop their pages from it first. The page cache
-	 * may have anchors that could not be written to the disk, and flash_recover() writes
-	 * records again, but no anchors. In an upgrade, the anchors are read again when the other
+	/* The page cache may have anchors that could not be written to the disk. So the anchors are
+	 * read past the page cache, or their pages are dropped first. (flash_recover() later writes
+	 * records again, but no anchors.) In an upgrade, the anchors are read again when the other
 	 * process has made them durable. */
 	if (result == 0 && !flash->is_read_only && !flash_has_zones(flash) && !open_disk(flash)) {
 		disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);

@@ -153,8 +153,8 @@ struct flash_scratch {
 	struct flash_wait wait;
 	int result;
 	uint32_t tree;
-	/* read: number of helpers that work for it; extents: number of map pages being read for
-	 * it */
+	/* read: number of helpers (struct flash_helper) that work for the part; extents: number of
+	 * map pages that are being read for it */
 	uint32_t pending;
 	bool is_waiting; /* the part waits for a map page, a free slot for one, or an idle helper */
 	/* write: the first blocks are in records that refer to the part's memory */
@@ -211,7 +211,7 @@ void flash_init(struct flash *flash, uint8_t *memory);
 /* Completes the part in the ring's next batch. The last part in the store is held back
  * while I/O is in flight. */
 void flash_finish(struct store_part *part, int result);
-/* Ends one operation that was counted in io_count. Completes the start and the held parts once
+/* Ends one operation that was counted in io_count. Completes the start and the parts in `held` once
  * nothing is in flight. */
 void flash_io_ended(struct flash *flash);
 /* Logs error and makes all later changes fail with it. Later calls have no effect. what: the
@@ -307,9 +307,9 @@ static inline bool flash_checkpoint_runs(const struct flash *flash)
 {
 	return flash->checkpoint.state != FLASH_CHECKPOINT_NONE;
 }
-/* True if changes must wait: for the records in flight when a checkpoint begins, or for the whole
- * first checkpoint of a run, because recovery would not find the records of these changes before
- * that checkpoint is complete. */
+/* True if changes must wait. When a checkpoint begins, they wait for the records in flight. In the
+ * first checkpoint of a run they wait until it is complete, because before that, recovery would not
+ * find their records. */
 static inline bool flash_checkpoint_blocks(const struct flash *flash)
 {
 	return flash->checkpoint.state == FLASH_CHECKPOINT_DRAIN ||

@@ -184,9 +184,9 @@ static uint64_t room_blocks(const struct flash_geometry *geometry)
 	return segments * usable > nodes ? segments * usable - nodes : 0;
 }
 
-/* Returns the largest disk, in blocks, that leaves spare_percent of the room as spare space, but at
- * least SPARE_SEGMENTS and the segments of a checkpoint. With less, garbage collection could free
- * less than its checkpoints write. */
+/* Returns the largest disk, in blocks, that leaves spare_percent of the usable blocks as spare
+ * space, but at least SPARE_SEGMENTS and the segments of a checkpoint. With less, garbage
+ * collection might free less space than its checkpoints take. */
 static uint64_t disk_blocks_max(const struct flash_geometry *geometry, uint32_t spare_percent)
 {
 	uint64_t room = room_blocks(geometry);

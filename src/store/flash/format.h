@@ -225,8 +225,8 @@ void flash_detour_follow(const struct flash_anchor *anchor, struct flash_positio
 bool flash_snapshot_name_is_sound(const char *name);
 /* True if the block begins like an anchor; it may be damaged. */
 bool flash_anchor_is_ours(const uint8_t block[FLASH_BLOCK_BYTES]);
-/* Returns -EINVAL, or -ENOTSUP for an unsupported version, with the predicate of a
- * sentence about the anchor. */
+/* Returns -EINVAL, or -ENOTSUP for an unsupported version. *error is then the predicate of a
+ * sentence whose subject is the anchor. */
 GMB_MUST_CHECK int flash_anchor_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], struct flash_anchor *anchor, struct error *error);
 
@@ -259,8 +259,9 @@ struct flash_record {
 	uint64_t base;
 	/* End of the previous run's log: its records from this number on are invalid. */
 	uint64_t before;
-	/* Number of the first record after the beginning of the checkpoint in progress. Nodes in
-	 * this record have the state before that number. 0: no checkpoint was in progress. */
+	/* Number of the first record after the beginning of the checkpoint in progress: the nodes
+	 * in this record contain the changes before that number. 0: no checkpoint was in
+	 * progress. */
 	uint64_t nodes_at;
 	uint32_t at; /* block of the record's header on the device */
 	uint32_t prev_crc;
@@ -297,7 +298,7 @@ uint32_t flash_record_encode(const struct flash_record *record,
  * if the block is no valid header of this store. */
 GMB_MUST_CHECK bool flash_record_look(const uint8_t block[FLASH_BLOCK_BYTES],
 	const struct flash_anchor *anchor, struct flash_record *record);
-/* Decodes the record at position at, and sets *next to the position after it. Returns false if
+/* Decodes the record at the position *at, and sets *next to the position after it. Returns false if
  * there is no such record: the log ends here. */
 GMB_MUST_CHECK bool flash_record_decode(const uint8_t block[FLASH_BLOCK_BYTES],
 	const struct flash_anchor *anchor, const struct flash_position *at,

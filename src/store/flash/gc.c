@@ -27,16 +27,16 @@ enum {
 	/* limit of victims (segments to collect) in a round while clients wait */
 	VICTIMS_MAX = 12,
 	ROUND_BLOCKS = 12 << 14, /* limit of the blocks in the victims of a round: 768 MiB */
-	/* A round ends with this many free segments above the starting threshold, to save
-	 * checkpoints. */
+	/* A round ends when this many segments more than begin_segments are free. With fewer,
+	 * rounds and their checkpoints would be more frequent. */
 	ENOUGH_SEGMENTS = 4,
 	CREDIT = 4, /* blocks that may be examined for each block that clients write */
-	/* Replaces CREDIT when the number of free segments is closer to the reserve than to the
-	 * starting threshold. */
+	/* Replaces CREDIT when the number of free segments is closer to the reserve than to
+	 * begin_segments. */
 	CREDIT_BEHIND = 16,
-	/* With small segments, a round might free no more than its checkpoint takes. If this
-	 * multiple of the number of segments has been collected without a gain, no space can be
-	 * freed. */
+	/* With small segments, a round might free no more than its checkpoint takes. So the
+	 * collector gives up after collecting VAIN_TURNS times the number of segments without a
+	 * gain. */
 	VAIN_TURNS = 2,
 };
 
@@ -189,8 +189,8 @@ static bool gc_give_up(struct flash *flash)
 	if (flash_snapshots_relieve(flash)) {
 		return true;
 	}
-	/* An operation in flight, or its consequences, might still free a segment. io_count counts
-	 * both. */
+	/* An operation in flight, or one that follows from it, might still free a segment. So the
+	 * store fails only when io_count is 0. */
 	flash->is_out = true;
 	if (flash->io_count == 0) {
 		flash_fail(flash, -ENOSPC, "the log is full");
@@ -226,8 +226,8 @@ static bool gc_choose(struct flash *flash)
 		gc->victim = gc_victim(&flash->table, urgent && gc->is_short ? GC_SPACE : GC_CHEAP);
 	}
 	if (gc->victim == GC_NO_SEGMENT) {
-		/* A segment written since the last checkpoint can become a victim after the next
-		 * one. */
+		/* A segment written since the last checkpoint is not a candidate yet, but can
+		 * become one by the next checkpoint. */
 		if (victims > 0 || (urgent && flash->log.since_checkpoint > 0)) {
 			flash_checkpoint_ask(flash);
 			return true;
@@ -396,8 +396,8 @@ static bool make_room(struct flash *flash, uint64_t lpn)
 	if (page_dirty(flash, flash_page_of(flash, 0, lpn)) == NULL) {
 		return false;
 	}
-	/* After several crashes, fewer segments than the floor can be free. Then half of the floor,
-	 * which was meant for a recovery, is used as well. */
+	/* Usually floor_segments stay free. After several crashes, fewer can be free (is_pressed).
+	 * Then only half as many must stay free: the other half was meant for a recovery. */
 	floor = flash->gc->is_pressed ? flash->gc->floor_segments / 2 : flash->gc->floor_segments;
 	if (flash_free_soon(flash) < floor) {
 		flash_checkpoint_ask(flash);
@@ -601,6 +601,7 @@ void flash_gc_init(struct flash *flash, uint8_t *memory)
 	/* Clients wait if fewer than `waits` segments are free. Collection begins earlier. */
 	gc->begin_segments = gc_begin_segments(&flash->table, waits);
 	gc->enough_segments = gc->begin_segments + ENOUGH_SEGMENTS;
-	/* Room for a checkpoint, and for a recovery's checkpoint in a segment of its own. */
+	/* Segments that garbage collection leaves to others: room for a checkpoint, and for the
+	 * checkpoint of a recovery in its own segment. */
 	gc->floor_segments = geometry->checkpoint_segments + geometry->replay_segments + 4;
 }

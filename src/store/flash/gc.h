@@ -55,8 +55,8 @@ uint64_t flash_gc_bytes(void);
 void flash_gc_init(struct flash *flash, uint8_t *memory);
 /* Continues garbage collection. Returns true if there was progress. */
 bool flash_gc_step(struct flash *flash);
-/* Called when clients have written `blocks` blocks. The garbage collector may examine a multiple of
- * them. */
+/* Called when clients have written `blocks` blocks: lets the garbage collector examine a multiple
+ * of this number. */
 void flash_gc_credit(struct flash *flash, uint32_t blocks);
 /* Called when a checkpoint is complete and has freed segments. */
 void flash_gc_checkpointed(struct flash *flash);

@@ -38,7 +38,7 @@ struct gc_rule {
 	const char *name;
 	bool knows_cache;
 	bool cost_benefit;
-	/* true: weight cold_dirty by the cache's history; false: count all of it */
+	/* true: cold_dirty is multiplied by gc_table.cold_weight; false: it counts in full */
 	bool weighs_cold;
 	uint8_t cold_percent; /* default share of cold pages in percent */
 };
@@ -101,8 +101,8 @@ void gc_append(struct gc_table *table, uint32_t segment, uint32_t from);
  * first. */
 void gc_dead(struct gc_table *table, uint32_t segment);
 
-/* Opening a log: sets the state of a segment, which is still free in the table, from the map and
- * the checkpoint. */
+/* Called when a log is opened, for each segment that is not free: makes it GC_CLOSED. valid and
+ * stamp come from the map and the checkpoint. */
 void gc_restore(struct gc_table *table, uint32_t segment, uint32_t valid, uint64_t stamp);
 
 /* for bench/flash_model.c: one segment for each stream of its log */

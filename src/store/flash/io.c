@@ -65,8 +65,7 @@ static int legal_result(int result)
 		       : result;
 }
 
-/* Restores the full length of the vector's first run, which was reduced by the part already
- * written. */
+/* Restores the first element of the vector, which was reduced by the bytes already written. */
 static void give_back(struct flash_io *io)
 {
 	io->vector->iov_base = (uint8_t *)io->vector->iov_base - io->vector_used;
@@ -74,9 +73,10 @@ static void give_back(struct flash_io *io)
 	io->vector_used = 0;
 }
 
-/* Ends a transfer. The next write to a zone is issued after done() has been called, because queued
- * writes must fail if done() has reported an error. The pump runs before flash_io_ended(), because
- * it can begin new operations, which keep the last part in the store. */
+/* Ends a transfer. done() is called before the next write to a zone is issued, because queued
+ * writes must fail if done() reports an error. flash_pump() is called before flash_io_ended(),
+ * because it can begin new I/O: then flash_io_ended() must not complete the store's last part
+ * yet. */
 static void io_end(struct flash_io *io, int result)
 {
 	struct flash *flash = io->flash;
@@ -95,8 +95,8 @@ static void io_end(struct flash_io *io, int result)
 	flash_io_ended(flash);
 }
 
-/* Advances the vector by the bytes written, so that a short write continues with the rest. Runs
- * that are complete are restored immediately. */
+/* Advances the vector by the bytes written, so that a short write continues with the rest. Elements
+ * that are written completely get their original values back. */
 static void use_up(struct flash_io *io, size_t bytes)
 {
 	while (bytes > 0 && bytes >= io->vector->iov_len) {
@@ -238,10 +238,10 @@ static void sync_done(struct ring_op *op, int result)
 	sync_end(flash, legal_result(result));
 }
 
-/* Called when the second sync after a failed one has succeeded. The failed sync might have reported
- * the error of an anchor, but only records were written again before the second sync. So the
- * anchors that wait for a sync are written again now. Returns true if there are such anchors: only
- * the next sync shows whether they are durable. */
+/* Called when the repetition of a failed sync has succeeded. Possibly the failed sync has lost an
+ * anchor, but before the repetition only records were written again. So the anchors that wait for a
+ * sync are written again now. Returns true if there are any: only the next sync shows whether they
+ * are durable. */
 static bool anchors_again(struct flash *flash)
 {
 	struct flash_sync *sync = flash->sync;
@@ -306,8 +306,8 @@ static void sync_issue(struct flash *flash)
 	struct flash_sync *sync = flash->sync;
 
 	sync->retries = 0;
-	/* The sync is taken to cover only records that are written now, although the kernel might
-	 * include later ones. */
+	/* The sync covers the records that are written now. The kernel might include later ones,
+	 * but this is not known. */
 	sync->seq = flash->log.written_seq;
 	flash->log.syncing_at = flash->log.written_at;
 	/* While the store is closed, flash_io_block() performs the sync. */

@@ -72,8 +72,8 @@ void flash_io_init(struct flash *flash, uint8_t *memory);
  * function has returned. */
 void flash_io_start(struct flash *flash, struct flash_io *io, bool is_write, struct mem_ref memory,
 	uint64_t block, size_t bytes, void (*done)(struct flash_io *io, int result));
-/* Writes the runs at io->vector one after the other. The runs and the vector must not change until
- * done is called. The vector then has its original contents. */
+/* Writes the buffers in io->vector one after the other. The buffers and the vector must not change
+ * until done is called. The vector then has its original contents. */
 void flash_io_write_record(struct flash *flash, struct flash_io *io, uint64_t block, size_t bytes,
 	void (*done)(struct flash_io *io, int result));
 /* Issues the next write to a zone. With error < 0, completes it with that error instead. */
@@ -117,7 +117,8 @@ GMB_MUST_CHECK int flash_read(struct flash *flash, uint32_t block, uint32_t coun
 /* Reads the state of the segments' zones. No effect without zones. Blocks. */
 GMB_MUST_CHECK int flash_zones_load(struct flash *flash);
 /* Called after recovery. Finishes all active zones, because the log does not continue in them.
- * Resets free zones, except full ones that are not needed soon, which become GC_ERASING. Blocks. */
+ * Resets the zones of free segments, except full zones that are not needed soon: their segments
+ * become GC_ERASING, and erase.c resets them later. Blocks. */
 GMB_MUST_CHECK int flash_zones_prepare(struct flash *flash, struct error *error);
 /* Replaces flash_zones_prepare() in a start that must not write yet, because the previous process
  * might continue. Zones are finished and reset when the log continues. Returns -EBUSY or -ENOSPC if

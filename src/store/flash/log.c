@@ -129,7 +129,7 @@ static void apply_node(struct flash *flash, const struct flash_record_entry *ent
 		struct flash_slot *slot =
 			flash_map_find(flash, tree * geometry->page_count + index);
 
-		/* A page that was changed again in the meantime has another state, and stays
+		/* A page that was changed again after it was appended has another state, and stays
 		 * dirty. */
 		if (slot->state == FLASH_SLOT_WRITTEN) {
 			flash_map_clean(flash, slot);
@@ -205,9 +205,10 @@ static void retire(struct flash *flash, struct flash_buffer *buffer)
 	if (flash->failed != 0) {
 		record_forget(flash, buffer);
 	} else {
-		/* The position in the cache file is stored before slots are freed. So if a page is
-		 * gone from the file, the position covers its record, and a start detects a disk
-		 * that lacks the record. */
+		/* First flash_cache_follow() stores in the cache file how far the log is written,
+		 * then record_apply() frees slots. So a page disappears from the file only when
+		 * this position covers its record, and a start detects a copy of the disk that
+		 * lacks the record. */
 		log->written_seq = buffer->at.seq + 1;
 		log->written_at = buffer->behind;
 		flash_cache_follow(flash);
@@ -335,7 +336,8 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	list_push_back(&log->flying, &buffer->node);
 	log->flying_count++;
 	if (flash->failed != 0) {
-		/* The record fails: it is retired without a write, after the earlier ones. */
+		/* The log has failed, so the record is not written. Marked as written, it is
+		 * retired after the earlier ones, and its parts fail. */
 		buffer->is_written = true;
 		retire_written(flash);
 		return;
@@ -365,7 +367,7 @@ static void close_record(struct flash *flash, bool leaves_segment)
 	}
 	buffer->behind = log->head;
 	log->since_checkpoint += replayed;
-	/* If record->durable is the record's own number, all earlier records are durable. */
+	/* If the record declares all earlier ones durable, only its own blocks are left. */
 	log->untold_blocks = replayed + (record->durable < record->seq ? log->untold_blocks : 0);
 	log->records_since_checkpoint += replayed > 0;
 	flash->counters.header_blocks++;
@@ -420,9 +422,8 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 			needed++;
 		}
 	}
-	/* The new record can be the last one in its segment. The record before it is also the last
-	 * one if the new record does not fit after it. The successor of a last record needs a
-	 * segment. */
+	/* The record after the new one may need another segment. If the new record does not fit
+	 * into the current segment, it needs one as well. */
 	needed += entries < left ? 1 : 2;
 	return flash->table.state_counts[GC_FREE] >= needed;
 }
@@ -432,12 +433,14 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bool is_own)
 {
 	if (!has_segments(flash, entries, kept)) {
-		/* A request of a client does not close garbage collection's record. This would give
-		 * the client no space, and collection frees no space with records of one block. */
+		/* The record being filled is not closed for a client. This would give the client no
+		 * space, and if it closed the records of garbage collection when they have one
+		 * block, collection would free no space. */
 		if (is_own) {
 			flash_log_close(flash);
 		}
-		/* Nothing in flight could free a segment, so the store's own record cannot wait. */
+		/* If nothing in flight can free a segment, the store's own record would wait
+		 * forever. */
 		if (is_own && flash_log_is_idle(flash) &&
 			flash->table.state_counts[GC_ERASING] == 0) {
 			flash_fail(flash, -ENOSPC, "the log is full");
@@ -463,8 +466,8 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own)
 
 	GMB_ASSERT(entries > 0 && entries <= FLASH_RECORD_ENTRIES);
 	if (flash->log.filling != NULL && fits(flash, entries)) {
-		/* Garbage collection may have begun this record in the reserve, which clients must
-		 * not use. */
+		/* If garbage collection began this record, it can be in a segment of the reserve,
+		 * which clients must not use. */
 		if (flash->table.state_counts[GC_FREE] <= kept && !is_own) {
 			return false;
 		}
@@ -481,9 +484,9 @@ void flash_log_tell(struct flash *flash)
 {
 	struct flash_log *log = &flash->log;
 
-	/* Every record declares earlier records durable. If changes are queued or a checkpoint is
-	 * in progress, a record will be written anyway. Otherwise the record being filled, or an
-	 * empty one, is written now. */
+	/* Every header declares earlier records durable. If changes are queued or a checkpoint is
+	 * in progress, the next header is written soon. Otherwise the record being filled, or an
+	 * empty one, is written now to declare them durable. */
 	if (log->untold_blocks >= UNTOLD_BLOCKS && log->durable_seq == log->head.seq &&
 		flash->failed == 0 && list_is_empty(&flash->changes) &&
 		!flash_checkpoint_runs(flash) &&
@@ -492,7 +495,8 @@ void flash_log_tell(struct flash *flash)
 	}
 }
 
-/* Adds a block to the record's vector, as part of the last run if it is adjacent in memory. */
+/* Adds a block to the record's vector: to the last element if that ends where the block begins in
+ * memory, otherwise as a new element. */
 static void add_block(struct flash_buffer *buffer, const uint8_t *block)
 {
 	struct iovec *last = &buffer->vector[buffer->vector_count - 1];

@@ -109,8 +109,8 @@ bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own);
  * must be dirty. */
 void flash_log_append(struct flash *flash, const struct flash_record_entry *entry,
 	const uint8_t *data, bool is_held);
-/* Returns the number of entries with a block that fit into the record being filled, or, if it is
- * full, into the next one at its position in the log. Always > 0. */
+/* Returns how many entries with a block fit into the record being filled, or into the next one if
+ * that is full. The end of the segment limits both. Always > 0. */
 uint32_t flash_log_fit(const struct flash *flash);
 /* Completes the part when everything that was appended before it has been written (for FUA and
  * flush: is durable), or can no longer be written. The result of the part is the one stored in its
@@ -118,11 +118,12 @@ uint32_t flash_log_fit(const struct flash *flash);
 void flash_log_add_part(struct flash *flash, struct store_part *part);
 /* Closes the record being filled, if there is one, and writes it. */
 void flash_log_close(struct flash *flash);
-/* Closes the record being filled if a part waits for it, unless several records are in flight, so
- * that more small changes gather in it. */
+/* Closes the record being filled if a part waits for it. While several records are in flight, the
+ * record stays open, so that more small changes gather in it. */
 void flash_log_kick(struct flash *flash);
-/* Called when durable_seq has grown. Writes a record that declares the new value, possibly an empty
- * one, if many blocks are not declared durable yet and no other record is about to be written. */
+/* Called when durable_seq has grown. If many blocks are not declared durable yet, and no other
+ * record is about to be written, writes a record that declares them durable, possibly an empty
+ * one. */
 void flash_log_tell(struct flash *flash);
 /* Takes the free segment with the fewest erases, which becomes open. Returns
  * FLASH_NO_SEGMENT if none is free. */
@@ -150,9 +151,8 @@ void flash_move_synced(struct flash *flash, int result);
 
 uint64_t flash_redo_bytes(void);
 void flash_redo_init(struct flash *flash, uint8_t *memory);
-/* Called when a sync has failed. Returns true if the records that it covered are written again,
- * after which flash_sync_again() is called; false if that cannot help, so that the log must
- * fail. */
+/* Called when a sync has failed. Returns true if the records that it covered will be written again,
+ * followed by flash_sync_again(); false if the log must fail. */
 bool flash_redo_begin(struct flash *flash, int error);
 bool flash_redo_runs(const struct flash *flash);
 /* Called when a sync has succeeded: resets the count of failed attempts. */

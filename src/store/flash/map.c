@@ -33,8 +33,8 @@ static uint32_t map_bucket_count(uint32_t slot_count)
 	return count;
 }
 
-/* Returns the bytes of a level's addresses: whole nodes, so that they can be written without a
- * copy. */
+/* Returns the size of a level's array of addresses. It consists of whole nodes, so that the nodes
+ * can be written from the array without a copy. */
 static uint64_t level_bytes(const struct flash_geometry *geometry, int level)
 {
 	uint64_t above = level + 1 < FLASH_LEVELS ? geometry->node_counts[level + 1] : 1;
@@ -62,8 +62,8 @@ static void lay_out_tree(
 	tree->table_begun = (void *)map_carve(memory, geometry->page_count - geometry->leaf_count);
 }
 
-/* Divides the memory into trees, buckets, slots and pages, or, with memory NULL, only adds up the
- * sizes: `at` then counts from address 0. */
+/* Divides the memory into trees, buckets, slots and pages, and returns their total size. With
+ * memory NULL, only the size is computed. */
 static uint64_t map_lay_out(const struct flash_geometry *geometry, uint32_t slot_count,
 	struct flash_map *map, uint8_t *memory)
 {
@@ -217,7 +217,7 @@ static void load_done(struct flash_io *io, int result)
 	struct list_node *node;
 
 	flash->segments[flash_segment_of(&flash->anchor.geometry, block)].readers--;
-	/* flash_map_forget() has already removed the slot from its bucket. */
+	/* flash_map_forget() has dropped the page while it was being read */
 	if (is_orphan) {
 		result = -ESTALE;
 	} else if (result == 0 &&
@@ -279,9 +279,9 @@ struct flash_slot *flash_map_get(
 	return slot;
 }
 
-/* Returns the limit of dirty pages. The limit is higher until the first checkpoint of a run (round
- * 0): if the killed server was writing a checkpoint, a replay must apply the changes before that
- * checkpoint and those made while it was being written. */
+/* Returns the limit of dirty pages. Before the first checkpoint of a run (round 0) it is higher: if
+ * the killed server was writing a checkpoint, the replay applies the changes before that checkpoint
+ * and also those made while it was being written. */
 static uint32_t dirty_max(const struct flash *flash)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;

@@ -28,7 +28,8 @@ enum flash_slot_state {
 	FLASH_SLOT_LOADING,
 	FLASH_SLOT_CLEAN,
 	FLASH_SLOT_DIRTY,
-	/* Appended to a checkpoint and not changed since; clean once that record is retired. */
+	/* appended to a checkpoint and not changed since; becomes clean when the record with the
+	 * page is retired */
 	FLASH_SLOT_WRITTEN,
 };
 
@@ -80,9 +81,9 @@ void flash_map_init(struct flash *flash, uint8_t *memory);
 /* Returns the page if it is in memory or being read, else NULL. It can be evicted after the caller
  * returns to the ring. */
 struct flash_slot *flash_map_find(struct flash *flash, uint32_t page);
-/* Returns the page. A page without a node on the device gets a slot of zeroes. Otherwise returns
- * NULL: either the page is being read, and wait->ready is called once, later; or *full is set,
- * because there is no free slot before a checkpoint has completed, and wait is not used. */
+/* Returns the page. A page without a node on the device gets a slot of zeroes. NULL: if *full is
+ * set, no slot is free until a checkpoint has completed, and wait is not used; otherwise the page
+ * is being read, and wait->ready is called once, later. */
 struct flash_slot *flash_map_get(
 	struct flash *flash, uint32_t page, struct flash_wait *wait, bool *full);
 /* Takes a free slot, or the least recently used clean one, for the page and fills it with zeroes.

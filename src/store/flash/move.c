@@ -29,7 +29,8 @@
 
 enum {
 	MOVES_MAX = 64, /* limit for one run: a device that fails more often is not reliable */
-	/* Free segments that must remain in addition to the new one, for a record being filled. */
+	/* Segments that must stay free when the log moves to a new segment, because the record
+	 * being filled might need them. */
 	FREE_MIN = FLASH_RECORD_SEGMENTS + 1,
 };
 
@@ -57,7 +58,8 @@ bool flash_move_begin(struct flash *flash, int error)
 {
 	struct flash_move *move = &flash->log.move;
 
-	/* A zone that has failed cannot be written any more, and zones are written in order. */
+	/* On zoned devices the log is not moved: a zone that has failed cannot be written any more,
+	 * and zones are written in order. */
 	if (flash->failed != 0 || flash_has_zones(flash) || !flash_is_of_medium(error)) {
 		return false;
 	}
@@ -70,7 +72,8 @@ bool flash_move_begin(struct flash *flash, int error)
 
 /* --- the new position ------------------------------------------------------------------------ */
 
-/* The failed record is the oldest one in flight, because earlier ones have been retired. */
+/* Returns the failed record. It is the oldest one in flight, because earlier ones have been
+ * retired. */
 static struct flash_buffer *first_of(const struct flash *flash)
 {
 	return list_entry(list_first(&flash->log.flying), struct flash_buffer, node);
@@ -190,15 +193,16 @@ void flash_move_synced(struct flash *flash, int result)
 	}
 }
 
-/* True if a recovery from the current anchors would read the records of this run. Before the first
- * checkpoint of a run, the anchors lead to the previous run only, so no detour is needed. */
+/* True if a recovery from the current anchors would read the records of this run. Before the run's
+ * first checkpoint, the anchors lead only to the log of the previous run. A move of the log then
+ * needs no detour in the anchors. */
 static bool is_anchored(const struct flash *flash)
 {
 	return flash->anchor.next.seq >> FLASH_SEQ_SHIFT == flash->log.head.seq >> FLASH_SEQ_SHIFT;
 }
 
-/* Chooses the new segment when no write is in flight. Encodes the anchor with the new
- * detour. */
+/* Called when no write is in flight: chooses the segment in which the log continues. If the anchors
+ * lead to this run's log, encodes an anchor with a detour (struct flash_detour) to the segment. */
 static void move_choose(struct flash *flash)
 {
 	struct flash_move *move = &flash->log.move;

@@ -32,9 +32,10 @@
 /* State of a lost map page, collected from the record headers. */
 struct lost {
 	uint32_t page;
-	/* The newest image of the page has the state before this record; 0: no image was found. */
+	/* The newest image of the page contains all changes of records before this one; 0: no image
+	 * was found. */
 	uint64_t newest_seq;
-	uint64_t whole_seq; /* the newest undamaged image has the state before this record */
+	uint64_t whole_seq; /* like newest_seq, for the newest undamaged image */
 	uint32_t whole_moves;
 	struct flash_entry whole;
 };
@@ -86,7 +87,8 @@ static bool is_void(const struct rebuild *rebuild, uint64_t seq)
 	return false;
 }
 
-/* True for the last run, whose log is replayed, and for a run whose end a later header contains. */
+/* True if it is known where the run's log ends: a header of the next run contains its end, or it is
+ * the last run, whose log is replayed. */
 static bool is_end_known(const struct rebuild *rebuild, uint64_t seq)
 {
 	uint64_t number = seq >> FLASH_SEQ_SHIFT;
@@ -199,8 +201,9 @@ static int find_run(struct rebuild *rebuild)
 
 /* --- images ---------------------------------------------------------------------------------- */
 
-/* Compares two images of a page. A checkpoint writes each page once. Of two images with one number,
- * the one with more moves was written after a failed write of the other. */
+/* Returns whether one image of a page is older than another. Two images with the same number are
+ * from the same checkpoint, which writes each page once: the one with more moves was written again,
+ * after a write of the other had failed. */
 static bool is_older(uint64_t seq, uint32_t moves, uint64_t than_seq, uint32_t than_moves)
 {
 	return seq != than_seq ? seq < than_seq : moves < than_moves;
@@ -211,8 +214,9 @@ static void take_image(struct rebuild *rebuild, struct lost *lost,
 {
 	struct flash_entry at = { htole32(block), htole32(entry->crc) };
 	struct flash_node node;
-	/* Programs of older format versions, whose headers lack nodes_at, wrote no changes between
-	 * nodes. */
+	/* Headers of older format versions lack nodes_at, so it is 0. The programs that wrote them
+	 * appended no changes between the nodes of a checkpoint, so the record's own number is
+	 * right. */
 	uint64_t seq =
 		rebuild->record.nodes_at > 0 ? rebuild->record.nodes_at : rebuild->record.seq;
 
@@ -332,10 +336,10 @@ static int rebuild_compare(const void *a, const void *b)
 	return one->number < other->number ? -1 : one->number > other->number;
 }
 
-/* Applies a change. A block moved by garbage collection (FLASH_COPY) existed at the checkpoint
- * before the record. So the moved block replaces an entry that was not changed since that
- * checkpoint. An entry that was changed since must still refer to the old position of the block, or
- * is left as it is. */
+/* Applies a change to a page that is being reconstructed. A block that garbage collection has moved
+ * (FLASH_COPY) existed at the checkpoint before the record (change->base). So an entry that was not
+ * changed since that checkpoint gets the new position. An entry that was changed since gets it only
+ * if it still refers to the old position. */
 static void rebuild_apply(
 	struct flash_node *node, uint64_t seqs[FLASH_NODE_ENTRIES], const struct change *change)
 {
@@ -356,8 +360,8 @@ static void rebuild_apply(
 	}
 }
 
-/* Clears entries of an old image that no change has replaced and whose blocks no longer match: the
- * blocks may have been reused. */
+/* Clears the entries that come from the image, not from a later change, and whose blocks do not
+ * match their checksums: since an old image was written, its blocks may have been reused. */
 static void drop_stale(struct flash *flash, struct flash_node *node,
 	const uint64_t seqs[FLASH_NODE_ENTRIES], uint64_t image)
 {
@@ -395,13 +399,15 @@ static int put_together(
 		if (changes[i].seq != record->seq) {
 			record = &changes[i];
 		}
-		/* Other records with this number were replaced after a failed write. */
+		/* Skips records with the same number but fewer moves: after a failed write of such
+		 * a record, its changes were written again. */
 		if (changes[i].moves == record->moves) {
 			rebuild_apply(slot->node, seqs, &changes[i]);
 		}
 	}
 	flash->map.trees[0].levels[0][lost->page] = (struct flash_entry){ 0 };
-	/* changes that only the newest image contained might be missing */
+	/* The newest image was damaged or not found, so changes that only it contained might be
+	 * missing. */
 	if (!rebuild_is_whole(lost)) {
 		drop_stale(flash, slot->node, seqs, image);
 		flash_hole_add(&flash->damage.patched, lost->page);

@@ -99,7 +99,8 @@ int flash_anchors_read(struct flash *flash, int fd, struct error *error)
 		struct flash_anchor found;
 
 		result = flash_anchor_read(fd, &flash->zones, i, block);
-		if (result == -EIO) { /* a direct read may report the error of an earlier write */
+		/* read again: a direct read may report the error of an earlier write */
+		if (result == -EIO) {
 			result = flash_anchor_read(fd, &flash->zones, i, block);
 		}
 		if (result == -EIO) { /* the other anchor might be valid */
@@ -147,7 +148,7 @@ struct replay {
 	uint64_t durable; /* largest `durable` of the records examined so far */
 	bool has_looked;  /* all later records have been examined */
 	uint64_t clock;
-	/* Position of a record of which all earlier ones are durable, see find_durable(). */
+	/* position of a record before which all records are durable, see find_durable() */
 	struct flash_position sure;
 	/* Range of device blocks in `bytes`, empty at first. */
 	uint32_t first;
@@ -182,9 +183,10 @@ static int replay_read(const struct replay *replay, uint32_t block, uint32_t cou
 		       : flash_read(flash, block, count, bytes);
 }
 
-/* Gets count blocks. If they must be read, reads ahead_count blocks in total, or only count after
- * an error. Blocks that are in memory are not read again. 0 < count <= ahead_count <= AHEAD_BLOCKS.
- * *bytes_out is valid until the next call. */
+/* Stores in *bytes_out the address of count blocks of the log, valid until the next call. Blocks
+ * that are in memory are not read again. If some must be read, the function reads up to ahead_count
+ * blocks in total, but only `count` where reading ahead has failed. 0 < count <= ahead_count <=
+ * AHEAD_BLOCKS. */
 static int read_log(struct replay *replay, uint32_t block, uint32_t count, uint32_t ahead_count,
 	const uint8_t **bytes_out)
 {
@@ -314,7 +316,7 @@ static int load_page(struct flash *flash, uint32_t page, struct flash_slot **slo
 		}
 	}
 	if (result == 0 && !flash_map_dirty(flash, slot)) {
-		result = -EUCLEAN; /* more pages than can change between two checkpoints */
+		result = -EUCLEAN; /* an intact log changes fewer pages between checkpoints */
 	}
 	*slot_out = slot;
 	return result;
@@ -336,8 +338,9 @@ static void count_block(struct replay *replay, uint32_t block, bool lives)
 	}
 }
 
-/* Applies an entry of a replayed record, like flash_map_apply(). But snapshots stay unchanged:
- * until the next checkpoint, their moved blocks are still in the old place. */
+/* Applies an entry of a replayed record to the map of the disk, like flash_map_apply(). The maps of
+ * snapshots do not change: until the next checkpoint, the blocks that garbage collection has moved
+ * are also in their old place. */
 static int apply_entry(
 	struct replay *replay, const struct flash_record_entry *entry, uint32_t block)
 {
@@ -399,9 +402,9 @@ static bool is_cancelled(const struct flash *flash)
 	       atomic_load_explicit(&flash->start->cancelled, memory_order_relaxed);
 }
 
-/* Searches blocks block to end - 1 of a segment for records that are later than the apparent end of
- * the log, and stores the largest `durable` of them. Returns false if there are none. Unreadable
- * blocks are skipped. */
+/* Searches the blocks from `block` to end - 1 of a segment for records after the apparent end of
+ * the log, and stores their largest `durable`. Returns false if there are none. Skips unreadable
+ * blocks. */
 static bool search_blocks(struct replay *replay, uint32_t segment, uint32_t block, uint32_t end)
 {
 	const struct flash_anchor *anchor = &replay->flash->anchor;
@@ -446,8 +449,8 @@ static int search_later(struct replay *replay)
 }
 
 /* Reads headers up to the end of the log, and finds the largest `durable` in them. Also sets `sure`
- * to a position before which all records are durable. Later positions with this property can exist,
- * because only one candidate (`next`) is stored at a time. */
+ * to a position before which all records are durable. It need not be the last such position,
+ * because the function remembers only one candidate (`next`) at a time. */
 static int find_durable(struct replay *replay)
 {
 	struct flash_position next = replay->at;
@@ -468,8 +471,8 @@ static int find_durable(struct replay *replay)
 	return result;
 }
 
-/* Finds the largest `durable` of the records from this one on. Earlier records cannot declare this
- * one durable. */
+/* Stores the largest `durable` of this record and all later ones in replay->durable. Earlier
+ * records do not matter, because they cannot declare this one durable. */
 static int replay_look_ahead(struct replay *replay)
 {
 	struct replay other = *replay;
@@ -564,8 +567,8 @@ static int replay_log(struct replay *replay)
 	int result;
 
 	for (uint32_t i = 0; i < flash->anchor.geometry.segment_count; i++) {
-		/* Nodes are ignored: the last segment of a checkpoint contains its nodes and, after
-		 * them, records of the log to replay. */
+		/* A segment with only nodes also counts as free: in the last segment of a
+		 * checkpoint, its nodes can be followed by records that are replayed. */
 		replay->seen[i].was_free = replay->seen[i].valid == 0 &&
 					   flash->segments[i].snapshot_valid[0] == 0 &&
 					   flash->segments[i].snapshot_valid[1] == 0;
@@ -664,12 +667,13 @@ static int write_log_again(struct replay *replay, struct replay *disk, bool all)
 }
 
 /*
- * Makes the log durable before any segment that it has emptied is overwritten. If the log were
- * lost, the map of the old anchor would need the contents of these segments. After a failed write
- * through the page cache, the written pages can still be read, but no sync writes them again, and
- * only the killed server may have got the error. So what only the page cache has is written again.
- * After a failed flush the disk may return records from its own cache, so then all are written
- * again. Zones are written past the page cache, and only once.
+ * Makes the log durable. Segments that it has emptied are overwritten only after that: if the end
+ * of the log were lost, the map of the old anchor would need their contents.
+ *
+ * If a write of the killed server through the page cache has failed, its pages can still be read,
+ * but no sync writes them again, and possibly only that server got the error. So records that only
+ * the page cache has are written again. If the sync then fails, all records are written again,
+ * because the disk may return records from its own cache. Zones are written past the page cache.
  */
 static int make_durable(struct flash *flash)
 {
@@ -759,7 +763,7 @@ static int read_tree(
 		damaged = true;
 		result = 0;
 	}
-	if (result == 0) { /* the log changes no nodes, so the replay keeps these counts */
+	if (result == 0) { /* the replay changes no nodes, so these counts remain correct */
 		flash_map_count_nodes(flash, tree, 1);
 	}
 	if (damaged) {
@@ -792,7 +796,7 @@ static int recover(struct flash *flash, struct replay *replay, struct error *err
 		result = restore_segments(flash, replay->seen);
 	}
 	/* The position in the cache file is compared only if no record is lost, or the loss is
-	 * accepted. Otherwise the store is refused for the loss. */
+	 * accepted. Otherwise opening the store fails because of the loss. */
 	if (result == 0 && (!flash_has_loss(flash) || accepts_loss(flash))) {
 		result = flash_cache_compare(flash, replay->at.seq, error);
 	}

@@ -45,14 +45,14 @@ struct flash_damage {
 	uint32_t twins_used;   /* number of nodes of which only the second copy could be read */
 	bool is_table_damaged; /* the segment table was damaged; recomputed unless is_read_only */
 	struct flash_holes holes; /* pages of the disk that are lost or damaged */
-	/* Results of a repair: pages linked again unchanged, pages reconstructed from changes, and
-	 * pages of which no trace was found. */
+	/* Results of a repair: pages whose image was found and linked to the map again, pages
+	 * reconstructed from changes, and pages of which no trace was found. */
 	uint32_t linked_pages;
 	struct flash_holes patched;
 	struct flash_holes emptied;
 };
 
-/* State of a segment according to the segment table and the log, while the store is opened. */
+/* A segment as the segment table and the log show it while the store is opened. */
 struct flash_seen {
 	uint64_t stamp;
 	uint32_t valid;

@@ -52,7 +52,8 @@ struct flash_redo {
 	struct flash_record record;
 	uint32_t first; /* first block of the record being read or written; 0: its header */
 	uint32_t blocks;
-	/* index of the entry of block `first`, or of an earlier entry without a block */
+	/* index of the entry to which block `first` belongs, or of an earlier entry that has no
+	 * block */
 	uint32_t entry;
 	bool is_waiting;
 	struct flash_io io;
@@ -99,7 +100,8 @@ bool flash_redo_begin(struct flash *flash, int error)
 {
 	struct flash_redo *redo = flash->redo;
 
-	/* Zoned devices are written without the page cache, and blocks cannot be written twice. */
+	/* Writing again cannot help on zoned devices: they are written without the page cache, and
+	 * no block can be written twice. */
 	if (flash->failed != 0 || flash_has_zones(flash) || !flash_is_of_medium(error) ||
 		redo->tries == REDO_TRIES_MAX || redo->count == REDO_COUNT_MAX) {
 		return false;
@@ -218,7 +220,8 @@ static bool redo_choose(struct flash *flash)
 		!flash_move_runs(flash)) {
 		return false; /* the write of this record is in flight */
 	}
-	/* Records that a move of the log holds back are written after this sync. */
+	/* While the log is being moved, the rewrite ends before the records that the move holds
+	 * back: they are written after this sync. */
 	if (redo->at.seq >= redo->end || redo->at.seq >= flash->log.written_seq) {
 		redo_end(flash);
 		return true;

@@ -97,8 +97,8 @@ static uint64_t snapshot_usable_blocks(const struct flash *flash)
 	return blocks - (blocks + FLASH_RECORD_ENTRIES) / (FLASH_RECORD_ENTRIES + 1) - 2;
 }
 
-/* Returns how many blocks could be written after all garbage is collected, without the reserve and
- * the share that must remain writable (ROOM_MIN_PERCENT). Negative if that share is not
+/* Returns how many blocks clients could write if all garbage were collected. This excludes the
+ * reserve and the share that must remain writable (ROOM_MIN_PERCENT). Negative if that share is not
  * available. */
 static int64_t snapshot_room_of(const struct flash *flash)
 {
@@ -230,13 +230,14 @@ void flash_snapshots_io_ended(struct flash *flash)
 	struct flash_snapshots *snapshots = &flash->snapshots;
 	struct store_snapshot_request *request = snapshots->request;
 
-	/* As with parts, the last request completes only when nothing is in flight. */
+	/* The store may be closed when its last request completes. So that request, like the last
+	 * part (see flash_finish()), completes only when nothing is in flight. */
 	if (request != NULL && snapshots->is_done && !snapshots->turn.in_flight &&
 		(flash->io_count == 0 || flash->part_count > flash->held_count)) {
 		snapshots->request = NULL;
 		snapshots->is_done = false;
 		request->done(request);
-		flash_pump(flash); /* other requests might have waited for this one */
+		flash_pump(flash); /* the next request in `waiting` can begin now */
 	}
 }
 
@@ -374,9 +375,9 @@ bool flash_snapshots_relieve(struct flash *flash)
 	return true;
 }
 
-/* Requests that the changes answered so far be written while clients continue. Returns false while
- * a checkpoint runs: otherwise the changes that are held back later would have to wait for the end
- * of that checkpoint. */
+/* First step of the creation of a snapshot: requests that the changes answered so far be written
+ * while clients continue. Returns false while a checkpoint runs. Otherwise, the changes that the
+ * next step makes wait would have to wait for the end of that checkpoint. */
 static bool prepare(struct flash *flash)
 {
 	if (flash_checkpoint_runs(flash) || flash->checkpoint.is_asked || is_going(flash)) {
@@ -405,9 +406,10 @@ bool flash_snapshots_step(struct flash *flash)
 	if (!flash_cache_has_written(flash)) {
 		return false;
 	}
-	/* From now on changes wait, and pages that have become dirty in the meantime are also
-	 * written. Otherwise the snapshot could contain a later write without an earlier one,
-	 * because the new version of a page takes over the old one's place in flush order. */
+	/* From now on changes wait, and the pages that became dirty since prepare() are also
+	 * written. Otherwise the snapshot could contain a later write without an earlier one: when
+	 * a page is overwritten in the cache, its new version takes the old one's place in flush
+	 * order. */
 	snapshots->holds = true;
 	flash_cache_want_written(flash);
 	return true;
@@ -482,7 +484,8 @@ static void snapshot_make(struct flash *flash, struct flash_snapshot *snapshot)
 	flash_map_count_nodes(flash, 1 + index, 1);
 	for (uint32_t i = 0; i < geometry->segment_count; i++) {
 		flash->segments[i].snapshot_valid[index] = flash->segments[i].begin_valid;
-		/* blocks that the disk has overwritten since are `kept` */
+		/* counts in `kept` the blocks that the disk has overwritten since the checkpoint
+		 * began */
 		flash_snapshots_block_dies(flash, i);
 	}
 	snapshot_set_state(flash, snapshot, FLASH_SNAPSHOT_LIVE);
@@ -631,8 +634,8 @@ void flash_snapshots_checkpointed(struct flash *flash, int result)
 
 /* --- blocks ---------------------------------------------------------------------------------- */
 
-/* If a snapshot has more blocks in the segment than the disk, at least the difference is in
- * snapshots only. */
+/* Raises the estimate `kept` of the segment. If a snapshot has more blocks in the segment than the
+ * disk, at least the difference is in snapshots only. */
 void flash_snapshots_block_dies(struct flash *flash, uint32_t segment)
 {
 	const uint32_t *valid = flash->segments[segment].snapshot_valid;
@@ -687,7 +690,8 @@ void flash_snapshots_move(
 		flash->map.trees[1 + i].table_dirty[to / FLASH_TABLE_ENTRIES] = true;
 		has_moved = true;
 	}
-	/* Only snapshots have the block: count it in the new segment instead of the old one. */
+	/* Only snapshots have the block. So it is counted in `kept` of the new segment instead of
+	 * the old one. */
 	if (has_moved && !is_mapped) {
 		source->kept -= MIN(source->kept, 1U);
 		target->kept++;

@@ -101,13 +101,15 @@ void flash_snapshots_io_ended(struct flash *flash);
 void flash_snapshots_block_dies(struct flash *flash, uint32_t segment);
 /* Recomputes the estimate of blocks that only snapshots have, after the log has been replayed. */
 void flash_snapshots_restore(struct flash *flash, uint32_t segment);
-/* Moves a block in the trees of the snapshots that have it. is_mapped: the disk has it as well. */
+/* Makes the trees of the snapshots that have a moved block refer to its new position. is_mapped:
+ * the disk has the block as well. */
 void flash_snapshots_move(struct flash *flash, const struct flash_record_entry *entry,
 	uint32_t block, bool is_mapped);
 /* Drops a snapshot, or lets writes fail, if too few segments can be written. */
 void flash_snapshots_look(struct flash *flash);
-/* Called when garbage collection frees no space any more. Returns true if a snapshot is dropped or
- * changes fail instead of waiting; false if there is no snapshot. */
+/* Called when garbage collection can free no more space. Drops a snapshot or, with on-full=refuse,
+ * makes changes fail instead of waiting, and returns true. Returns false if there is no
+ * snapshot. */
 bool flash_snapshots_relieve(struct flash *flash);
 /* True if this change must fail with -ENOSPC because a snapshot leaves no space for it. */
 bool flash_snapshots_refuse(struct flash *flash, enum store_op op);

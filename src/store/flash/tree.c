@@ -147,7 +147,7 @@ static void tree_lose(struct flash *flash, uint32_t level, uint32_t index)
 	uint32_t end = MIN(first + FLASH_NODE_ENTRIES, geometry->node_counts[level - 1]);
 	struct flash_entry nothing = tree->levels[level][index];
 
-	nothing.crc++; /* incremented for each level, so that the checksum matches at none */
+	nothing.crc++; /* not the node's checksum, nor after the increments for the lower levels */
 	for (uint32_t i = first; i < end; i++) {
 		tree->levels[level - 1][i] = nothing;
 		if (level == 1 && i < geometry->leaf_count) {

@@ -283,7 +283,8 @@ int flash_zones_take(struct flash *flash, struct error *error)
 					"and start it again",
 					flash->path);
 			}
-			zones->segment = i; /* the zone is finished before another one is written */
+			/* remembered, so that the zone is finished before another one is written */
+			zones->segment = i;
 			zones->blocks = segment->written;
 		}
 	}
