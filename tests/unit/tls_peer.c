@@ -130,8 +130,10 @@ void peer_fetch(struct peer *peer)
 static void flush(struct peer *peer)
 {
 #ifdef TEST_ON_SIM
-	peer_send_bytes(peer, peer->out.data + peer->out.at, peer->out.end - peer->out.at);
-	peer->out.at = peer->out.end;
+	if (peer->out.at < peer->out.end) {
+		peer_send_bytes(peer, peer->out.data + peer->out.at, peer->out.end - peer->out.at);
+		peer->out.at = peer->out.end;
+	}
 #else
 	while (peer->out.at < peer->out.end) {
 		ssize_t sent = send(peer->fd, peer->out.data + peer->out.at,
