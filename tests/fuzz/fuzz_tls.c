@@ -61,13 +61,14 @@ static bool is_heard(const uint8_t *bytes, size_t count, size_t at)
 /* Changes what the peer is about to send. */
 static void change(struct peer *peer, struct trial *trial, bool all)
 {
-	uint8_t *bytes = peer->out.data + peer->out.at;
 	size_t count = peer->out.end - peer->out.at;
 	uint8_t before[CHANGED_BYTES_MAX];
+	uint8_t *bytes;
 
 	if (count == 0 || count > sizeof(before)) {
 		return;
 	}
+	bytes = peer->out.data + peer->out.at;
 	memcpy(before, bytes, count);
 	for (size_t i = 0; i + 3 <= trial->size; i += 3) {
 		size_t at = ((size_t)trial->data[i] << 8 | trial->data[i + 1]) % count;
