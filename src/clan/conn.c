@@ -151,7 +151,7 @@ void clan_conn_refused(struct clan_conn *conn, const void *text, size_t bytes, c
 {
 	char shown[CLAN_REASON_BYTES];
 
-	/* If there is no memory for the text, the rejection is reported without it. */
+	/* If there is no memory for a copy of the text, it appears only in the reason. */
 	if (clan_conn_set_hello(conn, text, bytes) != 0) {
 		conn->hello_bytes = 0;
 	}

@@ -178,7 +178,7 @@ int prov_eq_open(
 	struct fid_fabric *fabric, struct fi_eq_attr *attr, struct fid_eq **eq_out, void *context);
 
 /* Queues an event. data is copied, at most PROV_CM_BYTES_MAX bytes; the call owns info. error: 0,
- * or the errno of an error event. Returns 0 or -FI_ENOMEM. */
+ * or the errno of an error event. Returns 0, -FI_ENOEQ (eq is NULL) or -FI_ENOMEM. */
 int prov_eq_add(struct prov_eq *eq, uint32_t type, struct fid *fid, struct fi_info *info,
 	const void *data, size_t bytes, int error);
 

@@ -461,7 +461,8 @@ ssize_t data_recv(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out);
 ssize_t data_sendv(
 	struct conn *conn, const struct iovec *iov, int iov_count, int flags, bool *plain_out);
-/* After EINTR: returns true if all installed signal handlers have SA_RESTART. */
+/* After EINTR: returns true if all installed signal handlers, except those of crash signals, have
+ * SA_RESTART. */
 bool data_restarts(void);
 
 /* --- wait.c ----------------------------------------------------------------------------------- */

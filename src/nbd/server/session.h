@@ -236,7 +236,8 @@ struct nbd_session {
 	uint64_t rx_raw_bytes;
 	/* a receive was interrupted to count partial data, and nothing has arrived since */
 	bool rx_probed;
-	/* memory of rx_data if the bytes were received by another process; or NULL */
+	/* memory of rx_data for bytes that another process has received, if they do not fit into
+	 * rx_small; or NULL */
 	uint8_t *rx_told;
 	struct told_payload *told;	 /* progress of the request at rx_start; or NULL */
 	struct told_choice *told_choice; /* export to select as soon as it is available; or NULL */
