@@ -597,7 +597,7 @@ static void test_alerts_and_floods(void **state)
 			peer_says(&world, "enough");
 		} else {
 			assert_int_equal(receive_line(&world, line, 5), -EPROTO);
-			assert_non_null(strstr(world.error.text, "8 times"));
+			assert_non_null(strstr(world.error.text, "8 key changes"));
 			assert_int_equal(peer_hears(&world, line), GNUTLS_E_FATAL_ALERT_RECEIVED);
 			assert_int_equal(gnutls_alert_get(world.peer), GNUTLS_A_UNEXPECTED_MESSAGE);
 		}
