@@ -424,8 +424,9 @@ static int take_hole(struct nbd_client *client, struct nbd_call *call, const str
 
 static int not_asked(struct error *error)
 {
-	return error_set(
-		error, -EPROTO, "the server sent block status that was not requested (rule P97)");
+	return error_set(error, -EPROTO,
+		"the server sent block status that was not requested, or in a chunk of the wrong "
+		"type (rule P97)");
 }
 
 /* Processes a chunk that only shows that the server is alive (docs/protocol/nbd.md). It can belong

@@ -120,7 +120,7 @@ static void emit_error(
 
 	service->engine->counters.errors++;
 	log_limited(&service->refusals, ring_batch_ns(service->ring), LOG_LEVEL_DEBUG,
-		"nbd: connection %llu: request refused with error %u: %s (command %u, offset %llu, "
+		"nbd: connection %llu: request failed with error %u: %s (command %u, offset %llu, "
 		"length %llu)",
 		(unsigned long long)request->session->base.peer.id, error, text, request->command,
 		(unsigned long long)request->offset, (unsigned long long)request->length);

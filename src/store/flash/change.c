@@ -150,7 +150,7 @@ static void edge_done(struct flash_io *io, int result)
 	flash->segments[edge->segment].readers--;
 	if (result == 0 && crc32c(0, edge->bytes, FLASH_BLOCK_BYTES) != edge->crc) {
 		flash->counters.checksum_errors++;
-		log_error("flash store '%s': the block at byte %llu of the disk is damaged: its "
+		log_error("flash store '%s': the block at byte %llu of the device is damaged: its "
 			  "checksum is wrong",
 			flash->path, (unsigned long long)io->offset);
 		result = -EIO;
