@@ -86,7 +86,7 @@ int upgrade_added_read(
 	rc = rc ?: server_export_copy(&told, &settings, about_out, error);
 	server_settings_fini(&settings);
 	if (rc < 0) {
-		error_prefix(error, "an export added by 'gmblock export add'");
+		error_prefix(error, "an export that was added at run time");
 	}
 	return rc;
 }
