@@ -159,33 +159,26 @@ static void resume_blocked(struct engine *engine)
 	engine->limits_released |= engine_turn_is_full(engine);
 }
 
-/* Returns false if no session of the list is left. */
-static bool flush_first(struct list_node *dirty, bool alone)
-{
-	struct list_node *node = list_pop_front(dirty);
-
-	if (node != NULL) {
-		struct session *session = list_entry(node, struct session, dirty_node);
-
-		session->kind->flush(session, alone);
-	}
-	return node != NULL;
-}
-
 /* Lets sessions send replies, up to ENGINE_TURN_BYTES, of each list in turn: a reply of a sparse
  * session does not wait for the replies of all other sessions. The sessions that remain are first
  * in the next batch. */
 static void flush_dirty(struct engine *engine)
 {
-	bool alone = list_is_empty(&engine->dirty)
-			     ? engine->dirty_sparse.next == engine->dirty_sparse.prev
-			     : list_is_empty(&engine->dirty_sparse) &&
-				       engine->dirty.next == engine->dirty.prev;
-	bool more = true;
+	struct list_node *lists[] = { &engine->dirty_sparse, &engine->dirty };
+	bool alone = list_is_empty(lists[1])
+			     ? lists[0]->next == lists[0]->prev
+			     : list_is_empty(lists[0]) && lists[1]->next == lists[1]->prev;
+	uint32_t empty = 0; /* lists that were found empty one after the other */
 
-	while (more && engine->turn_bytes < ENGINE_TURN_BYTES) {
-		more = flush_first(&engine->dirty_sparse, alone);
-		more = flush_first(&engine->dirty, alone) || more;
+	for (uint32_t i = 0; empty < 2 && engine->turn_bytes < ENGINE_TURN_BYTES; i ^= 1) {
+		struct list_node *node = list_pop_front(lists[i]);
+
+		empty = node != NULL ? 0 : empty + 1;
+		if (node != NULL) {
+			struct session *session = list_entry(node, struct session, dirty_node);
+
+			session->kind->flush(session, alone);
+		}
 	}
 }
 
@@ -320,25 +313,18 @@ static void engine_go_on(struct engine *engine, bool joined)
 	}
 }
 
-/* Returns whether this turn may do its share of the work. The ring does not enter the kernel in
- * each turn that the engine has asked for. Without an enter the last share is not submitted yet,
- * and one system call would do the work of several turns. */
-static bool engine_turn_begins(struct engine *engine)
-{
-	uint64_t enters = ring_counters(engine->ring)->enters;
-	bool begins = !engine->goes_on || enters != engine->turn_enters;
-
-	engine->turn_enters = enters;
-	return begins;
-}
-
+/* The ring does not enter the kernel in each turn that the engine has asked for. Without an enter
+ * the last share of the work is not submitted yet, and one system call would do the work of several
+ * turns. So the next share begins only after an enter. */
 static void engine_batch_end(struct ring_batch_end *end)
 {
 	struct engine *engine = container_of(end, struct engine, batch_end);
 	bool released = engine->limits_released;
-	bool begins = engine_turn_begins(engine);
+	uint64_t enters = engine->waiter.counters->enters;
+	bool begins = !engine->goes_on || enters != engine->turn_enters;
 	bool joined;
 
+	engine->turn_enters = enters;
 	if (begins) {
 		/* Cleared before the work, so that a release during the work causes another
 		 * turn. */
