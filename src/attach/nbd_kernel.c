@@ -89,8 +89,8 @@ static int take_message(struct nl_msg *message, void *argument)
 	if (header->nlmsg_seq != netlink->sequence) {
 		return NL_SKIP;
 	}
-	if (header->nlmsg_type ==
-		NLMSG_ERROR) { /* an acknowledgement is such a message with code 0 */
+	/* An acknowledgement is an error message with code 0. */
+	if (header->nlmsg_type == NLMSG_ERROR) {
 		const struct nlmsgerr *result = nlmsg_data(header);
 
 		netlink->is_acknowledged = true;
