@@ -7,20 +7,20 @@ enum {
 	/* Polling is kept only if it reduces the time per request to at most this percentage of the
 	 * time with BLOCK. */
 	SPIN_PERCENT_MAX = 90,
-	/* With batching, the time per request may be up to this percentage of the time without
-	 * batching, because measurements are noisy and batching costs no CPU time. */
+	/* Batching is kept if the time per request is at most this percentage of the time without
+	 * batching. The limit is above 100 because measurements are noisy and batching costs no CPU
+	 * time. */
 	BATCH_PERCENT_MAX = 106,
-	/* The traffic has changed, and the result of a trial is void, if the time per request is
-	 * now more than the first or less than the second of these percentages of what it was
-	 * during the trial. */
+	/* The time per request, in percent of the time during the trial, above which (SLOW) or
+	 * below which (FAST) the traffic has changed and the result of the trial is void. */
 	SLOW_PERCENT = 150,
 	FAST_PERCENT = 50,
 	/* Batching is tried only if a turn of the event loop has, on average, at least this many
 	 * tenths of a request. */
 	BATCHES_TENTHS_MIN = 11,
 	/* Polling is tried only if a turn after a sleep has fewer requests than this on average.
-	 * With more requests per turn, a wake-up costs little per request. Besides, the thread and
-	 * its peer might share a CPU: then no idle CPU has to be woken, but a thread that polls
+	 * A wake-up for more requests costs little per request. Besides, the thread and its peer
+	 * might share a CPU: then no idle CPU has to be woken, but a thread that polls
 	 * would drive its peer to another CPU. */
 	SPIN_TURN_REQUESTS_MAX = 12,
 };
@@ -144,8 +144,8 @@ static void judge_trial(struct wait_policy *policy)
 	}
 }
 
-/* Called once per window. Returns true when the traffic has differed from that of the last trial
- * for WAIT_CHANGED_WINDOWS consecutive windows, so that the trial's result is meaningless. */
+/* Called once per window. Returns true if the time per request has differed too much from the
+ * last trial for WAIT_CHANGED_WINDOWS consecutive windows: the result of the trial is then void. */
 static bool result_is_void(struct wait_policy *policy, uint64_t request_ns)
 {
 	bool has_changed =

@@ -118,8 +118,8 @@ static struct list_node *pool_bucket_of(struct tls_pool *pool, const uint8_t *ke
 	return &pool->buckets[hash % BUCKETS];
 }
 
-/* Called when the source's number of slots or waiters has changed. Moves a source that has none to
- * the end of the idle list, and takes any other source out of the list. */
+/* Called when the source's number of slots or waiters has changed. A source without slots
+ * and waiters moves to the end of the idle list; any other source is removed from the list. */
 static void source_counted(struct tls_pool *pool, struct tls_source *source)
 {
 	list_remove(&source->idle_node);

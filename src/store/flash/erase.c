@@ -2,8 +2,8 @@
 /*
  * Erasing free segments, and wear.
  *
- * A segment to which nothing refers any more is discarded before it becomes free, so that a device
- * need not keep its contents, nor a file its space. One segment at a time is discarded, on a worker
+ * A segment without references is discarded before it becomes free. The device then need not keep
+ * the contents, and a file releases the space. One segment at a time is discarded, on a worker
  * thread, while the log continues in others.
  *
  * Wear: the free segment with the fewest erases is written next. That alone would never erase
