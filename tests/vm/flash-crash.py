@@ -106,7 +106,8 @@ def test_kills_and_power_failures_lose_nothing():
         lost += int(last(guest, r"lost (\d)\n"))
         print(f"{FAILURES} power failures, {lost} of them lost answers; "
               f"{KILLS} kills; {past.split()[0]} batches")
-        assert lost > 0, "no power failure has lost anything: the test has not seen one"
+        # A power failure that finds an empty cache loses nothing: one or two of them prove nothing about the disk.
+        assert lost > 0 or FAILURES < 5, "no power failure has lost anything: the test has not seen one"
 
 
 testing.main(test_kills_and_power_failures_lose_nothing)
