@@ -20,6 +20,7 @@
 
 #define ARRAY_COUNT(a) (sizeof(a) / sizeof((a)[0]))
 #define BIT(n)	       (UINT32_C(1) << (n))
+#define BIT64(n)       (UINT64_C(1) << (n))
 
 #define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 

@@ -35,8 +35,8 @@ LAYERS = [
     ["path", "stream"],
     ["tls"],
     ["engine", "client"],
-    ["nbd", "gmb", "clan_service"],
-    ["nbd/server", "nbd/client", "gmb/server", "gmb/client", "push"],
+    ["nbd", "gmb", "vhost", "clan_service"],
+    ["nbd/server", "nbd/client", "gmb/server", "gmb/client", "vhost/server", "vhost/client", "push"],
     ["attach"],
     ["server"],
     ["tools"],
@@ -48,9 +48,9 @@ HEIGHT = {layer: height for height, row in enumerate(LAYERS) for layer in row}
 
 # What serves requests and what sends them do not know each other, and a wire format knows neither:
 # libgmblock is linked without what a server needs.
-CLIENT_SIDE = {"client", "nbd/client", "gmb/client"}
-SERVER_SIDE = {"engine", "clan_service", "nbd/server", "gmb/server"}
-WIRE = {"nbd", "gmb"}
+CLIENT_SIDE = {"client", "nbd/client", "gmb/client", "vhost/client"}
+SERVER_SIDE = {"engine", "clan_service", "nbd/server", "gmb/server", "vhost/server"}
+WIRE = {"nbd", "gmb", "vhost"}
 NOT_OF_CLIENTS = SERVER_SIDE | {"path", "store", "memory"}
 APART = {**{layer: NOT_OF_CLIENTS for layer in CLIENT_SIDE},
          **{layer: CLIENT_SIDE for layer in SERVER_SIDE},
