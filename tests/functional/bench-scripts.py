@@ -16,7 +16,7 @@ from harness import clients, measure, samples  # noqa: E402 (the path has to be 
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
-SCRIPTS = ["access", "attach", "client", "copy", "depth", "idle", "neighbour", "overlap", "page-cache-send", "peers", "tls", "walk"]
+SCRIPTS = ["access", "attach", "client", "copy", "depth", "idle", "neighbour", "overlap", "page-cache-send", "peers", "streams", "tls", "walk"]
 
 
 def load(script):
@@ -63,6 +63,7 @@ class Scripts(support.Case):
                 ("neighbour", ["--rounds", "--seconds", "--settle", "--size", "--set", "--rate"]),
                 ("page-cache-send", ["--rounds", "--seconds", "--size"]),
                 ("peers", ["--rounds", "--seconds", "--count-seconds", "--size"]),
+                ("streams", ["--rounds", "--seconds", "--warmup", "--pairs", "--size"]),
                 ("tls", ["--rounds", "--seconds", "--size"]),
                 ("overlap", ["--sizes", "--rounds", "--again", "--seconds", "--rate", "--size",
                              "--pairs"]),
