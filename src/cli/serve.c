@@ -107,6 +107,7 @@ static int print_check(const struct server_config *config)
 	char addresses[40] = "the default address";
 	char text[120];
 
+	server_nodes_warn(config);
 	if (config->listen_count > 0) {
 		snprintf(addresses, sizeof(addresses), "%u address%s", config->listen_count,
 			config->listen_count == 1 ? "" : "es");

@@ -152,6 +152,7 @@ static int intern(
 		engine_access_slot_of(access, condition->kind, condition->data, condition->bytes);
 	struct value *value = &access->values[access->value_count];
 
+	GMB_ASSERT(condition->kind != ACCESS_NODE);
 	if (*slot == 0) {
 		value->data = malloc(MAX(condition->bytes, 1U));
 		if (value->data == NULL) {

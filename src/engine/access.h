@@ -28,6 +28,9 @@ enum {
 	ACCESS_UID = IDENTITY_KIND_COUNT, /* user of a Unix socket's peer: uint32_t in host order */
 	ACCESS_NETWORK, /* address (ACCESS_ADDRESS_BYTES), then one byte: prefix length */
 	ACCESS_TLS,	/* one byte: 1 encrypted, 0 not encrypted */
+	/* Name of a node. A configuration replaces this condition by the conditions of the node
+	 * (server/config/nodes.c), so sets never contain it. */
+	ACCESS_NODE,
 	ACCESS_KIND_COUNT,
 
 	ACCESS_ADDRESS_BYTES = 16, /* an IPv6 address; IPv4 addresses are mapped (::ffff:0:0/96) */
@@ -64,7 +67,7 @@ void access_rule_fini(struct access_rule *rule);
 struct access;
 
 /* Creates a set with copies of the rules. count: at most ACCESS_RULES_MAX; 0: no peer has any
- * rights. Fails with -ENOMEM. */
+ * rights. No rule has the condition ACCESS_NODE. Fails with -ENOMEM. */
 GMB_MUST_CHECK int access_create(
 	const struct access_rule *rules, uint32_t count, struct access **access_out);
 void access_get(struct access *access);

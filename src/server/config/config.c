@@ -37,6 +37,7 @@ void server_config_fini(struct server_config *config)
 		free(config->commands[i]);
 	}
 	server_access_fini(&config->access);
+	server_access_fini(&config->nodes);
 	server_rates_fini(&config->rates);
 	server_access_options_fini(config);
 	for (uint32_t i = 0; i < config->export_folder_count; i++) {

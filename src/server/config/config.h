@@ -155,6 +155,9 @@ struct server_config {
 	char **commands;    /* --run, in order */
 	uint32_t command_count;
 	struct server_access access; /* rules in the file, for exports without rules of their own */
+	/* Nodes in the file: each rule has the condition ACCESS_NODE, which is the node's name, and
+	 * others. A client belongs to a node if it meets the conditions of one of its rules. */
+	struct server_access nodes;
 	/* Rules on the command line; they come before those in the file. */
 	struct server_access_option *access_options;
 	uint32_t access_option_count;
@@ -239,6 +242,8 @@ struct server_rule {
 /* Returns the idx-th key of a rule. The first one, "rights" or "rate", is required. */
 const struct field *server_access_field(uint32_t idx);
 const struct field *server_rate_field(uint32_t idx);
+/* Returns the idx-th key of a node. The first one, "name", is required. */
+const struct field *server_node_field(uint32_t idx);
 /* Sets one key of a rule. */
 GMB_MUST_CHECK int server_rule_set(struct server_rule *rule, const struct field *field,
 	const char *value, struct error *error);
@@ -246,6 +251,9 @@ GMB_MUST_CHECK int server_rule_set(struct server_rule *rule, const struct field 
 GMB_MUST_CHECK int server_access_add(struct server_access *access, struct server_rule *rule,
 	const char *origin, struct error *error);
 GMB_MUST_CHECK int server_rate_add(struct server_rates *rates, struct server_rule *rule,
+	const char *origin, struct error *error);
+/* Adds a rule of config->nodes. Takes ownership of the rule, even on failure. origin is copied. */
+GMB_MUST_CHECK int server_node_add(struct server_access *nodes, struct server_rule *rule,
 	const char *origin, struct error *error);
 void server_rule_fini(struct server_rule *rule);
 void server_access_fini(struct server_access *access);
@@ -261,6 +269,15 @@ void server_access_options_fini(struct server_config *config);
  * fulfil. */
 GMB_MUST_CHECK int server_access_finish(const struct server_config *config, struct error *error);
 
+/* Returns the idx-th list of access rules, those of the rates and nodes excepted; NULL after the
+ * last one. */
+const struct server_access *server_access_list(const struct server_config *config, uint32_t idx);
+/* Sets lists to the lists of rules of an export, in order; NULL: no list. */
+void server_access_of(const struct server_config *config, const struct server_export *entry,
+	const struct server_access *lists[2]);
+/* Rejects a rule that can never match. The condition ACCESS_NODE is ignored. */
+GMB_MUST_CHECK int server_access_check_rule(const struct access_rule *rule, struct error *error);
+
 /* Fills sets with the rules of each export: first those of the command line, then those of the
  * file. Exports without rules of their own get the rules of server_access_common(). */
 GMB_MUST_CHECK int server_access_build(
@@ -269,6 +286,24 @@ GMB_MUST_CHECK int server_access_build(
 GMB_MUST_CHECK int server_access_common(
 	const struct server_config *config, struct access **access_out, struct error *error);
 void server_access_drop(struct access **sets, uint32_t count);
+
+/* --- nodes (nodes.c) -------------------------------------------------------------------------- */
+
+enum { SERVER_NODE_BYTES_MAX = 63 };
+
+/* Checks that the text is a name for a node: 1 to SERVER_NODE_BYTES_MAX letters, digits, or after
+ * the first character one of "._-". */
+GMB_MUST_CHECK int server_node_check_name(const char *name, struct error *error);
+/* Checks the access rules that name a node. */
+GMB_MUST_CHECK int server_nodes_finish(const struct server_config *config, struct error *error);
+/* Replaces each rule with the condition ACCESS_NODE by one rule for each rule of that node, which
+ * has the conditions of both. Writes all rules to out, unless it is NULL; their memory belongs to
+ * the two lists. Returns their number. */
+uint32_t server_nodes_expand(const struct server_access *nodes, const struct server_access *access,
+	struct access_rule *out);
+/* Logs a warning for each export to which nodes can write and also clients that belong to no node:
+ * such clients cannot be fenced. */
+void server_nodes_warn(const struct server_config *config);
 
 /* Builds the rate rules. *rules_out is NULL when there are none. */
 GMB_MUST_CHECK int server_rates_build(

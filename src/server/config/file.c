@@ -58,7 +58,7 @@ static int read_listen(void *context, const struct config_node *node, const stru
 /* A rule being read. */
 struct rule_reader {
 	struct server_rule rule;
-	const struct field *first; /* the required key, rights or rate */
+	const struct field *first; /* the required key: rights, rate or name */
 	bool has_first;
 	bool is_alone; /* the rule is only the value of the required key, without a group */
 };
@@ -110,6 +110,18 @@ static int read_access_rule(void *context, const struct config_node *node,
 	GMB_UNUSED(field);
 	return rc < 0 ? rc
 		      : server_access_add(context, &rule, config_yaml_origin(node, origin), error);
+}
+
+static int read_node(void *context, const struct config_node *node, const struct field *field,
+	struct error *error)
+{
+	struct server_rule rule;
+	char origin[CONFIG_ORIGIN_BYTES];
+	int rc = read_rule(node, server_node_field, &rule, error);
+
+	GMB_UNUSED(field);
+	return rc < 0 ? rc
+		      : server_node_add(context, &rule, config_yaml_origin(node, origin), error);
 }
 
 /* Rejects an empty list: it would count as no list, but its author may want to deny all access. */
@@ -285,6 +297,12 @@ static int read_rates(
 	return config_yaml_list(node, read_rate_rule, &config->rates, error);
 }
 
+static int read_nodes(
+	const struct config_node *node, struct server_config *config, struct error *error)
+{
+	return config_yaml_list(node, read_node, &config->nodes, error);
+}
+
 /* Sections of the file that are not options of the command line. */
 static const struct section {
 	struct field field;
@@ -295,6 +313,7 @@ static const struct section {
 	{ { "limits" }, read_limits },
 	{ { "exports" }, read_exports },
 	{ { "access" }, read_common_access },
+	{ { "nodes" }, read_nodes },
 	{ { "rates" }, read_rates },
 };
 

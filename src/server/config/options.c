@@ -427,7 +427,7 @@ static const struct field fields[] = {
 		.same = same_listens },
 	{ "access", "RULE",
 		"access rule: [NAME:] [CONDITION]... rights=rw|ro|none; the first rule that "
-		"matches decides; conditions are psk=NAME, cert-cn=NAME, cert-dn=DN, "
+		"matches decides; conditions are node=NODE, psk=NAME, cert-cn=NAME, cert-dn=DN, "
 		"cert-san=TYPE:VALUE, cert-fingerprint=HASH, key-fingerprint=HASH, uid=N, "
 		"address=NETWORK and tls=true|false; can be repeated (default: all clients have "
 		"access)",

@@ -87,6 +87,14 @@ static int add_uid(void *object, const char *value, struct error *error)
 	return rc < 0 ? rc : add_condition(object, ACCESS_UID, &uid, sizeof(uid), error);
 }
 
+static int add_node(void *object, const char *value, struct error *error)
+{
+	int rc = server_node_check_name(value, error);
+
+	return rc < 0 ? rc
+		      : add_condition(object, ACCESS_NODE, value, (uint32_t)strlen(value), error);
+}
+
 static int add_tls(void *object, const char *value, struct error *error)
 {
 	uint8_t tls = strcmp(value, "true") == 0;
@@ -134,16 +142,18 @@ static int set_rule_memory(void *object, const char *value, struct error *error)
 /* --- a rule ------------------------------------------------------------------------------------
  */
 
-enum { OF_RATES = 3 };
+enum { OF_RATES = 1, OF_ACCESS = 4, OF_NODE, OF_CONDITIONS };
 
-/* First the key of rate rules, then the keys of access rules, then the conditions of both. */
+/* The name of a node, the keys of rate rules, those of access rules, and the conditions of all. */
 static const struct field fields[] = {
-	{ "rate", "RATE[:requests=N][:burst=TIME]", .set = set_rule_rate },
+	{ "name", "NODE", .set = add_node },
+	[OF_RATES] = { "rate", "RATE[:requests=N][:burst=TIME]", .set = set_rule_rate },
 	{ "connections", "N", .type = FIELD_COUNT, .min = 1, .max = 1000000,
 		FIELD_IN(struct server_rule, rate.connections_max) },
 	{ "memory", "SIZE", .set = set_rule_memory },
-	[OF_RATES] = { "rights", "rw|ro|none", .set = set_rights },
-	{ "psk", "NAME", .set = add_psk },
+	[OF_ACCESS] = { "rights", "rw|ro|none", .set = set_rights },
+	[OF_NODE] = { "node", "NODE", .set = add_node },
+	[OF_CONDITIONS] = { "psk", "NAME", .set = add_psk },
 	{ "cert-cn", "NAME", .set = add_cert_cn },
 	{ "cert-dn", "DN", .set = add_cert_dn },
 	{ "cert-san", "TYPE:VALUE", .set = add_san },
@@ -156,12 +166,23 @@ static const struct field fields[] = {
 
 const struct field *server_access_field(uint32_t idx)
 {
-	return OF_RATES + idx < ARRAY_COUNT(fields) ? &fields[OF_RATES + idx] : NULL;
+	return OF_ACCESS + idx < ARRAY_COUNT(fields) ? &fields[OF_ACCESS + idx] : NULL;
+}
+
+static const struct field *condition_field(uint32_t idx)
+{
+	return server_access_field(OF_CONDITIONS - OF_ACCESS + idx);
+}
+
+const struct field *server_node_field(uint32_t idx)
+{
+	return idx == 0 ? &fields[0] : condition_field(idx - 1);
 }
 
 const struct field *server_rate_field(uint32_t idx)
 {
-	return idx < OF_RATES ? &fields[idx] : server_access_field(idx - OF_RATES + 1);
+	return idx < OF_ACCESS - OF_RATES ? &fields[OF_RATES + idx]
+					  : condition_field(idx - (OF_ACCESS - OF_RATES));
 }
 
 /* Appends " KEY=VALUE" in the syntax of --access; text that does not fit is cut off. */
@@ -185,7 +206,7 @@ int server_rule_set(
 {
 	int rc = field_set(field, rule, value, error);
 
-	if (rc == 0 && field > &fields[OF_RATES]) {
+	if (rc == 0 && field > &fields[OF_ACCESS]) {
 		add_word(rule->text, field->key, value);
 	}
 	return rc;
@@ -208,8 +229,7 @@ static bool asks_for_certificate(const struct access_rule *rule)
 	return false;
 }
 
-/* Rejects a rule that can never match. */
-static int check_rule(const struct access_rule *rule, struct error *error)
+int server_access_check_rule(const struct access_rule *rule, struct error *error)
 {
 	const struct access_condition *tls = access_condition_find(rule, ACCESS_TLS);
 	bool psk = access_condition_find(rule, IDENTITY_PSK) != NULL;
@@ -238,7 +258,7 @@ static int append_rule(struct server_access *access, struct access_rule *rule, c
 	const char *text, struct error *error)
 {
 	uint32_t count = access->rule_count;
-	int rc = check_rule(rule, error);
+	int rc = server_access_check_rule(rule, error);
 
 	if (rc == 0 && count == ACCESS_RULES_MAX) {
 		rc = error_set(
@@ -268,8 +288,20 @@ int server_access_add(struct server_access *access, struct server_rule *rule, co
 	while (rights_words[word].rights != rule->access.rights) {
 		word++;
 	}
-	add_word(rule->text, fields[OF_RATES].key, rights_words[word].word);
+	add_word(rule->text, fields[OF_ACCESS].key, rights_words[word].word);
 	return append_rule(access, &rule->access, origin, rule->text, error);
+}
+
+int server_node_add(struct server_access *nodes, struct server_rule *rule, const char *origin,
+	struct error *error)
+{
+	if (rule->access.condition_count == 1) {
+		server_rule_fini(rule);
+		return error_set(error, -EINVAL,
+			"the node has no condition, so every client would belong to it; add a "
+			"condition such as psk or address");
+	}
+	return append_rule(nodes, &rule->access, origin, rule->text, error);
 }
 
 void server_access_fini(struct server_access *access)
@@ -318,7 +350,7 @@ static int parse_rule_word(
 	if (field == NULL) {
 		return field_unknown(server_access_field, word, error);
 	}
-	is_rights = field == &fields[OF_RATES];
+	is_rights = field == &fields[OF_ACCESS];
 	rc = is_rights && *has_rights ? error_set(error, -EINVAL, "the key is given twice")
 				      : server_rule_set(rule, field, value, error);
 	*has_rights |= is_rights;
@@ -454,21 +486,34 @@ static const struct server_export *export_of(const struct server_config *config,
 	return NULL;
 }
 
-/* Sets *rule_out to the first rule of the list that requires a certificate, unless it is already
- * set. */
-static void find_certificate(
-	const struct server_access *access, const struct access_rule **rule_out)
+const struct server_access *server_access_list(const struct server_config *config, uint32_t idx)
 {
-	for (uint32_t i = 0; i < access->rule_count && *rule_out == NULL; i++) {
+	if (idx == 0) {
+		return &config->access;
+	}
+	if (--idx < config->access_option_count) {
+		return &config->access_options[idx].access;
+	}
+	idx -= config->access_option_count;
+	return idx < config->export_count ? &config->exports[idx].access : NULL;
+}
+
+/* Returns the first rule of the list that requires a certificate, or NULL. */
+static const struct access_rule *find_certificate(const struct server_access *access)
+{
+	for (uint32_t i = 0; i < access->rule_count; i++) {
 		if (asks_for_certificate(&access->rules[i])) {
-			*rule_out = &access->rules[i];
+			return &access->rules[i];
 		}
 	}
+	return NULL;
 }
 
 static int check_certificates(const struct server_config *config, struct error *error)
 {
-	const struct access_rule *rule = NULL;
+	const struct access_rule *rule =
+		find_certificate(&config->nodes) ?: find_certificate(&config->rates.conditions);
+	const struct server_access *list;
 	bool verifies =
 		config->listen_count == 0 && config->tls.mode != TLS_OFF && config->tls.verify_peer;
 
@@ -477,13 +522,8 @@ static int check_certificates(const struct server_config *config, struct error *
 
 		verifies |= tls->mode != TLS_OFF && tls->verify_peer;
 	}
-	find_certificate(&config->access, &rule);
-	find_certificate(&config->rates.conditions, &rule);
-	for (uint32_t i = 0; i < config->access_option_count; i++) {
-		find_certificate(&config->access_options[i].access, &rule);
-	}
-	for (uint32_t i = 0; i < config->export_count; i++) {
-		find_certificate(&config->exports[i].access, &rule);
+	for (uint32_t i = 0; rule == NULL && (list = server_access_list(config, i)) != NULL; i++) {
+		rule = find_certificate(list);
 	}
 	return rule == NULL || verifies
 		       ? 0
@@ -506,9 +546,11 @@ int server_access_finish(const struct server_config *config, struct error *error
 				option->access.rules[0].origin, quote(option->export_name));
 		}
 	}
-	return check_certificates(config, error);
+	return server_nodes_finish(config, error) ?: check_certificates(config, error);
 }
 
+/* Returns the command line's rules for an export; name NULL: for exports without rules of their
+ * own. NULL: there are none. */
 static const struct server_access *option_of(const struct server_config *config, const char *name)
 {
 	for (uint32_t i = 0; i < config->access_option_count; i++) {
@@ -523,11 +565,12 @@ static const struct server_access *option_of(const struct server_config *config,
 
 /* Builds one list from the command line's rules and the file's rules. *access_out is NULL if both
  * are empty. */
-static int build(const struct server_access *option, const struct server_access *file,
-	struct access **access_out, struct error *error)
+static int build(const struct server_access *nodes, const struct server_access *option,
+	const struct server_access *file, struct access **access_out, struct error *error)
 {
-	uint32_t option_count = option != NULL ? option->rule_count : 0;
-	uint64_t count = (uint64_t)option_count + file->rule_count;
+	static const struct server_access none;
+	uint32_t option_count = server_nodes_expand(nodes, option != NULL ? option : &none, NULL);
+	uint64_t count = (uint64_t)option_count + server_nodes_expand(nodes, file, NULL);
 	struct access_rule *rules;
 	int rc = 0;
 
@@ -541,13 +584,8 @@ static int build(const struct server_access *option, const struct server_access 
 	}
 	rules = malloc(count * sizeof(*rules));
 	if (rules != NULL) {
-		if (option_count > 0) {
-			memcpy(rules, option->rules, option_count * sizeof(*rules));
-		}
-		if (file->rule_count > 0) {
-			memcpy(rules + option_count, file->rules,
-				file->rule_count * sizeof(*rules));
-		}
+		(void)server_nodes_expand(nodes, option != NULL ? option : &none, rules);
+		(void)server_nodes_expand(nodes, file, rules + option_count);
 		rc = access_create(rules, (uint32_t)count, access_out);
 	}
 	free(rules);
@@ -555,10 +593,21 @@ static int build(const struct server_access *option, const struct server_access 
 				       : 0;
 }
 
+void server_access_of(const struct server_config *config, const struct server_export *entry,
+	const struct server_access *lists[2])
+{
+	lists[0] = option_of(config, entry->name);
+	lists[1] = entry->access.rule_count > 0 ? &entry->access : NULL;
+	if (lists[0] == NULL && lists[1] == NULL) {
+		lists[0] = option_of(config, NULL);
+		lists[1] = config->access.rule_count > 0 ? &config->access : NULL;
+	}
+}
+
 int server_access_common(
 	const struct server_config *config, struct access **access_out, struct error *error)
 {
-	return build(option_of(config, NULL), &config->access, access_out, error);
+	return build(&config->nodes, option_of(config, NULL), &config->access, access_out, error);
 }
 
 int server_access_build(
@@ -571,7 +620,8 @@ int server_access_build(
 	for (uint32_t i = 0; i < config->export_count && rc == 0; i++) {
 		const struct server_export *entry = &config->exports[i];
 
-		rc = build(option_of(config, entry->name), &entry->access, &sets[i], error);
+		rc = build(&config->nodes, option_of(config, entry->name), &entry->access, &sets[i],
+			error);
 		if (rc == 0 && sets[i] == NULL && common != NULL) {
 			access_get(common);
 			sets[i] = common;
