@@ -36,24 +36,29 @@ void native_carrier_set_state(struct native_carrier *carrier, enum native_carrie
 
 /* --- the end --------------------------------------------------------------------------------- */
 
-void native_carrier_step(struct native_carrier *carrier)
+/* Returns the buffers of the commands that were sent, as a bit mask. */
+static uint32_t buffers_in_use(const struct native_carrier *carrier)
 {
 	uint32_t used = 0;
 
-	if (carrier->state != NATIVE_CLOSING || carrier->conn != NULL ||
-		carrier->timer_op.in_flight || carrier->fail_op.in_flight) {
-		return;
-	}
 	list_for_each(node, &carrier->sent)
 	{
 		used |= list_entry(node, struct native_call, node)->buffers;
 	}
-	for (; used != 0; used &= used - 1) {
-		if (carrier->hub->buffers[__builtin_ctz(used)].tainted) {
-			return; /* hub_reclaim() calls this function again */
-		}
+	return used;
+}
+
+/* Makes a closing carrier idle if its connection and its ring operations have ended and no server
+ * can access the buffers of its commands any more. Otherwise a no-op; hub_reclaim() calls it again
+ * after it has replaced the pages of tainted buffers. */
+static void carrier_step(struct native_carrier *carrier)
+{
+	if (carrier->state != NATIVE_CLOSING || carrier->conn != NULL ||
+		carrier->timer_op.in_flight || carrier->fail_op.in_flight ||
+		hub_is_tainted(carrier->hub, buffers_in_use(carrier))) {
+		return;
 	}
-	list_remove(&carrier->node);
+	list_remove(&carrier->user.node);
 	native_carrier_set_state(carrier, NATIVE_IDLE);
 	carrier_stopped(&carrier->base);
 }
@@ -68,24 +73,16 @@ static void native_lose(struct carrier *base)
 		carrier_stopped(base);
 		return;
 	}
-	list_for_each(node, &carrier->sent)
-	{
-		uint32_t used = list_entry(node, struct native_call, node)->buffers;
-
-		for (; maps && used != 0; used &= used - 1) {
-			struct hub_buffer *buffer = &carrier->hub->buffers[__builtin_ctz(used)];
-
-			buffer->tainted = !buffer->imported;
-			carrier->hub->reclaim_pending = true;
-		}
+	if (maps) {
+		hub_taint(carrier->hub, buffers_in_use(carrier));
 	}
 	native_carrier_set_state(carrier, NATIVE_CLOSING);
-	list_remove(&carrier->hungry_node);
+	list_remove(&carrier->user.hungry_node);
 	if (carrier->conn != NULL) {
 		clan_close(carrier->conn);
 	}
 	ring_cancel(base->ring, &carrier->timer_op);
-	native_carrier_step(carrier);
+	carrier_step(carrier);
 }
 
 void native_carrier_fail(struct native_carrier *carrier, int code, const char *text)
@@ -147,11 +144,13 @@ static void lost(struct native_carrier *carrier, const struct clan_event *event)
 	}
 }
 
-void native_carrier_event(struct native_carrier *carrier, const struct clan_event *event)
+static void carrier_event(struct hub_user *user, const struct clan_event *event)
 {
+	struct native_carrier *carrier = native_carrier_of_user(user);
+
 	if (event->type == CLAN_EVENT_CLOSED) {
 		carrier->conn = NULL;
-		native_carrier_step(carrier);
+		carrier_step(carrier);
 		return;
 	}
 	if (carrier->state == NATIVE_CLOSING) {
@@ -194,7 +193,7 @@ static void gmb_carrier_timer_done(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (carrier->state == NATIVE_CLOSING) {
-		native_carrier_step(carrier);
+		carrier_step(carrier);
 	} else if (carrier->state == NATIVE_DIALING) {
 		native_carrier_fail(carrier, -ETIMEDOUT, "the server did not answer in time");
 	}
@@ -206,7 +205,7 @@ static void fail_done(struct ring_op *op, int result)
 
 	GMB_UNUSED(result);
 	if (carrier->state == NATIVE_CLOSING) {
-		native_carrier_step(carrier);
+		carrier_step(carrier);
 	} else {
 		carrier_failed(&carrier->base, &carrier->failure);
 	}
@@ -262,8 +261,8 @@ static int gmb_carrier_dial(struct native_carrier *carrier, const struct carrier
 		error_prefix(&carrier->failure, "%s", carrier->target->label);
 		return result;
 	}
-	clan_conn_set_context(carrier->conn, carrier);
-	list_push_back(&carrier->hub->carriers, &carrier->node);
+	clan_conn_set_context(carrier->conn, &carrier->user);
+	list_push_back(&carrier->hub->users, &carrier->user.node);
 	return 0;
 }
 
@@ -290,6 +289,24 @@ static void native_start(struct carrier *base, const struct carrier_start *start
 
 /* --- the carrier ------------------------------------------------------------------------------ */
 
+static void user_take(struct hub_user *user)
+{
+	native_carrier_take(native_carrier_of_user(user));
+}
+
+static void user_step(struct hub_user *user)
+{
+	carrier_step(native_carrier_of_user(user));
+}
+
+static const struct hub_user_ops user_ops = {
+	.event = carrier_event,
+	.take = user_take,
+	.shares = native_carrier_shares,
+	.unshare = native_carrier_unshare,
+	.step = user_step,
+};
+
 static struct carrier *native_create(const struct carrier_target *target)
 {
 	struct native_carrier *carrier = calloc(1, sizeof(*carrier));
@@ -298,8 +315,9 @@ static struct carrier *native_create(const struct carrier_target *target)
 		return NULL;
 	}
 	carrier->target = (const struct native_target *)(const void *)target;
-	list_init(&carrier->node);
-	list_init(&carrier->hungry_node);
+	carrier->user.ops = &user_ops;
+	list_init(&carrier->user.node);
+	list_init(&carrier->user.hungry_node);
 	list_init(&carrier->unsent);
 	list_init(&carrier->sent);
 	return &carrier->base;

@@ -1,77 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Private to the client's side of src/gmb: the state shared by the connections of one queue, which
- * is a clan queue and the memory that servers access.
+ * Private to the client's side of src/gmb: a connection to a gmb server. client/hub.h has the clan
+ * queue of all connections of a queue, and the memory that servers access.
  *
- *   hub.c      clan queue, buffers (gmb_buffer_alloc), the pool for memory outside of them
  *   target.c   addresses of servers, and dialing one
  *   carrier.c  one connection: carrier.h, from connecting to its end
  *   share.c    buffers shared with its server
  *   send.c     its commands, to the server
  *   receive.c  replies and other messages from the server
  *
- * A buffer is a clan region. A connection shares it with its server when the first command needs
- * it. If a connection over which servers map regions is lost, the buffers of its commands are
- * tainted, because the server's disk may still access them. A tainted buffer gets fresh pages
- * (clan_region_replace()) when no live connection shares it, and only then are the commands
- * returned to the client (rule G16).
+ * A connection shares a buffer with its server when the first command needs it. If a connection
+ * over which servers map regions is lost, the buffers of its commands are tainted, and the commands
+ * are returned to the client when the buffers have fresh pages (rule G16).
  *
- * Imported memory cannot get fresh pages, because only its owner knows who else maps it. A server
- * therefore writes into it only if it guarantees (EXPORT_ENDS) that it ends all requests of a lost
- * connection before it answers OPEN of the connection that replaces the lost one. The client
- * neither resends nor completes commands of the lost connection before this answer. Without
- * EXPORT_ENDS, reads into imported memory go through the pool.
+ * Imported memory cannot get fresh pages. A server therefore writes into it only if it guarantees
+ * (EXPORT_ENDS) that it ends all requests of a lost connection before it answers OPEN of the
+ * connection that replaces the lost one. The client neither resends nor completes commands of the
+ * lost connection before this answer. Without EXPORT_ENDS, reads into imported memory go through
+ * the pool.
  *
- * Threading: the ring's thread. Ownership: the queue owns the hub, the hub its buffers. Errors:
- * negative errno; if a pool or buffer is busy, the command waits.
+ * Threading: the ring's thread. Ownership: the client owns the carriers. Errors: negative
+ * errno; if a pool or buffer is busy, the command waits.
  */
 #pragma once
 
-#include <gmblock/clan_memory.h>
-
-#include "client/carrier.h"
+#include "client/hub.h"
 #include "gmb/wire.h"
 
-enum {
-	HUB_BUFFERS_MAX = NATIVE_REGIONS_MAX,
-	HUB_POOL = 0, /* number of the pool's buffer */
-	HUB_POOL_BYTES = 8 << 20,
-	HUB_PAGE_BYTES = 4096,
-	/* limit on the payload of one command; less than HUB_POOL_BYTES */
-	HUB_COMMAND_BYTES_MAX = 1 << 20,
-};
-
-struct hub_buffer {
-	struct clan_region *region; /* NULL: no buffer has this number */
-	uint8_t *base;
-	size_t bytes;
-	bool imported;
-	bool tainted;
-	bool freeing; /* gmb_buffer_free() was called */
-};
-
-struct hub {
-	struct queue_part part;
-	struct ring *ring;
-	struct clan_queue *clan;
-	struct ring_source source;
-	bool is_polled;	      /* the source was added to the ring */
-	bool is_removed;      /* the source was removed again */
-	bool reclaim_pending; /* some buffer is tainted or being freed */
-	bool reclaiming;      /* hub_reclaim() is in progress */
-	struct ring_op retry_op;
-	struct list_node carriers; /* struct native_carrier */
-	struct list_node hungry;   /* carriers whose received messages are not all processed */
-	struct hub_buffer buffers[HUB_BUFFERS_MAX];
-	uint32_t last_found;
-	uint64_t pool_used[HUB_POOL_BYTES / HUB_PAGE_BYTES / 64]; /* one bit per page */
-};
-
-/* Consecutive pages of the pool. */
-struct hub_run {
-	uint32_t page;
-	uint32_t pages; /* 0: none */
-};
+_Static_assert((int)HUB_BUFFERS_MAX == (int)NATIVE_REGIONS_MAX, "a region for each buffer");
 
 enum share_state {
 	SHARE_NONE,
@@ -110,10 +66,9 @@ struct native_carrier {
 	struct hub *hub; /* NULL before the first start */
 	const struct native_target *target;
 	enum native_carrier_state state;
-	struct list_node node;	      /* in hub->carriers from dialing until the carrier is idle */
-	struct list_node hungry_node; /* in hub->hungry */
-	struct clan_conn *conn;	      /* NULL: not connected, or CLOSED was received */
-	bool needs_cookies;	      /* the server accesses memory by put and get */
+	struct hub_user user;	/* in hub->users from dialing until the carrier is idle */
+	struct clan_conn *conn; /* NULL: not connected, or CLOSED was received */
+	bool needs_cookies;	/* the server accesses memory by put and get */
 	struct ring_op timer_op;
 	struct ring_op fail_op;
 	struct error failure; /* reported by fail_op */
@@ -141,26 +96,14 @@ struct native_target {
 	char label[CARRIER_LABEL_BYTES_MAX];
 };
 
-/* hub.c */
-/* Returns the queue's hub, which is created on first use. */
-GMB_MUST_CHECK int hub_get(struct gmb_queue *queue, struct hub **hub_out, struct error *error);
-/* Adds the hub to the ring, which then polls it for events. */
-void hub_start(struct hub *hub);
-/* Returns the buffer that contains all these bytes, or NULL. */
-struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes);
-/* Creates the pool if it does not exist. */
-GMB_MUST_CHECK int hub_pool_make(struct hub *hub);
-/* Allocates consecutive pages of the pool. Returns false if there are not enough now. bytes: at
- * most HUB_COMMAND_BYTES_MAX. */
-GMB_MUST_CHECK bool hub_pool_get(struct hub *hub, size_t bytes, struct hub_run *run);
-void hub_pool_put(struct hub *hub, struct hub_run *run);
-/* Gives new pages to tainted buffers (whose pages a server may still access) that no connection
- * shares any more, and frees buffers for which gmb_buffer_free() was called. */
-void hub_reclaim(struct hub *hub);
-
 static inline struct native_carrier *native_carrier_of(struct carrier *base)
 {
 	return container_of(base, struct native_carrier, base);
+}
+
+static inline struct native_carrier *native_carrier_of_user(struct hub_user *user)
+{
+	return container_of(user, struct native_carrier, user);
 }
 
 static inline struct native_call *native_call_of(struct command *command)
@@ -190,11 +133,6 @@ GMB_MUST_CHECK int native_list(const char *uri, const struct gmb_options *option
 void native_carrier_set_state(struct native_carrier *carrier, enum native_carrier_state state);
 /* Reports to the client that the connection has failed. The client then ends the connection. */
 void native_carrier_fail(struct native_carrier *carrier, int code, const char *text);
-void native_carrier_event(struct native_carrier *carrier, const struct clan_event *event);
-/* Makes a closing carrier idle if its connection and its ring operations have ended and no server
- * can access the buffers of its commands any more. Otherwise a no-op; hub_reclaim() calls it again
- * after it has replaced the pages of tainted buffers. */
-void native_carrier_step(struct native_carrier *carrier);
 
 /* share.c */
 /* Returns whether the server can use the buffer. If the buffer is not shared with the server,
@@ -205,17 +143,14 @@ GMB_MUST_CHECK bool native_share(struct native_carrier *carrier, uint32_t number
 void native_shared(struct native_carrier *carrier, const struct clan_event *event);
 /* Handles CLAN_EVENT_UNSHARED. */
 void native_unshared(struct native_carrier *carrier, const struct clan_event *event);
-/* Returns whether the connection shares that buffer. end: if it does, also ends the connection. */
-bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool end);
-/* Withdraws a buffer from the server before it is freed. */
-void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer);
+/* Members of struct hub_user_ops. */
+bool native_carrier_shares(struct hub_user *user, uint32_t buffer, bool end);
+void native_carrier_unshare(struct hub_user *user, uint32_t buffer);
 
 /* send.c */
 /* Members of struct carrier_ops. */
 void native_add(struct carrier *base, struct command *command);
 void native_flush(struct carrier *base);
-/* Copies a command's data from its pieces of memory to consecutive memory (to_run), or back. */
-void native_call_copy(const struct command *command, uint8_t *run, bool to_run);
 
 /* receive.c */
 /* Processes messages from the server, up to a limit that keeps other connections from waiting. */

@@ -38,10 +38,7 @@ static void gmb_receive_call_done(
 	command->result = native_status_to_errno(reply->head.status);
 	if (call->staged.pages > 0) {
 		if (command->operation == GMB_READ && command->result == 0) {
-			native_call_copy(command,
-				carrier->hub->buffers[HUB_POOL].base +
-					(size_t)call->staged.page * HUB_PAGE_BYTES,
-				false);
+			hub_copy(command, hub_pool_address(carrier->hub, &call->staged), false);
 			carrier->base.moved_bytes += command->length;
 		}
 		hub_pool_put(carrier->hub, &call->staged);
@@ -189,7 +186,7 @@ void native_carrier_take(struct native_carrier *carrier)
 {
 	struct clan_message message;
 
-	list_remove(&carrier->hungry_node);
+	list_remove(&carrier->user.hungry_node);
 	for (int i = 0; i < MESSAGES_MAX; i++) {
 		const char *rule;
 
@@ -212,6 +209,6 @@ void native_carrier_take(struct native_carrier *carrier)
 		}
 	}
 	if (carrier->state != NATIVE_CLOSING) {
-		list_push_back(&carrier->hub->hungry, &carrier->hungry_node);
+		list_push_back(&carrier->hub->hungry, &carrier->user.hungry_node);
 	}
 }

@@ -29,53 +29,6 @@ static void put_segment(const struct native_carrier *carrier, struct draft *draf
 	};
 }
 
-/* Iterator over a command's memory. */
-struct pieces {
-	const struct command *command;
-	uint32_t idx;
-	uint64_t skip;
-	uint64_t left;
-};
-
-static struct pieces pieces_of(const struct command *command)
-{
-	return (struct pieces){
-		.command = command, .skip = command->iov_skip, .left = command->length
-	};
-}
-
-static bool next_piece(struct pieces *pieces, struct iovec *piece)
-{
-	while (pieces->left > 0) {
-		const struct iovec *iov = &pieces->command->iov[pieces->idx++];
-		uint64_t skipped = MIN(pieces->skip, (uint64_t)iov->iov_len);
-
-		pieces->skip -= skipped;
-		if (iov->iov_len > skipped) {
-			piece->iov_base = (uint8_t *)iov->iov_base + skipped;
-			piece->iov_len = (size_t)MIN(iov->iov_len - skipped, pieces->left);
-			pieces->left -= piece->iov_len;
-			return true;
-		}
-	}
-	return false;
-}
-
-void native_call_copy(const struct command *command, uint8_t *run, bool to_run)
-{
-	struct pieces pieces = pieces_of(command);
-	struct iovec piece;
-
-	while (next_piece(&pieces, &piece)) {
-		if (to_run) {
-			memcpy(run, piece.iov_base, piece.iov_len);
-		} else {
-			memcpy(piece.iov_base, run, piece.iov_len);
-		}
-		run += piece.iov_len;
-	}
-}
-
 enum placing { PLACED, LATER, ELSEWHERE };
 
 /* Fills in the segments of the command's own memory. Returns ELSEWHERE if the server cannot access
@@ -83,10 +36,10 @@ enum placing { PLACED, LATER, ELSEWHERE };
 static enum placing gmb_send_place(
 	struct native_carrier *carrier, const struct command *command, struct draft *draft)
 {
-	struct pieces pieces = pieces_of(command);
+	struct hub_pieces pieces = hub_pieces_of(command);
 	struct iovec piece;
 
-	while (next_piece(&pieces, &piece)) {
+	while (hub_next_piece(&pieces, &piece)) {
 		struct hub_buffer *buffer = hub_find(carrier->hub, piece.iov_base, piece.iov_len);
 		uint32_t number;
 
@@ -131,9 +84,9 @@ static enum placing gmb_send_stage(
 	if (!hub_pool_get(hub, command->length, &call->staged)) {
 		return LATER;
 	}
-	run = pool->base + (size_t)call->staged.page * HUB_PAGE_BYTES;
+	run = hub_pool_address(hub, &call->staged);
 	if (command->operation == GMB_WRITE) {
-		native_call_copy(command, run, true);
+		hub_copy(command, run, true);
 		carrier->base.moved_bytes += command->length;
 	}
 	put_segment(carrier, draft, pool, run, command->length);
@@ -146,7 +99,7 @@ static enum placing gmb_send_carry(
 	enum placing placing;
 
 	if (command->operation == GMB_WRITE && command->length <= NATIVE_INLINE_BYTES_MAX) {
-		native_call_copy(command, draft->inlined, true);
+		hub_copy(command, draft->inlined, true);
 		draft->head.inline_bytes = (uint16_t)command->length;
 		return PLACED;
 	}

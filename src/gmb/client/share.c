@@ -5,8 +5,9 @@
 
 #include "gmb/client/client.h"
 
-bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool end)
+bool native_carrier_shares(struct hub_user *user, uint32_t buffer, bool end)
 {
+	struct native_carrier *carrier = native_carrier_of_user(user);
 	enum share_state state = carrier->shares[buffer].state;
 
 	if (carrier->conn == NULL || state == SHARE_NONE || state == SHARE_REFUSED) {
@@ -19,8 +20,9 @@ bool native_carrier_shares(struct native_carrier *carrier, uint32_t buffer, bool
 	return true;
 }
 
-void native_carrier_unshare(struct native_carrier *carrier, uint32_t buffer)
+void native_carrier_unshare(struct hub_user *user, uint32_t buffer)
 {
+	struct native_carrier *carrier = native_carrier_of_user(user);
 	enum share_state state = carrier->shares[buffer].state;
 
 	if (carrier->state == NATIVE_READY && (state == SHARE_LIVE || state == SHARE_GRANTED)) {

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
-#include "gmb/client/client.h"
+#include "client/hub.h"
 
 enum { EVENTS_MAX = 64 };
 
@@ -15,7 +15,6 @@ enum { EVENTS_MAX = 64 };
  * time. */
 #define RETRY_NS UINT64_C(100000000)
 
-_Static_assert((int)GMB_BUFFERS_MAX == (int)HUB_BUFFERS_MAX - 1, "all but the pool");
 _Static_assert((int)HUB_COMMAND_BYTES_MAX <= (int)HUB_POOL_BYTES, "every command can be staged");
 
 static struct hub *hub_of(struct queue_part *part)
@@ -36,14 +35,18 @@ static int hub_source_poll(struct ring_source *source)
 	GMB_ASSERT(count >= 0);
 	list_init(&hungry);
 	while ((node = list_pop_front(&hub->hungry)) != NULL) {
-		/* a carrier that is added again during this loop waits for the next iteration */
+		/* a user that is added again during this loop waits for the next iteration */
 		list_push_back(&hungry, node);
 	}
 	for (int i = 0; i < count; i++) {
-		native_carrier_event(events[i].context, &events[i]);
+		struct hub_user *user = events[i].context;
+
+		user->ops->event(user, &events[i]);
 	}
 	while ((node = list_pop_front(&hungry)) != NULL) {
-		native_carrier_take(list_entry(node, struct native_carrier, hungry_node));
+		struct hub_user *user = list_entry(node, struct hub_user, hungry_node);
+
+		user->ops->take(user);
 		count++;
 	}
 	if (hub->reclaim_pending) {
@@ -82,7 +85,7 @@ static void hub_destroy(struct queue_part *part)
 	struct hub *hub = hub_of(part);
 	int result;
 
-	GMB_ASSERT(list_is_empty(&hub->carriers));
+	GMB_ASSERT(list_is_empty(&hub->users));
 	if (hub->is_polled) {
 		ring_source_remove(hub->ring, &hub->source, hub_source_removed);
 	}
@@ -121,7 +124,7 @@ int hub_get(struct gmb_queue *queue, struct hub **hub_out, struct error *error)
 	}
 	hub->part.destroy = hub_destroy;
 	hub->ring = queue_ring(queue);
-	list_init(&hub->carriers);
+	list_init(&hub->users);
 	list_init(&hub->hungry);
 	*part = &hub->part;
 	*hub_out = hub;
@@ -330,6 +333,26 @@ void hub_pool_put(struct hub *hub, struct hub_run *run)
 
 /* --- replacing and freeing buffers ------------------------------------------------------------ */
 
+void hub_taint(struct hub *hub, uint32_t buffers)
+{
+	for (; buffers != 0; buffers &= buffers - 1) {
+		struct hub_buffer *buffer = &hub->buffers[__builtin_ctz(buffers)];
+
+		buffer->tainted = !buffer->imported;
+		hub->reclaim_pending = true;
+	}
+}
+
+bool hub_is_tainted(const struct hub *hub, uint32_t buffers)
+{
+	for (; buffers != 0; buffers &= buffers - 1) {
+		if (hub->buffers[__builtin_ctz(buffers)].tainted) {
+			return true;
+		}
+	}
+	return false;
+}
+
 static void hub_retry_done(struct ring_op *op, int result)
 {
 	GMB_UNUSED(result);
@@ -342,13 +365,13 @@ static bool hub_is_shared(struct hub *hub, uint32_t number)
 {
 	bool shared = false;
 
-	list_for_each(node, &hub->carriers)
+	list_for_each(node, &hub->users)
 	{
-		struct native_carrier *carrier = list_entry(node, struct native_carrier, node);
+		struct hub_user *user = list_entry(node, struct hub_user, node);
 
-		shared |= native_carrier_shares(carrier, number, hub->buffers[number].tainted);
+		shared |= user->ops->shares(user, number, hub->buffers[number].tainted);
 		if (hub->buffers[number].freeing) {
-			native_carrier_unshare(carrier, number);
+			user->ops->unshare(user, number);
 		}
 	}
 	return shared;
@@ -356,7 +379,7 @@ static bool hub_is_shared(struct hub *hub, uint32_t number)
 
 /* Gives new pages to a tainted buffer, or frees a buffer, unless a connection still shares it.
  * Returns false if this has to be tried again. */
-static bool gmb_hub_reclaim(struct hub *hub, uint32_t number)
+static bool reclaim_one(struct hub *hub, uint32_t number)
 {
 	struct hub_buffer *buffer = &hub->buffers[number];
 	/* The contents of the pool need not be preserved: when a command is resent, its data is
@@ -395,12 +418,14 @@ static void reclaim_all(struct hub *hub)
 	bool is_complete = true;
 
 	for (uint32_t i = 0; i < HUB_BUFFERS_MAX; i++) {
-		is_complete &= gmb_hub_reclaim(hub, i);
+		is_complete &= reclaim_one(hub, i);
 	}
 	hub->reclaim_pending = !is_complete;
-	list_for_each(node, &hub->carriers)
+	list_for_each(node, &hub->users)
 	{
-		native_carrier_step(list_entry(node, struct native_carrier, node));
+		struct hub_user *user = list_entry(node, struct hub_user, node);
+
+		user->ops->step(user);
 	}
 }
 
@@ -408,11 +433,47 @@ void hub_reclaim(struct hub *hub)
 {
 	hub->reclaim_pending = true;
 	if (hub->reclaiming) {
-		/* A callback of reclaim_all() has called this function. The next poll of the hub
-		 * calls it again, because reclaim_pending is set. */
+		/* a callback of reclaim_all() has called this function */
+		if (!hub->retry_op.in_flight) {
+			ring_defer(hub->ring, &hub->retry_op, 0, hub_retry_done);
+		}
 		return;
 	}
 	hub->reclaiming = true;
 	reclaim_all(hub);
 	hub->reclaiming = false;
+}
+
+/* --- a command's memory ----------------------------------------------------------------------- */
+
+bool hub_next_piece(struct hub_pieces *pieces, struct iovec *piece)
+{
+	while (pieces->left > 0) {
+		const struct iovec *iov = &pieces->command->iov[pieces->idx++];
+		uint64_t skipped = MIN(pieces->skip, (uint64_t)iov->iov_len);
+
+		pieces->skip -= skipped;
+		if (iov->iov_len > skipped) {
+			piece->iov_base = (uint8_t *)iov->iov_base + skipped;
+			piece->iov_len = (size_t)MIN(iov->iov_len - skipped, pieces->left);
+			pieces->left -= piece->iov_len;
+			return true;
+		}
+	}
+	return false;
+}
+
+void hub_copy(const struct command *command, uint8_t *run, bool to_run)
+{
+	struct hub_pieces pieces = hub_pieces_of(command);
+	struct iovec piece;
+
+	while (hub_next_piece(&pieces, &piece)) {
+		if (to_run) {
+			memcpy(run, piece.iov_base, piece.iov_len);
+		} else {
+			memcpy(piece.iov_base, run, piece.iov_len);
+		}
+		run += piece.iov_len;
+	}
 }
