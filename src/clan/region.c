@@ -140,6 +140,15 @@ int clan_region_register(
 	return 0;
 }
 
+int clan_region_memfd(const struct clan_region *region, uint64_t *offset_out)
+{
+	if (region->fd < 0) {
+		return -EOPNOTSUPP;
+	}
+	*offset_out = region->offset;
+	return region->fd;
+}
+
 /* Registrations are dropped first, because network adapters must not use the pages after they are
  * unmapped. */
 int clan_region_destroy(struct clan_region *region)

@@ -618,6 +618,7 @@ static void memfds_can_be_imported(void **state)
 		0);
 	close(memfd);
 	memcpy(base, "mine", 5);
+	assert_true(clan_region_memfd(region, &(uint64_t){ 0 }) >= 0);
 	assert_int_equal(clan_region_share(world.conns[WORLD_DIALER], region, CLAN_READ), -EPERM);
 	assert_int_equal(
 		clan_region_share(world.conns[WORLD_DIALER], region, CLAN_READ | CLAN_WRITE), 0);
