@@ -34,7 +34,8 @@ def _mount(fs_type, target, options):
         raise OSError(code, os.strerror(code), target)
 
 
-def _umount_lazy(target):
+def umount_lazy(target):
+    """Detaches what is mounted there; it ends with its last user."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.umount2(target.encode(), MNT_DETACH) != 0:
         code = ctypes.get_errno()
@@ -51,6 +52,15 @@ def fill(path, size_bytes):
             chunk = (source[cut:] + source[:cut])[: size_bytes - done]
             out.write(chunk)
             done += len(chunk)
+
+
+def remove_at_last_close(loop_device):
+    """For a device that this process has open: from a second opener, the request only marks the device."""
+    second = os.open(loop_device, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.ioctl(second, LOOP_CLR_FD, 0)
+    finally:
+        os.close(second)
 
 
 class Disk:
@@ -83,16 +93,11 @@ class Disk:
                 raise Unavailable("losetup failed: %s" % result.stderr.strip())
             self.path = result.stdout.strip()
             self._fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-            # From a second opener, this only marks the device: it is removed at the last close.
-            second = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                fcntl.ioctl(second, LOOP_CLR_FD, 0)
-            finally:
-                os.close(second)
+            remove_at_last_close(self.path)
         finally:
             # The device keeps the file, and the file keeps the detached tmpfs.
             if mounted:
-                _umount_lazy(folder)
+                umount_lazy(folder)
             os.rmdir(folder)
 
     def close(self):

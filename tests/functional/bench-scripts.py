@@ -16,7 +16,7 @@ from harness import clients, measure, samples  # noqa: E402 (the path has to be 
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
-SCRIPTS = ["access", "attach", "client", "copy", "depth", "idle", "neighbour", "overlap", "page-cache-send", "peers", "streams", "tls", "walk"]
+SCRIPTS = ["access", "attach", "client", "cluster", "copy", "depth", "idle", "neighbour", "overlap", "page-cache-send", "peers", "streams", "tls", "walk"]
 
 
 def load(script):
@@ -57,6 +57,7 @@ class Scripts(support.Case):
                 ("access", ["--count", "--rounds"]),
                 ("attach", ["--count", "--time-limit"]),
                 ("client", ["--rounds", "--seconds", "--size"]),
+                ("cluster", ["--rounds", "--seconds"]),
                 ("copy", ["--rounds", "--size"]),
                 ("depth", ["--rounds", "--seconds", "--size", "--depths", "--neighbours"]),
                 ("idle", ["--connections", "--seconds"]),
