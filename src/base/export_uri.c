@@ -71,6 +71,7 @@ static int check_scheme(const char *scheme, struct export_uri *uri, struct error
 		{ "gmb+unix", "gmb", false },
 		{ "push", "push", false },
 		{ "push+unix", "push", false },
+		{ "vhost-user-blk+unix", EXPORT_URI_VHOST, false },
 	};
 
 	for (size_t i = 0; i < ARRAY_COUNT(schemes); i++) {
@@ -81,8 +82,8 @@ static int check_scheme(const char *scheme, struct export_uri *uri, struct error
 		}
 	}
 	return error_set(error, -EINVAL,
-		"unknown scheme '%s'; use nbd, nbds, nbd+unix, nbds+unix, gmb, gmb+unix, push or "
-		"push+unix",
+		"unknown scheme '%s'; use nbd, nbds, nbd+unix, nbds+unix, gmb, gmb+unix, push, "
+		"push+unix or vhost-user-blk+unix",
 		quote(scheme));
 }
 

@@ -10,6 +10,7 @@
  *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
  *   push://..., push+unix://...              like gmb, see docs/protocol/push.md
+ *   vhost-user-blk+unix:///EXPORT?socket=PATH    the socket of one export
  *
  * A listening Unix socket can have socket-mode=MODE and socket-group=GROUP.
  *
@@ -18,6 +19,8 @@
  * to free then.
  */
 #pragma once
+
+#include <string.h>
 
 #include "base/error.h"
 
@@ -33,10 +36,13 @@ enum {
 #define EXPORT_URI_SNAPSHOT_DELETED_TEXT                                                           \
 	"the snapshot was deleted, or dropped because writes needed its space (on-full=drop)"
 
+#define EXPORT_URI_VHOST "vhost-user-blk"
+
 struct export_uri {
-	const char *protocol; /* static: "nbd" (also with TLS), "gmb" or "push" */
-	bool tls;	      /* scheme nbds or nbds+unix */
-	bool is_unix;	      /* scheme nbd+unix, nbds+unix, gmb+unix or push+unix */
+	/* static: "nbd" (also with TLS), "gmb", "push" or EXPORT_URI_VHOST */
+	const char *protocol;
+	bool tls;     /* scheme nbds or nbds+unix */
+	bool is_unix; /* a scheme that ends with +unix */
 	/* TCP: host name or address without brackets, not empty; otherwise NULL */
 	char *host;
 	uint16_t port;		    /* TCP: 0 only if the URI contains ":0" (listening) */
@@ -79,6 +85,13 @@ uint16_t export_uri_clan_port(const char *address);
 /* Checks that a client can use a disk at this address. Returns -EPROTONOSUPPORT for a push
  * address. */
 GMB_MUST_CHECK int export_uri_check_client(const struct export_uri *uri, struct error *error);
+
+/* Returns whether connections at an address with this URI cannot choose an export, because the
+ * protocol has no export names. The URI of the listener names the export. */
+static inline bool export_uri_has_one_export(const struct export_uri *uri)
+{
+	return strcmp(uri->protocol, EXPORT_URI_VHOST) == 0;
+}
 
 /* Returns whether the URI names local files. A URI received from another machine must not name
  * any. */

@@ -282,6 +282,7 @@ static bool start_worker(void)
 	pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
 	pthread_attr_setstacksize(&attributes, WORKER_STACK_BYTES);
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS); /* see memory/mapping.h */
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	result = pthread_create(&thread, &attributes, worker, NULL);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -11,6 +11,7 @@
 #include "nbd/server/server.h"
 #include "push/server.h"
 #include "server/server.h"
+#include "vhost/server/server.h"
 
 static const char name[] = "serve";
 
@@ -126,6 +127,7 @@ static const struct session_kind *const kinds[] = {
 #ifdef GMBLOCK_PUSH
 	&push_session_kind,
 #endif
+	&vhost_session_kind,
 };
 
 int cmd_serve(int argc, char **argv)

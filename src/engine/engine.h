@@ -74,6 +74,9 @@ struct endpoint {
 	struct peer peer;
 	/* TLS policy of the listener, which must outlive its connections; NULL: no TLS */
 	struct tls_policy *tls;
+	/* Export of the listener, if the protocol cannot choose one; otherwise NULL. Borrowed for
+	 * the call of accept() or adopt(). */
+	const char *export_name;
 };
 
 /*

@@ -181,8 +181,10 @@ static bool call_thread_start(struct ring_mailbox *mailbox, pthread_t *thread)
 	pthread_attr_init(&attributes);
 	pthread_attr_setstacksize(&attributes, CALL_STACK_BYTES);
 	/* Blocks all signals in the new thread: they are for the program's own threads, and a
-	 * handler that ran here would interrupt calls. */
+	 * handler that ran here would interrupt calls. Exception: SIGBUS reports an access of the
+	 * thread itself (memory/mapping.h). */
 	sigfillset(&all);
+	sigdelset(&all, SIGBUS);
 	pthread_sigmask(SIG_SETMASK, &all, &before);
 	err = pthread_create(thread, &attributes, call_thread, mailbox);
 	pthread_sigmask(SIG_SETMASK, &before, NULL);

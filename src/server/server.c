@@ -67,8 +67,11 @@ static void print_uris(const struct server *server)
 
 	for (uint32_t i = 0; i < server->listener_count; i++) {
 		for (uint32_t k = 0; k < server->exports.count; k++) {
-			format_uri(&server->listeners[i], server->exports.exports[k], uri);
-			printf("%s\n", uri);
+			if (listen_address_serves(
+				    &server->listeners[i], server->exports.exports[k])) {
+				format_uri(&server->listeners[i], server->exports.exports[k], uri);
+				printf("%s\n", uri);
+			}
 		}
 	}
 	if (fflush(stdout) != 0) {

@@ -177,6 +177,7 @@ struct vhost_inflight { /* GET_INFLIGHT_FD, SET_INFLIGHT_FD with a descriptor */
 	uint64_t file_offset;
 	uint16_t queue_count;
 	uint16_t queue_entries;
+	uint8_t padding[4]; /* QEMU and others send it */
 };
 
 _Static_assert(sizeof(struct vhost_head) == 12, "wire layout");
@@ -187,12 +188,10 @@ _Static_assert(sizeof(struct vhost_memory_table) == 8 + 8 * 32, "wire layout");
 _Static_assert(sizeof(struct vhost_memory_region) == 40, "wire layout");
 _Static_assert(sizeof(struct vhost_log) == 16, "wire layout");
 _Static_assert(sizeof(struct vhost_config) == 12, "wire layout");
-/* Only 20 of its 24 bytes are sent. */
-_Static_assert(offsetof(struct vhost_inflight, queue_entries) == 18, "wire layout");
+_Static_assert(sizeof(struct vhost_inflight) == 24, "wire layout");
 
 enum {
 	VHOST_HEAD_BYTES = 12,
-	VHOST_INFLIGHT_BYTES = 20,
 	VHOST_PAYLOAD_BYTES_MAX = 12 + VHOST_CONFIG_BYTES_MAX, /* GET_CONFIG is the longest */
 };
 _Static_assert(sizeof(struct vhost_memory_table) <= VHOST_PAYLOAD_BYTES_MAX, "longest message");

@@ -101,7 +101,7 @@ int server_config_add_export(struct server_config *config, struct server_export 
 
 static int check_listen_uri(const struct export_uri *uri, const char *shown, struct error *error)
 {
-	if (uri->export_name[0] != '\0') {
+	if (uri->export_name[0] != '\0' && !export_uri_has_one_export(uri)) {
 		return error_set(error, -EINVAL,
 			"cannot listen on '%s': a listening URI has no export name, because each "
 			"address serves all exports; name exports with --export",

@@ -25,6 +25,7 @@ struct door {
 	struct acceptor *acceptor;
 	const struct session_kind *kind;
 	struct tls_policy *tls;
+	char *export_name; /* see struct endpoint */
 	int fd;		   /* descriptor, owned by the listener */
 	uint32_t listener; /* index of the listener */
 	struct ring_file file;
@@ -77,6 +78,9 @@ void acceptor_destroy(struct acceptor *acceptor)
 	}
 	while ((node = list_pop_front(&acceptor->peers)) != NULL) {
 		free(list_entry(node, struct peer_count, node));
+	}
+	for (uint32_t i = 0; i < acceptor->door_count; i++) {
+		free(acceptor->doors[i].export_name);
 	}
 	free(acceptor);
 }
@@ -214,7 +218,9 @@ static bool listen_accept_admit(struct acceptor *acceptor, struct peer *peer)
 static void place_connection(const struct door *door, int fd)
 {
 	struct acceptor *acceptor = door->acceptor;
-	struct endpoint endpoint = { .kind = door->kind, .fd = fd, .tls = door->tls };
+	struct endpoint endpoint = {
+		.kind = door->kind, .fd = fd, .tls = door->tls, .export_name = door->export_name
+	};
 
 	listener_peer(fd, &endpoint.peer);
 	endpoint.peer.listener = door->listener;
@@ -236,6 +242,7 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	listener_peer(fd, &endpoint.peer);
 	if (listener != NULL) {
 		endpoint.tls = listener->tls;
+		endpoint.export_name = listener->uri.export_name;
 		endpoint.peer.listener =
 			listen_accept_number_of((uint32_t)(listener - acceptor->options.listeners));
 	}
@@ -400,12 +407,14 @@ int acceptor_create(
 	acceptor->ring = reactor_ring(options->reactors[0]);
 	for (uint32_t i = 0; i < options->listener_count; i++) {
 		const struct listener *listener = &options->listeners[i];
+		const char *name = listener->uri.export_name;
 
 		for (uint32_t k = 0; k < listener->fd_count; k++) {
 			acceptor->doors[acceptor->door_count++] = (struct door){
 				.acceptor = acceptor,
 				.kind = listener->kind,
 				.tls = listener->tls,
+				.export_name = name != NULL ? strdup(name) : NULL,
 				.fd = listener->fds[k],
 				.listener = listen_accept_number_of(i),
 			};
@@ -413,7 +422,7 @@ int acceptor_create(
 	}
 	rc = open_all_inner(acceptor, options, error);
 	if (rc != 0) {
-		free(acceptor);
+		acceptor_destroy(acceptor);
 		return rc;
 	}
 	*acceptor_out = acceptor;

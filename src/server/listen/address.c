@@ -180,6 +180,15 @@ bool listen_address_overlaps(const struct listener *listener, const struct expor
 	return served > 0;
 }
 
+bool listen_address_serves(const struct listener *listener, const struct export *export)
+{
+	const char *name = listener->uri.export_name;
+
+	return !export_uri_has_one_export(&listener->uri) ||
+	       (name != NULL && strlen(name) == export->name_bytes &&
+		       memcmp(name, export->name, export->name_bytes) == 0);
+}
+
 /* Returns whether the connected Unix socket was accepted at the listener: an accepted socket has
  * the local address of its listener. */
 static bool has_unix_name(const struct listener *listener, int fd)

@@ -24,6 +24,9 @@ bool listen_address_overlaps(const struct listener *listener, const struct expor
 const struct listener *listen_address_find(
 	const struct listener *listeners, uint32_t listener_count, int fd);
 
+/* Returns whether clients can use the export at the listener's address. */
+bool listen_address_serves(const struct listener *listener, const struct export *export);
+
 /* Returns uri with port 0 replaced by the listener's port. Borrows the strings of uri. */
 struct export_uri listen_address_with_port(
 	const struct export_uri *uri, const struct listener *listener);

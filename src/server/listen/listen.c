@@ -555,6 +555,14 @@ static int listen_set_rights(
 	return 0;
 }
 
+void listener_set_export(struct listener *listener, const struct export_uri *uri)
+{
+	if (export_uri_has_one_export(uri)) {
+		/* without memory, connections are rejected because their export is unknown */
+		listener->uri.export_name = strdup(uri->export_name);
+	}
+}
+
 static int unix_open_locked(
 	const struct export_uri *uri, struct listener *listener, struct error *error)
 {
@@ -576,6 +584,7 @@ static int unix_open_locked(
 	}
 	listener->fds[listener->fd_count++] = fd;
 	rc = set_unix_uri(listener, uri->protocol, uri->socket_path, uri->socket_path_bytes, error);
+	listener_set_export(listener, uri);
 	if (rc == 0 && uri->socket_path[0] != '\0' && lstat(uri->socket_path, &st) == 0) {
 		listener->unlink_path = strdup(uri->socket_path);
 		listener->unlink_device = st.st_dev;

@@ -22,7 +22,7 @@ enum { LISTENER_SOCKETS_MAX = 16 };
 struct listener {
 	/* The URI for a client on this machine, with the real port and no wildcard. If the session
 	 * kind has its own listeners, it is the configured address until listener_is_bound() is
-	 * called. */
+	 * called. export_name is set only if export_uri_has_one_export(). */
 	struct export_uri uri;
 	const struct session_kind *kind;   /* the protocol of its connections */
 	const struct server_tls *settings; /* set by the caller; borrowed */
@@ -56,11 +56,15 @@ GMB_MUST_CHECK int listeners_open(const struct server_config *config, struct upg
  * errno; returns it. */
 int listener_tcp_error(const struct export_uri *uri, int code, struct error *error);
 
+/* Copies the export name of uri to the listener, if the protocol has one export for each address.
+ */
+void listener_set_export(struct listener *listener, const struct export_uri *uri);
+
 /* Called when the session kind has opened its listener, at listener->uri. */
 void listener_is_bound(struct listener *listener);
 
-/* Adopts a listening socket of the service manager; one of type SOCK_SEQPACKET is for gmb+unix. The
- * listener owns fd from now on. The caller sets the kind. */
+/* Adopts a listening socket of the service manager; one of type SOCK_SEQPACKET is for gmb+unix, any
+ * other one for NBD. The listener owns fd from now on. The caller sets the kind. */
 GMB_MUST_CHECK int listener_adopt(int fd, struct listener *listener, struct error *error);
 
 /* Adopts a socket that another process has passed. */

@@ -24,7 +24,7 @@ struct opening {
 static int listeners_find_kind(const struct opening *opening, const struct export_uri *uri,
 	const struct session_kind **kind_out, struct error *error)
 {
-	char scheme[16];
+	char scheme[32];
 
 	snprintf(scheme, sizeof(scheme), "%s%s", uri->protocol, uri->is_unix ? "+unix" : "");
 	for (uint32_t i = 0; i < opening->kind_count; i++) {
@@ -88,11 +88,11 @@ static int adopt_sockets(struct opening *opening, int count, struct error *error
 	return rc;
 }
 
-/* Returns whether the socket's type suits the protocol of the URI. Only NBD has its own type: gmb
- * and push both use sockets of type SOCK_SEQPACKET. */
-static bool is_of_type(const struct export_uri *uri, const struct listener *listener)
+/* Returns whether the protocol uses sockets of type SOCK_STREAM: NBD and vhost-user-blk. gmb and
+ * push use SOCK_SEQPACKET. */
+static bool listeners_is_stream(const struct export_uri *uri)
 {
-	return (strcmp(uri->protocol, "nbd") == 0) == (strcmp(listener->uri.protocol, "nbd") == 0);
+	return strcmp(uri->protocol, "nbd") == 0 || export_uri_has_one_export(uri);
 }
 
 /* Returns whether an adopted socket is used. A socket of the previous server is used only if its
@@ -106,9 +106,11 @@ static bool is_wanted(const struct opening *opening, struct listener *listener)
 		struct export_uri uri =
 			listen_address_with_port(&opening->config->listens[i].uri, listener);
 
-		is_wanted = is_of_type(&uri, listener) && listen_address_overlaps(listener, &uri);
+		is_wanted = listeners_is_stream(&uri) == listeners_is_stream(&listener->uri) &&
+			    listen_address_overlaps(listener, &uri);
 		if (is_wanted) {
 			listener->uri.protocol = uri.protocol;
+			listener_set_export(listener, &uri);
 		}
 	}
 	return is_wanted;

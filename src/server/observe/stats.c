@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "server/observe/stats.h"
+#include "server/listen/address.h"
 
 #include <errno.h>
 #include <string.h>
@@ -299,8 +300,9 @@ static json_t *uris_json(const struct server_view *view)
 
 	for (uint32_t i = 0; i < view->listener_count; i++) {
 		for (uint32_t k = 0; k < view->export_count; k++) {
-			if (export_uri_format(&view->listeners[i].uri, view->exports[k]->name,
-				    view->exports[k]->name_bytes, uri, sizeof(uri)) == 0) {
+			if (listen_address_serves(&view->listeners[i], view->exports[k]) &&
+				export_uri_format(&view->listeners[i].uri, view->exports[k]->name,
+					view->exports[k]->name_bytes, uri, sizeof(uri)) == 0) {
 				json_array_append_new(uris, json_string(uri));
 			}
 		}

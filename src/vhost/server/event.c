@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/work.h"
+#include "vhost/server/session.h"
+
+/* Returns whether the descriptor is an eventfd. Reading the link does not access the file itself,
+ * which could block. */
+static bool is_eventfd(int fd)
+{
+	static const char expected[] = "anon_inode:[eventfd]";
+	char path[40];
+	char link[sizeof(expected)];
+	ssize_t bytes;
+
+	snprintf(path, sizeof(path), "/proc/self/fd/%d", fd);
+	bytes = readlink(path, link, sizeof(link));
+	return bytes == (ssize_t)sizeof(expected) - 1 &&
+	       memcmp(link, expected, sizeof(expected) - 1) == 0;
+}
+
+static void event_free(struct vhost_event *event)
+{
+	struct vhost_session *session = event->session;
+	struct ring *ring = session->base.engine->ring;
+	int fd = event->file.fd;
+
+	session->event_count--;
+	ring_file_remove(ring, &event->file);
+	dispose_fd(fd, session->base.peer.credentials.uid, false);
+	free(event);
+}
+
+static void kick_done(struct ring_op *op, int result);
+static void event_poll_done(struct ring_op *op, int result);
+
+static void kick_wait(struct vhost_event *event)
+{
+	ring_read(event->session->base.engine->ring, &event->op, event->file, mem_of(&event->value),
+		sizeof(event->value), 0, kick_done);
+}
+
+static void kick_done(struct ring_op *op, int result)
+{
+	struct vhost_event *event = container_of(op, struct vhost_event, op);
+
+	if (event->queue == NULL) {
+		event_free(event);
+	} else if (result == -EAGAIN) { /* some kernels do not wait if the file is O_NONBLOCK */
+		ring_poll(event->session->base.engine->ring, op, event->file.fd, POLLIN,
+			event_poll_done);
+	} else if (result == sizeof(event->value) || result == -EINTR) {
+		kick_wait(event);
+		vhost_queue_take(event->queue);
+	} else {
+		vhost_queue_fail(event->queue, "its kick eventfd cannot be read");
+	}
+}
+
+static void event_poll_done(struct ring_op *op, int result)
+{
+	struct vhost_event *event = container_of(op, struct vhost_event, op);
+
+	GMB_UNUSED(result); /* an error is reported by the read */
+	if (event->queue == NULL) {
+		event_free(event);
+	} else {
+		kick_wait(event);
+	}
+}
+
+static void call_done(struct ring_op *op, int result)
+{
+	struct vhost_event *event = container_of(op, struct vhost_event, op);
+
+	/* An error is ignored: -EAGAIN means that the counter is full, so the front end will
+	 * notice it anyway. */
+	GMB_UNUSED(result);
+	if (event->queue == NULL) {
+		event_free(event);
+	} else if (event->is_due) {
+		event->is_due = false;
+		vhost_event_signal(event);
+	}
+}
+
+int vhost_event_create(
+	struct vhost_queue *queue, int fd, bool is_kick, struct vhost_event **event_out)
+{
+	struct vhost_session *session = queue->session;
+	struct vhost_event *event = is_eventfd(fd) ? calloc(1, sizeof(*event)) : NULL;
+
+	if (event == NULL) {
+		bool known = is_eventfd(fd);
+
+		dispose_fd(fd, session->base.peer.credentials.uid, false);
+		return known ? -ENOMEM : -EINVAL;
+	}
+	event->session = session;
+	event->queue = queue;
+	event->is_kick = is_kick;
+	event->value = 1;
+	event->file = ring_file_add(session->base.engine->ring, fd);
+	session->event_count++;
+	if (is_kick) {
+		kick_wait(event);
+	}
+	*event_out = event;
+	return 0;
+}
+
+void vhost_event_signal(struct vhost_event *event)
+{
+	if (event == NULL) {
+		return;
+	}
+	if (event->op.in_flight) {
+		event->is_due = true;
+		return;
+	}
+	ring_write(event->session->base.engine->ring, &event->op, event->file,
+		mem_of(&event->value), sizeof(event->value), 0, false, call_done);
+}
+
+void vhost_event_drop(struct vhost_event **event)
+{
+	struct vhost_event *dropped = *event;
+
+	*event = NULL;
+	if (dropped == NULL) {
+		return;
+	}
+	dropped->queue = NULL;
+	if (!dropped->op.in_flight) {
+		event_free(dropped);
+	} else if (dropped->is_kick) {
+		ring_cancel(dropped->session->base.engine->ring, &dropped->op);
+	}
+}

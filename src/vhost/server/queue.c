@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "vhost/server/session.h"
+
+/* Accesses to members of the rings that the guest reads or writes at the same time. */
+static uint16_t ring_load(const uint16_t *at)
+{
+	/* Acquire pairs with the guest's barrier before it increases the index of a ring. */
+	return atomic_load_explicit((const _Atomic uint16_t *)at, memory_order_acquire);
+}
+
+static void ring_store(uint16_t *at, uint16_t value)
+{
+	/* Release: the guest reads the elements after the index. */
+	atomic_store_explicit((_Atomic uint16_t *)at, value, memory_order_release);
+}
+
+static bool has_feature(const struct vhost_queue *queue, uint64_t feature)
+{
+	return (queue->session->features & feature) != 0;
+}
+
+/* Returns the place where the guest finds the index of the avail ring at which it has to kick. */
+static uint16_t *avail_event(const struct vhost_queue *queue)
+{
+	return (uint16_t *)(void *)&queue->used->ring[queue->entries];
+}
+
+/* Logs changes of the used ring, from offset on. */
+static void log_used(const struct vhost_queue *queue, uint64_t offset, uint64_t bytes)
+{
+	if ((queue->address.flags & VHOST_VRING_LOG) != 0 && vhost_session_logs(queue->session)) {
+		vhost_log_mark(&queue->session->log, queue->address.log + offset, bytes);
+	}
+}
+
+void vhost_queue_locate(struct vhost_queue *queue)
+{
+	const struct vhost_memory *memory = queue->session->memory;
+	const struct vhost_vring_address *address = &queue->address;
+
+	queue->desc = NULL;
+	queue->avail = NULL;
+	queue->used = NULL;
+	if (queue->has_address && queue->entries > 0) {
+		queue->desc = vhost_memory_of_user(
+			memory, address->desc, vring_desc_bytes(queue->entries), 16);
+		queue->avail = vhost_memory_of_user(
+			memory, address->avail, vring_avail_bytes(queue->entries), 2);
+		queue->used = vhost_memory_of_user(
+			memory, address->used, vring_used_bytes(queue->entries), 4);
+	}
+	if (queue->desc == NULL || queue->avail == NULL || queue->used == NULL) {
+		queue->used = NULL;
+	}
+}
+
+/* Returns whether requests of the queue can be taken and finished. */
+static bool queue_is_ready(const struct vhost_queue *queue)
+{
+	return queue->is_running && queue->is_enabled && !queue->is_broken && queue->used != NULL;
+}
+
+void vhost_queue_start(struct vhost_queue *queue)
+{
+	const char *rule;
+
+	if (!queue->is_running && queue->is_enabled && queue->used != NULL && queue->kick != NULL) {
+		queue->is_running = true;
+		queue->used_index = ring_load(&queue->used->index);
+		queue->signalled = false;
+		rule = vhost_inflight_begin(queue);
+		if (rule != NULL) {
+			vhost_queue_fail(queue, rule);
+			return;
+		}
+		/* The front end might have missed a notification of an earlier server. */
+		vhost_event_signal(queue->call);
+	}
+	vhost_queue_take(queue);
+}
+
+bool vhost_queue_is_drained(const struct vhost_queue *queue)
+{
+	const struct blk_request *held = queue->session->held;
+
+	return queue->inflight_count == 0 && (held == NULL || held->queue != queue) &&
+	       (queue->again_next == queue->again_count || !queue_is_ready(queue));
+}
+
+void vhost_queue_stop(struct vhost_queue *queue)
+{
+	queue->is_running = false;
+	queue->is_broken = false;
+	vhost_event_drop(&queue->kick);
+	vhost_event_drop(&queue->call);
+	vhost_event_drop(&queue->error);
+	free(queue->again);
+	queue->again = NULL;
+	queue->again_count = 0;
+	queue->again_next = 0;
+	queue->record = NULL;
+}
+
+void vhost_queue_fail(struct vhost_queue *queue, const char *rule)
+{
+	struct session *session = &queue->session->base;
+
+	queue->is_broken = true;
+	session->progress_ns = ring_batch_ns(session->engine->ring);
+	vhost_event_signal(queue->error);
+	session_mark_dirty(session); /* vhost_session_flush() checks whether the memory is broken */
+	log_limited(session_log_limit(session), session->progress_ns, LOG_LEVEL_WARNING,
+		"client %s: queue %u is stopped until the guest resets its disk: %s",
+		session->peer.text, queue->index, rule);
+}
+
+/* Asks the guest to kick for the next request. Returns true if there already is one. */
+static bool wait_for_kick(struct vhost_queue *queue)
+{
+	if (!has_feature(queue, VIRTIO_RING_EVENT_IDX)) {
+		return false; /* the guest kicks for each request */
+	}
+	ring_store(avail_event(queue), queue->avail_index);
+	log_used(queue, vring_used_bytes(queue->entries) - sizeof(uint16_t), sizeof(uint16_t));
+	/* The guest writes the index and then reads the event; here it is the other way round. */
+	atomic_thread_fence(memory_order_seq_cst);
+	return ring_load(&queue->avail->index) != queue->avail_index;
+}
+
+/* Takes the head of the next chain. Returns false if there is none. */
+static bool vhost_queue_next_head(struct vhost_queue *queue, uint16_t *head_out)
+{
+	uint16_t index;
+
+	if (queue->again_next < queue->again_count) {
+		*head_out = queue->again[queue->again_next++];
+		return true;
+	}
+	index = ring_load(&queue->avail->index);
+	if (index == queue->avail_index && !wait_for_kick(queue)) {
+		return false;
+	}
+	index = ring_load(&queue->avail->index);
+	if ((uint16_t)(index - queue->avail_index) > queue->entries) {
+		vhost_queue_fail(queue, "the index of its avail ring jumped");
+		return false;
+	}
+	*head_out = atomic_load_explicit((const _Atomic uint16_t *)&queue->avail
+						 ->ring[queue->avail_index & (queue->entries - 1)],
+		memory_order_relaxed);
+	queue->avail_index++;
+	if (*head_out >= queue->entries) {
+		vhost_queue_fail(queue, "an entry of its avail ring is not a descriptor");
+		return false;
+	}
+	vhost_inflight_taken(queue, *head_out);
+	return true;
+}
+
+void vhost_queue_take(struct vhost_queue *queue)
+{
+	struct vhost_session *session = queue->session;
+	struct blk_request *request;
+	uint16_t head;
+
+	while (queue_is_ready(queue) && session->held == NULL && !session->base.stopping &&
+		session->base.state == SESSION_READY &&
+		(session->waits == VHOST_WAITS_NOT || queue->again_next < queue->again_count)) {
+		if (queue->inflight_count >= queue->entries ||
+			!engine_request_may(&session->base) ||
+			!vhost_queue_next_head(queue, &head)) {
+			return;
+		}
+		request = vhost_request_read(queue, head);
+		if (request == NULL) {
+			return;
+		}
+		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
+		if (engine_request_may_move(&session->base, vhost_request_bytes(request))) {
+			vhost_request_start(request);
+		} else {
+			session->held = request;
+		}
+	}
+}
+
+/* Returns whether the guest wants to be notified of the elements up to the used index. */
+static bool wants_call(struct vhost_queue *queue)
+{
+	uint16_t before = queue->signalled_index;
+	bool signalled = queue->signalled;
+
+	/* The guest writes the event and then reads the index; here it is the other way round. */
+	atomic_thread_fence(memory_order_seq_cst);
+	queue->signalled = true;
+	queue->signalled_index = queue->used_index;
+	if (!has_feature(queue, VIRTIO_RING_EVENT_IDX)) {
+		return (ring_load(&queue->avail->flags) & VRING_AVAIL_NO_INTERRUPT) == 0;
+	}
+	return !signalled || vring_needs_event(ring_load(&queue->avail->ring[queue->entries]),
+				     queue->used_index, before);
+}
+
+void vhost_queue_publish(struct vhost_queue *queue)
+{
+	struct vhost_session *session = queue->session;
+	bool can_publish = queue->used != NULL && !queue->is_broken;
+	struct list_node *node;
+
+	if (list_is_empty(&queue->done)) {
+		return;
+	}
+	if (can_publish) {
+		vhost_inflight_link(queue);
+	}
+	list_for_each(entry, &queue->done)
+	{
+		struct blk_request *request = list_entry(entry, struct blk_request, done_node);
+		uint16_t slot = queue->used_index & (uint16_t)(queue->entries - 1);
+
+		vhost_request_answer(request);
+		if (can_publish) {
+			queue->used->ring[slot] =
+				(struct vring_used_element){ .head = request->head,
+					.bytes = request->written_bytes };
+			log_used(queue,
+				offsetof(struct vring_used, ring) +
+					slot * sizeof(struct vring_used_element),
+				sizeof(struct vring_used_element));
+			queue->used_index++;
+		}
+	}
+	if (can_publish) {
+		ring_store(&queue->used->index, queue->used_index);
+		log_used(queue, 0, sizeof(struct vring_used));
+		vhost_inflight_clear(queue);
+		if (wants_call(queue)) {
+			vhost_event_signal(queue->call);
+		}
+	}
+	session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
+	while ((node = list_first(&queue->done)) != NULL) {
+		vhost_request_end(list_entry(node, struct blk_request, done_node));
+	}
+}

@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "base/rights.h"
+#include "base/work.h"
+#include "vhost/server/session.h"
+
+void vhost_session_fail(struct vhost_session *session, const char *rule)
+{
+	char reason[200];
+
+	if (session->base.state != SESSION_TERMINATING) {
+		snprintf(reason, sizeof(reason), "vhost-user: %s", rule);
+		session_terminate(&session->base, reason);
+	}
+}
+
+/* --- choosing the export ---------------------------------------------------------------------- */
+
+static void vhost_session_choose(struct vhost_session *session)
+{
+	size_t bytes = strlen(session->export_name);
+	struct engine_export *entry =
+		session_export_find(&session->base, session->export_name, (uint32_t)bytes);
+	int rc = session->base.stopping ? -ESHUTDOWN
+		 : entry == NULL	? -ENOENT
+					: session_choose(&session->base, entry);
+
+	if (rc == -EAGAIN) {
+		return; /* vhost_session_resume() tries again */
+	}
+	if (rc < 0) {
+		session_terminate(&session->base, rc == -ESHUTDOWN
+							  ? session_stop_text(&session->base)
+							  : session_choose_text(rc));
+		return;
+	}
+	session->waits = VHOST_WAITS_NOT;
+	session_set_state(&session->base, SESSION_READY);
+	vhost_message_run(session);
+}
+
+int vhost_session_accept(void *context, const struct endpoint *endpoint)
+{
+	struct vhost_service *service = context;
+	struct vhost_session *session;
+
+	if (service->requests == NULL) {
+		service->requests = calloc(service->request_max, sizeof(*service->requests));
+	}
+	session = service->requests != NULL ? calloc(1, sizeof(*session)) : NULL;
+	if (session != NULL) {
+		session->export_name =
+			strdup(endpoint->export_name != NULL ? endpoint->export_name : "");
+	}
+	if (session == NULL || session->export_name == NULL) {
+		free(session);
+		return -ENOMEM;
+	}
+	session->service = service;
+	session->back_fd = -1;
+	session->inflight_fd = -1;
+	session->reply.fd = -1;
+	session->waits = VHOST_WAITS_FOR_EXPORT;
+	list_init(&session->requests);
+	list_init(&session->finished);
+	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		session->queues[i].session = session;
+		session->queues[i].index = i;
+		list_init(&session->queues[i].done);
+		list_init(&session->queues[i].done_node);
+	}
+	session_init(&session->base, service->engine, endpoint);
+	session->file = ring_file_add(service->engine->ring, endpoint->fd);
+	if (dispose_has_room(session->base.peer.credentials.uid)) {
+		rights_permit(endpoint->fd);
+		vhost_session_choose(session);
+	} else {
+		vhost_session_fail(session, "too many descriptors of its user wait to be closed");
+	}
+	return 0;
+}
+
+/* --- work ------------------------------------------------------------------------------------- */
+
+/* Starts the request that waited for its rate limit. Returns false if it still waits. */
+static bool start_held(struct vhost_session *session)
+{
+	struct blk_request *held = session->held;
+
+	if (held == NULL) {
+		return true;
+	}
+	if ((rate_waits(&session->base.rate) && !session->base.stopping) ||
+		!engine_request_may(&session->base) ||
+		!engine_request_may_move(&session->base, vhost_request_bytes(held))) {
+		return false;
+	}
+	session->held = NULL;
+	vhost_request_start(held);
+	return true;
+}
+
+/* Takes requests from all queues, each time from another one first. */
+static void vhost_session_take_all(struct vhost_session *session)
+{
+	uint32_t first = session->next_queue++;
+
+	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		vhost_queue_take(&session->queues[(first + i) % VHOST_SERVER_QUEUES]);
+	}
+}
+
+void vhost_session_resume(struct session *base)
+{
+	struct vhost_session *session = vhost_session_of(base);
+
+	turns_remove(&base->blocked_turn);
+	if (base->state == SESSION_NEGOTIATING) {
+		vhost_session_choose(session);
+	} else if (base->state == SESSION_READY && start_held(session)) {
+		vhost_session_take_all(session);
+	}
+}
+
+/* Returns whether the front end or the guest has made shared memory inaccessible. */
+static bool is_broken(const struct vhost_session *session)
+{
+	return vhost_memory_is_broken(session->memory) || mapping_is_broken(&session->log) ||
+	       mapping_is_broken(&session->inflight);
+}
+
+void vhost_session_flush(struct session *base, bool alone)
+{
+	struct vhost_session *session = vhost_session_of(base);
+	struct list_node *node;
+
+	GMB_UNUSED(alone);
+	while ((node = list_pop_front(&session->finished)) != NULL) {
+		struct vhost_queue *queue = list_entry(node, struct vhost_queue, done_node);
+
+		vhost_queue_publish(queue);
+		/* Requests may be there for which the guest does not kick, because the queue was
+		 * full. */
+		vhost_queue_take(queue);
+	}
+	if (is_broken(session)) {
+		vhost_session_fail(session, "its memory was truncated, or cannot be allocated");
+	} else if (base->stopping && list_is_empty(&session->requests) && session->held == NULL) {
+		session_terminate(base, NULL);
+	} else if (base->state == SESSION_READY && session->waits != VHOST_WAITS_NOT) {
+		vhost_message_run(session);
+	}
+}
+
+void vhost_session_export_changed(struct session *base, enum export_change change)
+{
+	struct vhost_session *session = vhost_session_of(base);
+
+	if (change == EXPORT_RESIZED) {
+		session->config_due = true;
+		vhost_message_tell_config(session);
+	}
+}
+
+/* A virtual machine that is idle is not disconnected, because some front ends do not reconnect. */
+bool vhost_session_peer_receives(struct session *base)
+{
+	GMB_UNUSED(base);
+	return true;
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+/* Requests that were taken are finished. Later ones stay in the avail rings for the server to which
+ * the front end reconnects. */
+void vhost_session_drain(struct session *base)
+{
+	struct vhost_session *session = vhost_session_of(base);
+
+	if (base->state == SESSION_NEGOTIATING) {
+		session_terminate(base, NULL);
+		return;
+	}
+	(void)start_held(session);
+	session_mark_dirty(base); /* vhost_session_flush() ends the session */
+}
+
+void vhost_session_abort(struct session *base)
+{
+	struct vhost_session *session = vhost_session_of(base);
+	struct ring *ring = base->engine->ring;
+
+	if (session->held != NULL) {
+		vhost_request_forget(session->held);
+		session->held = NULL;
+	}
+	list_for_each(node, &session->requests)
+	{
+		struct blk_request *request = list_entry(node, struct blk_request, node);
+
+		if (request->is_started) {
+			(void)path_abandon(&request->path);
+		}
+	}
+	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		vhost_event_drop(&session->queues[i].kick);
+		vhost_event_drop(&session->queues[i].call);
+		vhost_event_drop(&session->queues[i].error);
+	}
+	ring_cancel(ring, &session->poll_op);
+	ring_cancel(ring, &session->back_op);
+}
+
+bool vhost_session_join(struct session *base)
+{
+	struct vhost_session *session = vhost_session_of(base);
+
+	list_for_each(node, &session->requests)
+	{
+		struct blk_request *request = list_entry(node, struct blk_request, node);
+
+		if (!request->is_started || path_is_idle(&request->path)) {
+			vhost_request_end(request);
+		}
+	}
+	return list_is_empty(&session->requests) && session->event_count == 0 &&
+	       !session->poll_op.in_flight && !session->back_op.in_flight;
+}
+
+void vhost_session_close(struct session *base)
+{
+	struct vhost_session *session = vhost_session_of(base);
+	struct ring *ring = base->engine->ring;
+	int fd = session->file.fd;
+
+	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		free(session->queues[i].again);
+	}
+	vhost_message_drop_fds(session);
+	vhost_memory_put(session->memory);
+	mapping_destroy(&session->log);
+	mapping_destroy(&session->inflight);
+	if (session->inflight_fd >= 0) {
+		close(session->inflight_fd);
+	}
+	if (session->back_fd >= 0) {
+		dispose_fd(session->back_fd, base->peer.credentials.uid, false);
+	}
+	ring_file_remove(ring, &session->file);
+	ring_socket_close(ring, fd);
+	free(session->export_name);
+	free(session);
+}

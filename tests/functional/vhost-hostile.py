@@ -1,0 +1,337 @@
+#!/usr/bin/python3
+"""vhost-user-blk against front ends and guests that break rules: messages, descriptors, rings, and memory that changes
+or vanishes while the server uses it. Whatever they do, the server serves others."""
+import mmap
+import os
+import random
+import select
+import socket
+import struct
+import threading
+
+import support
+import vhost_tool as tool
+
+ROUNDS = int(os.environ.get("SOAK_VHOST_ROUNDS", "300").rstrip("%"))
+SECTOR = b"s" * 512
+
+
+class Hostile(support.Case):
+    def setUp(self):
+        super().setUp()
+        socket_path = self.path("socket")
+        self.make_file("disk", SECTOR * 2048)
+        self.server = self.start("--export", f"disk={self.path('disk')}", "--threads", "1",
+                                 "--listen", f"vhost-user-blk+unix:///disk?socket={socket_path}")
+
+    def tearDown(self):
+        """The server must still work."""
+        with tool.Device(self.server.uri) as device:
+            self.assertEqual(device.read(5, 512), SECTOR)
+        status, errors = self.server.stop()
+        self.assertEqual(status, 0, errors)
+
+    def device(self, **options):
+        device = tool.Device(self.server.uri, **options)
+        self.addCleanup(device.close)
+        return device
+
+    def connection(self):
+        connection = tool.Connection(self.server.uri)
+        self.addCleanup(connection.close)
+        return connection
+
+
+class Messages(Hostile):
+    def test_heads(self):
+        for head in (struct.pack("=III", tool.GET_FEATURES, 2, 0),  # version
+                     struct.pack("=III", tool.GET_FEATURES, 1, 2**31),
+                     struct.pack("=III", tool.SET_FEATURES, 1, 4) + bytes(4),
+                     struct.pack("=III", 0, 1, 0), struct.pack("=III", 41, 1, 0), struct.pack("=III", 2**32 - 1, 1, 0),
+                     struct.pack("=III", tool.SET_VRING_NUM, 1, 8) + struct.pack("=II", 64, 64),
+                     struct.pack("=III", tool.SET_VRING_NUM, 1, 8) + struct.pack("=II", 0, 3),
+                     struct.pack("=III", tool.SET_VRING_NUM, 1, 8) + struct.pack("=II", 0, 65536),
+                     struct.pack("=III", tool.SET_FEATURES, 1, 8) + b"\xff" * 8,
+                     struct.pack("=III", tool.SET_PROTOCOL_FEATURES, 1, 8) + b"\xff" * 8,
+                     struct.pack("=III", tool.SET_MEM_TABLE, 1, 8) + struct.pack("=II", 9, 0),
+                     struct.pack("=III", tool.SET_MEM_TABLE, 1, 40) + struct.pack("=II", 1, 0) + bytes(32),
+                     struct.pack("=III", tool.GET_CONFIG, 1, 12) + struct.pack("=III", 0, 2**32 - 1, 0),
+                     struct.pack("=III", tool.GET_CONFIG, 1, 12) + struct.pack("=III", 2**32 - 1, 0, 0),
+                     struct.pack("=III", tool.SET_VRING_KICK, 1, 8) + struct.pack("=Q", tool.NO_FD),
+                     struct.pack("=III", tool.GET_INFLIGHT_FD, 1, 24) + struct.pack("=QQHH4x", 0, 0, 65535, 65535)):
+            connection = self.connection()
+            connection.socket.sendall(head)
+            connection.gone()
+
+    def test_messages_in_pieces_and_their_end(self):
+        connection = self.connection()
+        for byte in struct.pack("=III", tool.GET_FEATURES, 1, 0):
+            connection.socket.send(bytes([byte]))
+        self.assertEqual(connection.receive()[0], tool.GET_FEATURES)
+        connection.socket.send(b"\1\0")
+        connection.socket.shutdown(socket.SHUT_WR)
+        connection.gone()
+
+    def test_answers_that_are_not_read(self):
+        connection = self.connection()
+        connection.socket.settimeout(0.5)
+        with self.assertRaises(TimeoutError):
+            while True:
+                connection.send(tool.GET_FEATURES)
+        self.assertEqual(self.device().read(0, 512), SECTOR)
+
+    def test_too_many_descriptors(self):
+        connection = self.connection()
+        with open("/dev/null", "rb") as null:
+            connection.number(tool.GET_FEATURES)  # from now on, descriptors are permitted
+            connection.send(tool.GET_FEATURES, fds=[null.fileno()] * 3)
+            self.assertEqual(connection.receive()[0], tool.GET_FEATURES)
+            connection.send(tool.GET_FEATURES, fds=[null.fileno()] * 9)
+        connection.gone()
+
+
+class Descriptors(Hostile):
+    def test_memory_that_is_not_memory(self):
+        disk = os.open(self.path("disk"), os.O_RDWR)
+        reader, writer = os.pipe()
+        small = os.memfd_create("small")
+        os.ftruncate(small, 4096)
+        for fd in (disk, reader, writer, small):
+            self.addCleanup(os.close, fd)
+        with socket.socket() as tcp, open("/dev/zero", "r+b", buffering=0) as zero:
+            for fd in (disk, reader, writer, small, tcp.fileno(), zero.fileno()):
+                device = self.device(start=False)
+                device.negotiate()
+                self.assertFalse(device.acknowledged(
+                    tool.SET_MEM_TABLE, struct.pack("=II", 1, 0) + device.region(), [fd]), fd)
+                self.assertTrue(device.acknowledged(
+                    tool.SET_MEM_TABLE, struct.pack("=II", 1, 0) + device.region(), [device.memory_fd]))
+
+    def test_regions(self):
+        device = self.device(start=False)
+        device.negotiate()
+        for region in ((2**64 - 4096, device.size, tool.USER, 0), (tool.GUEST, device.size, 2**64 - 1, 0),
+                       (tool.GUEST, 0, tool.USER, 0), (tool.GUEST, 2**63, tool.USER, 0),
+                       (tool.GUEST, 4096, tool.USER, 2**64 - 4096), (tool.GUEST, device.size, tool.USER, 1)):
+            self.assertFalse(device.acknowledged(
+                tool.SET_MEM_TABLE, struct.pack("=IIQQQQ", 1, 0, *region), [device.memory_fd]), region)
+        self.assertFalse(device.acknowledged(
+            tool.SET_MEM_TABLE, struct.pack("=II", 2, 0) + 2 * device.region(), [device.memory_fd]))
+
+    def test_events_that_are_not_eventfds(self):
+        reader, writer = os.pipe()
+        pidfd = os.pidfd_open(os.getpid())
+        epoll = select.epoll()
+        for fd in (reader, writer, pidfd):
+            self.addCleanup(os.close, fd)
+        self.addCleanup(epoll.close)
+        device = self.device()
+        for request in (tool.SET_VRING_KICK, tool.SET_VRING_CALL, tool.SET_VRING_ERR):
+            for fd in (reader, writer, pidfd, epoll.fileno(), device.memory_fd, device.socket.fileno()):
+                self.assertFalse(device.acknowledged(request, struct.pack("=Q", 0), [fd]))
+        self.assertFalse(device.acknowledged(tool.SET_VRING_KICK, struct.pack("=Q", 99), [device.queue.kick_fd]))
+        self.assertFalse(device.acknowledged(tool.SET_VRING_KICK, struct.pack("=Q", tool.NO_FD)))
+
+    def test_a_call_eventfd_that_would_block(self):
+        device = self.device()
+        full = os.eventfd(0, os.EFD_CLOEXEC)  # without O_NONBLOCK
+        self.addCleanup(os.close, full)
+        os.eventfd_write(full, 2**64 - 2)
+        device.check(tool.SET_VRING_CALL, struct.pack("=Q", 0), [full])
+        for count in range(1, 4):
+            device.submit(tool.READ, 0, size=512)
+            self.wait_for(lambda: device.queue.read_used_index() == count)  # pylint: disable=cell-var-from-loop
+        self.assertEqual(self.device().read(0, 512), SECTOR)
+        os.eventfd_read(full)
+        select.select([full], [], [], support.WAIT_SECONDS)
+
+    def test_kicks_that_never_end(self):
+        device = self.device()
+        semaphore = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
+        self.addCleanup(os.close, semaphore)
+        os.eventfd_write(semaphore, 2**63)
+        device.check(tool.SET_VRING_KICK, struct.pack("=Q", 0), [semaphore])
+        other = self.device()
+        for _ in range(50):
+            self.assertEqual(other.read(0, 512), SECTOR)
+
+
+class Rings(Hostile):
+    def check_fails(self, device):
+        """The queue stops with an error, and works again when it was set up again."""
+        self.assertTrue(device.queue.wait(device.queue.error_fd))
+        used = device.queue.read_used_index()
+        device.stop()
+        device.memory[:device.HEAD] = bytes(device.HEAD)
+        device.queue.used_index = 0
+        device.queue.setup()
+        self.assertEqual(device.read(3, 512), SECTOR)
+        device.stop()
+        device.memory[:device.HEAD] = bytes(device.HEAD)
+        device.queue.used_index = 0
+        device.queue.setup()
+        self.assertEqual(used, 0)
+
+    def test_chains(self):
+        device = self.device()
+        queue, head = device.queue, tool.GUEST + device.HEAD
+        device.memory[device.HEAD:device.HEAD + 16] = struct.pack("=IIQ", tool.READ, 0, 0)
+        status = tool.GUEST + device.STATUS_AT
+        chains = {
+            "loop of one": [(head, 16, tool.NEXT, 0)],
+            "loop of two": [(head, 16, tool.NEXT, 1), (head, 16, tool.NEXT, 0)],
+            "leaves the table": [(head, 16, tool.NEXT, 64)],
+            "far away": [(head, 16, tool.NEXT, 65535)],
+            "no status": [(head, 16, 0, 0)],
+            "empty status": [(head, 16, tool.NEXT, 1), (status, 0, tool.WRITABLE, 0)],
+            "short head": [(head, 15, tool.NEXT, 1), (status, 1, tool.WRITABLE, 0)],
+            "no head": [(status, 1, tool.WRITABLE, 0)],
+            "empty": [(head, 0, 0, 0)],
+            "readable after writable": [(head, 16, tool.NEXT, 1), (status, 1, tool.NEXT | tool.WRITABLE, 2),
+                                        (head, 1, 0, 0)],
+            "outside": [(tool.GUEST + device.size - 8, 16, tool.NEXT, 1), (status, 1, tool.WRITABLE, 0)],
+            "address overflow": [(2**64 - 8, 16, tool.NEXT, 1), (status, 1, tool.WRITABLE, 0)],
+            "long": [(head, 2**32 - 1, tool.NEXT, 1), (status, 1, tool.WRITABLE, 0)],
+            "status outside": [(head, 16, tool.NEXT, 1), (0, 1, tool.WRITABLE, 0)],
+            "indirect and next": [(head, 16, tool.INDIRECT | tool.NEXT, 1)],
+            "indirect of no bytes": [(head, 0, tool.INDIRECT, 0)],
+            "indirect of odd size": [(head, 17, tool.INDIRECT, 0)],
+            "indirect too long": [(head, 2**32 - 16, tool.INDIRECT, 0)],
+            "indirect outside": [(tool.GUEST + device.size - 16, 32, tool.INDIRECT, 0)],
+            "indirect in itself": [(tool.GUEST + queue.desc, 16, tool.INDIRECT, 0)],
+        }
+        for name, chain in chains.items():
+            with self.subTest(name):
+                for number, (address, size, flags, following) in enumerate(chain):
+                    queue.describe(number, address, size, flags, following)
+                queue.make_available(0)
+                self.check_fails(device)
+                device.memory[device.HEAD:device.HEAD + 16] = struct.pack("=IIQ", tool.READ, 0, 0)
+
+    def test_indices(self):
+        device = self.device()
+        device.queue.make_available(64)
+        self.check_fails(device)
+        device.queue.set_avail_index(device.queue.avail_index + 65)
+        device.queue.kick()
+        self.check_fails(device)
+
+    def test_chains_with_many_descriptors(self):
+        device = self.device(entries=1024)
+        parts = [(device.HEAD, 16, False)] + [(device.DATA, 1, True)] * 900
+        device.queue.chain(parts)
+        device.queue.make_available(0)
+        self.assertTrue(device.queue.wait(device.queue.error_fd))
+
+    def test_the_same_chain_many_times(self):
+        device = self.device()
+        device.submit(tool.READ, 0, size=512, kick=False)
+        for _ in range(200):
+            device.queue.make_available(0)
+        other = self.device()
+        self.assertEqual(other.read(0, 512), SECTOR)
+
+    def test_rings_outside_of_memory(self):
+        device = self.device(start=False)
+        device.negotiate()
+        device.share_memory()
+        device.check(tool.SET_VRING_NUM, struct.pack("=II", 0, 64))
+        end = tool.USER + device.size
+        ok = (tool.USER, tool.USER + 0x2000, tool.USER + 0x1000)
+        for desc, used, avail in ((end - 512, *ok[1:]), (ok[0], end - 16, ok[2]), (*ok[:2], end - 2),
+                                  (ok[0] + 8, *ok[1:]), (ok[0], ok[1] + 2, ok[2]), (*ok[:2], ok[2] + 1), (0, 0, 0)):
+            self.assertFalse(device.acknowledged(
+                tool.SET_VRING_ADDR, struct.pack("=IIQQQQ", 0, 0, desc, used, avail, 0)))
+
+    def test_a_record_of_requests_that_lies(self):
+        for version, count, last, used, desc in ((1, 64, 65535, 9, b"\1" * 16), (1, 64, 3, 65530, b"\xff" * 16),
+                                                 (1, 9, 1, 1000, bytes(16)), (9, 64, 0, 0, b"\1" * 16)):
+            fd = os.memfd_create("inflight")
+            self.addCleanup(os.close, fd)
+            os.ftruncate(fd, 4096)
+            os.pwrite(fd, struct.pack("=QHHHH", 0, version, count, last, used) + 64 * desc, 0)
+            device = self.device(protocol=tool.REPLY_ACK | tool.INFLIGHT, start=False)
+            device.negotiate()
+            device.check(tool.SET_INFLIGHT_FD, struct.pack("=QQHH4x", 4096, 0, 1, 64), [fd])
+            device.share_memory()
+            device.queue.setup()
+            device.submit(tool.READ, 0, size=512)
+            device.stop()
+
+
+class Changes(Hostile):
+    def test_memory_is_truncated(self):
+        for again in range(3):
+            device = self.device()
+            device.read(0, 512)
+            os.ftruncate(device.memory_fd, 0)
+            if again:
+                device.queue.kick()
+            else:
+                os.ftruncate(device.memory_fd, device.size)
+                device.memory.madvise(mmap.MADV_DONTNEED)
+            other = self.device()
+            self.assertEqual(other.read(0, 512), SECTOR)
+            if again:
+                device.gone()
+
+    def test_memory_is_truncated_while_requests_are_in_flight(self):
+        for _ in range(ROUNDS // 10):
+            device = self.device()
+            for slot in range(8):
+                device.submit(tool.READ, slot, size=4096, first=3 * slot, slot=slot)
+            os.ftruncate(device.memory_fd, 0)
+            device.queue.kick()
+            device.close()
+
+    def test_memory_is_punched_all_the_time(self):
+        device = self.device()
+        stop = threading.Event()
+
+        def punch():
+            while not stop.is_set():
+                tool.punch(device.memory_fd, device.DATA, 1 << 20)
+
+        thread = threading.Thread(target=punch)
+        thread.start()
+        try:
+            for _ in range(ROUNDS):
+                self.assertEqual(device.do(tool.READ, 0, size=65536)[0], tool.OK)
+        finally:
+            stop.set()
+            thread.join()
+
+    def test_rings_that_are_rewritten(self):
+        """While another thread writes to the rings and requests, the guest kicks, and starts again after errors."""
+        source = random.Random(os.environ.get("SEED", "33"))
+        for _ in range(ROUNDS // 50):
+            device = self.device(megabytes=1, protocol=tool.REPLY_ACK | tool.CONFIG)
+            stop = threading.Event()
+
+            def rewrite(memory=device.memory, end=device.queue.end, stop=stop, seed=source.random()):
+                mine = random.Random(seed)
+                while not stop.is_set():
+                    at = mine.randrange(end)
+                    memory[at:at + 1] = mine.choice((b"\0", b"\1", b"\2", b"\4", b"\x10", b"\xff",
+                                                     bytes([mine.randrange(256)])))
+                    at = device.HEAD + mine.randrange(16)  # pylint: disable=cell-var-from-loop
+                    memory[at:at + 1] = bytes([mine.choice((0, 1, 4, 8, 11, 13, 255))])
+
+            thread = threading.Thread(target=rewrite)
+            thread.start()
+            try:
+                for _ in range(50):
+                    for first in range(0, 48, 3):
+                        device.submit(tool.READ, source.randrange(64), size=4096, first=first, slot=first // 3)
+                    if select.select([device.queue.error_fd], [], [], 0)[0]:
+                        os.eventfd_read(device.queue.error_fd)
+                        device.stop()
+                        device.queue.setup()
+            finally:
+                stop.set()
+                thread.join()
+            device.close()
+
+
+if __name__ == "__main__":
+    support.main()
