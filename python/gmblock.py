@@ -80,7 +80,7 @@ class Stats(Structure):
     _fields_ = [("size", c_size_t)] + [(name, c_uint64) for name in (
         "requests", "commands", "bytes_read", "bytes_written", "bytes_moved", "system_calls",
         "connections_lost", "commands_replayed", "bytes_copied_reflink", "bytes_copied_range",
-        "bytes_copied_device", "bytes_copied_ram", "bytes_copied_zeroes")]
+        "bytes_copied_device", "bytes_copied_ram", "bytes_copied_zeroes", "polls")]
 
 
 class Extent(Structure):

@@ -103,8 +103,8 @@ struct clan_queue_options {
 	size_t size;
 	uint32_t flags; /* enum clan_queue_flags */
 	uint32_t bell;	/* enum clan_bell */
-	/* time for which clan_queue_wait() polls before the thread sleeps, yielding the CPU to
-	 * other threads; 0 = no polling */
+	/* time for which clan_queue_wait() polls before the thread sleeps; less if another thread
+	 * needs the CPU; 0 = no polling */
 	uint32_t spin_us;
 	uint32_t conns_max; /* limit on connections; 0 = 4096; at most 65536 */
 };

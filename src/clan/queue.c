@@ -11,7 +11,6 @@
  */
 #include <errno.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/spin.h"
 #include "clan/clan.h"
 
 #define NS_PER_MS UINT64_C(1000000)
@@ -458,21 +458,16 @@ static void clan_queue_look(struct clan_queue *queue, bool all)
 	clan_queue_progress(queue);
 }
 
-/* Makes progress until there is an event or a wake-up, or until until_ns. It yields regularly,
- * because the peer might be waiting for this processor. */
-static void clan_queue_spin(struct clan_queue *queue, uint64_t until_ns)
+/* Makes progress until there is an event or a wake-up, for up to limit_ns. */
+static void clan_queue_spin(struct clan_queue *queue, uint64_t limit_ns)
 {
+	struct spin spin;
+
+	spin_begin(&spin, limit_ns, LOOKS_BETWEEN_YIELDS);
 	do {
-		for (int looks = 0; looks < LOOKS_BETWEEN_YIELDS; looks++) {
-			clan_queue_look(queue, false);
-			if (!list_is_empty(&queue->events) ||
-				atomic_load_explicit(&queue->woken, memory_order_acquire)) {
-				return;
-			}
-			cpu_relax();
-		}
-		sched_yield();
-	} while (clock_now_ns() < until_ns);
+		clan_queue_look(queue, false);
+	} while (list_is_empty(&queue->events) &&
+		 !atomic_load_explicit(&queue->woken, memory_order_acquire) && spin_goes_on(&spin));
 }
 
 /* Returns the remaining time, 0 when the time has come. */
@@ -519,7 +514,7 @@ int clan_queue_wait(
 	}
 	if (queue->options.spin_us > 0) {
 		clan_queue_spin(queue,
-			MIN(until_ns, clock_now_ns() + queue->options.spin_us * UINT64_C(1000)));
+			MIN(time_left_ns(until_ns), queue->options.spin_us * UINT64_C(1000)));
 	}
 	do {
 		count = give_events(queue, events, max);

@@ -75,6 +75,7 @@ void gmb_get_stats(const struct gmb_client *client, struct gmb_stats *stats)
 
 	full.size = stats->size;
 	full.system_calls = counters->enters + counters->direct;
+	full.polls = counters->looks;
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		if (client->connections[i] != NULL) {
 			full.bytes_moved += client->connections[i]->carrier->moved_bytes;

@@ -47,6 +47,9 @@ static const struct counter engine_counter_list[] = {
 		"Requests answered with an error, including those refused before they reached a "
 		"disk",
 		.metric = "error_replies"),
+	SERVER(polls, TOTAL, ITEMS, "polls",
+		"Unsuccessful looks for requests and completions, while a thread polled instead of "
+		"sleeping"),
 	SERVER(place_waits, TOTAL, ITEMS, "place_waits",
 		"Requests that waited because the limit on requests in flight was reached"),
 	SERVER(identity_memory_waits, TOTAL, ITEMS, "identity_memory_waits",

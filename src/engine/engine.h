@@ -475,6 +475,9 @@ struct engine_counters {
 	/* how many of sessions_accepted another process has handed over */
 	uint64_t sessions_adopted;
 	uint64_t requests;
+	/* unsuccessful looks of the reactor for completions while it polled; only in the sums of
+	 * engine_counters_add() */
+	uint64_t polls;
 	uint64_t place_waits; /* requests that had to wait for a free request slot */
 	/* How often identities that no longer have sessions have waited for memory.
 	 * engine_counters_add() adds the waits of the identities that have sessions. */

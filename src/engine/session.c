@@ -364,6 +364,7 @@ static struct takeover_principal counted_principal(const struct peer *peer)
 void engine_counters_add(const struct engine *engine, struct engine_counters *sum)
 {
 	counter_table_add(&engine_counter_table, sum, &engine->counters);
+	sum->polls += engine->waiter.counters->looks;
 	list_for_each(node, &engine->rate_identities)
 	{
 		sum->identity_memory_waits +=

@@ -16,13 +16,16 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <time.h>
 #include <unistd.h>
+
+#include "base/spin.h"
 
 enum {
 	CQ_SIZE_MIN = 64,
 	CQ_SIZE_MAX = 1 << 24,
 	CQ_REMOTE_DEFAULT = 1024,
+	/* Between two yields of a thread that polls. */
+	LOOKS_BETWEEN_YIELDS = 32,
 };
 
 /* --- sleeping --------------------------------------------------------------------------------- */
@@ -108,47 +111,94 @@ static void wait_tell(struct prov_wait *wait)
 	}
 }
 
-static int64_t now_ms(void)
-{
-	struct timespec now;
+/* How this thread waits. */
+static _Thread_local struct spinner events_spinner;
 
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return (int64_t)now.tv_sec * 1000 + now.tv_nsec / 1000000;
+/* Arguments of events_wait_for(): look() returns a result other than -FI_EAGAIN at the end of the
+ * wait. */
+struct events_look {
+	ssize_t (*look)(void *object, const void *arguments);
+	void *object;
+	const void *arguments;
+};
+
+static ssize_t events_look_again(struct prov_wait *wait, const struct events_look *look)
+{
+	prov_progress(wait->fabric);
+	return look->look(look->object, look->arguments);
 }
 
-/* Calls look() and sleeps, until look() returns a result other than -FI_EAGAIN or the timeout has
- * passed (ms; negative: none). Takes the lock. */
-static ssize_t events_wait_for(struct prov_wait *wait, int timeout_ms,
-	ssize_t (*look)(void *object, const void *arguments), void *object, const void *arguments)
+/* Polls before a sleep, if this makes the waits of this thread faster. The lock is released between
+ * two looks. */
+static ssize_t events_poll(
+	struct prov_wait *wait, uint64_t limit_ns, const struct events_look *look)
+{
+	ssize_t result = events_look_again(wait, look);
+
+	if (events_spinner.policy.cpu_ns == NULL) {
+		spinner_init(&events_spinner, true);
+	}
+	if (result != -FI_EAGAIN || limit_ns == 0 || wait->signalled ||
+		!spinner_begin(&events_spinner, limit_ns, LOOKS_BETWEEN_YIELDS)) {
+		return result;
+	}
+	while (result == -FI_EAGAIN && !wait->signalled && spin_goes_on(&events_spinner.spin)) {
+		prov_unlock(wait->fabric);
+		prov_lock(wait->fabric);
+		result = events_look_again(wait, look);
+	}
+	return result;
+}
+
+/* Sleeps until look() returns a result other than -FI_EAGAIN or the deadline has passed
+ * (UINT64_MAX: none). Only now are wake-ups requested from the peers. */
+static ssize_t events_sleep(
+	struct prov_wait *wait, uint64_t deadline_ns, const struct events_look *look)
 {
 	struct pollfd file = { .fd = wait->set_fd, .events = POLLIN };
-	int64_t until_ms = timeout_ms < 0 ? 0 : now_ms() + timeout_ms;
-	int left_ms = timeout_ms;
+	ssize_t result;
+
+	wait->sleepers++;
+	wait->fabric->armed++;
+	for (;;) {
+		uint64_t now_ns = deadline_ns == UINT64_MAX ? 0 : clock_now_ns();
+
+		result = events_look_again(wait, look);
+		if (result != -FI_EAGAIN || now_ns >= deadline_ns || wait->signalled) {
+			break;
+		}
+		wait_clear(wait);
+		prov_unlock(wait->fabric);
+		/* an interrupted sleep counts as an event */
+		(void)!poll(&file, 1,
+			deadline_ns == UINT64_MAX ? -1
+						  : (int)clock_milliseconds(deadline_ns - now_ns));
+		prov_lock(wait->fabric);
+	}
+	wait->sleepers--;
+	wait->fabric->armed--;
+	return result;
+}
+
+/* Waits until look() returns a result other than -FI_EAGAIN or the timeout has passed (ms;
+ * negative: none). Takes the lock. */
+static ssize_t events_wait_for(
+	struct prov_wait *wait, int timeout_ms, const struct events_look *look)
+{
+	uint64_t limit_ns = timeout_ms < 0 ? UINT64_MAX : (uint64_t)timeout_ms * 1000000;
+	uint64_t deadline_ns = timeout_ms < 0 ? UINT64_MAX : clock_now_ns() + limit_ns;
 	ssize_t result;
 
 	if (wait->set_fd < 0) {
 		return -FI_EINVAL;
 	}
 	prov_lock(wait->fabric);
-	wait->sleepers++;
-	wait->fabric->armed++;
-	for (;;) {
-		prov_progress(wait->fabric);
-		result = look(object, arguments);
-		if (result != -FI_EAGAIN || left_ms == 0 || wait->signalled) {
-			break;
-		}
-		wait_clear(wait);
-		prov_unlock(wait->fabric);
-		(void)!poll(&file, 1, left_ms); /* an interrupted sleep counts as an event */
-		prov_lock(wait->fabric);
-		if (timeout_ms >= 0) {
-			left_ms = (int)MAX(until_ms - now_ms(), INT64_C(0));
-		}
+	result = events_poll(wait, limit_ns, look);
+	if (result == -FI_EAGAIN && !wait->signalled) {
+		result = events_sleep(wait, deadline_ns, look);
 	}
 	wait->signalled = false;
-	wait->sleepers--;
-	wait->fabric->armed--;
+	events_spinner.requests += result >= 0;
 	prov_unlock(wait->fabric);
 	return result;
 }
@@ -309,8 +359,9 @@ static ssize_t eq_sread(
 {
 	struct prov_eq *eq = container_of(fid, struct prov_eq, eq);
 	const struct eq_read read = { type, buffer, bytes, flags };
+	const struct events_look look = { eq_take, eq, &read };
 
-	return events_wait_for(&eq->wait, timeout, eq_take, eq, &read);
+	return events_wait_for(&eq->wait, timeout, &look);
 }
 
 static ssize_t eq_readerr(struct fid_eq *fid, struct fi_eq_err_entry *entry, uint64_t flags)
@@ -619,9 +670,10 @@ static ssize_t cq_sreadfrom(struct fid_cq *fid, void *buffer, size_t count, fi_a
 {
 	struct prov_cq *cq = container_of(fid, struct prov_cq, cq);
 	const struct cq_read read = { buffer, count, addresses };
+	const struct events_look look = { cq_take, cq, &read };
 
 	GMB_UNUSED(condition);
-	return events_wait_for(&cq->wait, timeout, cq_take, cq, &read);
+	return events_wait_for(&cq->wait, timeout, &look);
 }
 
 static ssize_t cq_sread(

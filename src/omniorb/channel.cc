@@ -25,11 +25,7 @@ enum {
 	RETRY_MS = 1,	    /* interval of attempts to connect while the server's backlog is full */
 	CONNECT_MS = 10000, /* time limit for connecting without a deadline */
 	SLEEP_MS_MAX = 3600000,
-	/* A peer that is awake answers within this time. Otherwise it is better to sleep. */
-	SPIN_US = 20,
-	/* After this number of unsuccessful spins, only one in SPINS_SKIPPED_MAX waits spins. */
-	SPIN_MISSES_MAX = 8,
-	SPINS_SKIPPED_MAX = 64,
+	LOOKS_BETWEEN_YIELDS = 32, /* of a thread that polls */
 };
 
 const uint32_t edges[CHANNEL_STATE_COUNT] = {
@@ -93,13 +89,8 @@ clan_conn_options conn_options()
 	return options;
 }
 
-uint64_t microseconds()
-{
-	timespec time;
-
-	clock_gettime(CLOCK_MONOTONIC, &time);
-	return uint64_t(time.tv_sec) * 1000000 + uint64_t(time.tv_nsec) / 1000;
-}
+/* How this thread waits for messages, on any channel. */
+thread_local spinner own_spinner;
 
 } // namespace
 
@@ -349,28 +340,21 @@ bool channel::take_events(int timeout_ms)
 	return count > 0;
 }
 
-/* Polls for events for SPIN_US, because two processes that are awake exchange data without system
- * calls. Returns false if the caller should sleep. */
+/* Polls for events before a sleep, if this makes the calls of this thread faster: two processes
+ * that are awake exchange data without system calls. Returns false if the caller should sleep. */
 bool channel::spin()
 {
-	if (spin_misses >= SPIN_MISSES_MAX && ++spins_skipped < SPINS_SKIPPED_MAX) {
+	if (own_spinner.policy.cpu_ns == nullptr) {
+		spinner_init(&own_spinner, true);
+	}
+	if (!spinner_begin(&own_spinner, UINT64_MAX, LOOKS_BETWEEN_YIELDS)) {
 		return false;
 	}
-	spins_skipped = 0;
-
-	const uint64_t until = microseconds() + SPIN_US;
-
 	do {
-		if (take_events(0)) {
-			spin_misses = 0;
+		if (take_events(0) || entering > 0) {
 			return true;
 		}
-		if (entering > 0) {
-			return true;
-		}
-		cpu_relax();
-	} while (microseconds() < until);
-	spin_misses = spin_misses < SPIN_MISSES_MAX ? spin_misses + 1 : spin_misses;
+	} while (spin_goes_on(&own_spinner.spin));
 	return false;
 }
 
@@ -466,6 +450,7 @@ int channel::recv(void *data, size_t bytes, const omni_time_t &deadline)
 			const ssize_t count = conn != nullptr ? clan_readv(conn, &iov, 1, 0) : -1;
 
 			if (count > 0) {
+				own_spinner.requests++;
 				return int(count);
 			}
 			if (count != -EAGAIN) {

@@ -25,8 +25,8 @@
 #include <omnithread.h>
 
 extern "C" {
-#include "base/clock.h"
 #include "base/compiler.h"
+#include "base/spin.h"
 }
 
 namespace clan_omniorb
@@ -119,8 +119,6 @@ class channel
 	uint64_t calls = 0;
 	int parked = 0;		  /* number of parked threads */
 	omni_time_t parked_until; /* their earliest deadline; zero: none */
-	unsigned spin_misses = 0; /* consecutive unsuccessful spins */
-	unsigned spins_skipped = 0;
 };
 
 } // namespace clan_omniorb

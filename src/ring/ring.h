@@ -113,6 +113,7 @@ struct ring_counters {
 	uint64_t submissions;
 	uint64_t messages;
 	uint64_t events; /* events handled by event sources */
+	uint64_t looks;	 /* unsuccessful looks for completions and events while polling */
 	/* waits that stopped polling because another thread had taken the CPU */
 	uint64_t crowded;
 	uint64_t direct; /* socket calls made directly, without an operation */
@@ -166,8 +167,7 @@ void ring_set_batch(struct ring *ring, uint32_t count, uint64_t max_wait_ns);
 
 /* Sets how long a wait polls for completions before the thread sleeps, because waking a thread up
  * is expensive. 0 (the default): not at all. Otherwise ring_set_batch() has no effect. The polling
- * ends early if another thread takes the CPU for RING_CROWDED_NS. */
-#define RING_CROWDED_NS UINT64_C(400000)
+ * ends early if another thread takes the CPU (base/spin.h). */
 void ring_set_spin(struct ring *ring, uint64_t spin_ns);
 
 /* Returns the CPU time that the calling thread has used, in nanoseconds; 0 in the simulation. */

@@ -7,7 +7,6 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
-#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -16,6 +15,7 @@
 
 #include "base/clock.h"
 #include "base/rights.h"
+#include "base/spin.h"
 #include "ring/calls.h"
 #include "ring/guard.h"
 #include "ring/source.h"
@@ -24,8 +24,6 @@ enum {
 	ENTRIES_DEFAULT = 1024,
 	FILES_DEFAULT = 4096,
 	BUFFERS_DEFAULT = 256,
-	/* Number of polls between two calls of sched_yield(), which takes some microseconds. */
-	SPIN_LOOKS = 128,
 	/* Maximum length of one send. The caller resumes after short sends anyway. */
 	SEND_BYTES_MAX = 1 << 30,
 	/* Maximum number of consecutive turns without a system call. */
@@ -401,37 +399,33 @@ static bool sources_had_news(struct ring *ring)
 	return ring->source_events > 0 || ring->deferred.head != NULL;
 }
 
-/* Polls for completions and events for up to spin_ns, yielding the CPU occasionally. Returns true
- * if there were any. */
+/* Looks for completions and events. Returns true if there are any. */
+static bool uring_look(struct ring *ring)
+{
+	if (!uring_has_news(ring)) {
+		return sources_had_news(ring);
+	}
+	if (io_uring_cq_ready(&ring->uring) == 0) {
+		ring->counters.enters++;
+		(void)io_uring_get_events(&ring->uring);
+	}
+	return io_uring_cq_ready(&ring->uring) > 0;
+}
+
+/* Polls for completions and events for up to spin_ns. Returns true if there were any. */
 static bool uring_spin(struct ring *ring, uint64_t spin_ns)
 {
-	uint64_t now_ns = ring_now_ns(ring);
-	uint64_t end_ns = now_ns + spin_ns;
+	struct spin spin;
+	bool found;
 
-	while (now_ns < end_ns) {
-		ring->batch_ns = now_ns; /* the current time for event handlers */
-		for (int looks = 0; looks < SPIN_LOOKS && !uring_has_news(ring); looks++) {
-			if (sources_had_news(ring)) {
-				return true;
-			}
-			cpu_relax();
-		}
-		if (!uring_has_news(ring)) {
-			sched_yield();
-		} else if (io_uring_cq_ready(&ring->uring) == 0) {
-			ring->counters.enters++;
-			(void)io_uring_get_events(&ring->uring);
-		}
-		if (io_uring_cq_ready(&ring->uring) > 0) {
-			return true;
-		}
-		now_ns = ring_now_ns(ring);
-		if (now_ns - ring->batch_ns > RING_CROWDED_NS) {
-			ring->counters.crowded++;
-			return false;
-		}
-	}
-	return false;
+	spin_begin(&spin, spin_ns, SPIN_LOOKS);
+	do {
+		ring->batch_ns = spin.now_ns; /* the current time for event handlers */
+		found = uring_look(ring);
+	} while (!found && spin_goes_on(&spin));
+	ring->counters.looks += spin.looks;
+	ring->counters.crowded += spin.was_crowded;
+	return found;
 }
 
 static int enter_spinning(struct ring *ring, uint64_t limit_ns)

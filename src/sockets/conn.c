@@ -395,7 +395,7 @@ void conn_try_plain(struct conn *conn)
 	release_row(conn);
 	conn_set_state(conn, CONN_PLAIN);
 	epoll_conn_plain(conn);
-	core.news = true; /* wakes threads that wait for the ring: they must now wait for TCP */
+	core_changed(); /* wakes threads that wait for the ring: they must now wait for TCP */
 	if (conn->after == NEVER || conn->passed) {
 		conn_look_again_at(conn, NEVER);
 		return;
@@ -447,7 +447,7 @@ void conn_take_messages(struct conn *conn)
 				     ? switch_received(&conn->side, message.type, &payload)
 				     : -EPROTO;
 
-		core.news = true; /* another thread might be sleeping until this message */
+		core_changed(); /* another thread might be sleeping until this message */
 		if (result < 0) {
 			conn_broken(conn, "the library of the peer broke the protocol for "
 					  "switching to clan");
@@ -495,7 +495,7 @@ void conn_event(const struct clan_event *event)
 	if (conn == NULL || event->conn != conn->clan) { /* abandoned by the library, or CLOSED */
 		return;
 	}
-	core.news = true;
+	core_changed();
 	if (conn_is_carried(conn)) {
 		carried_event(conn, event);
 		return;

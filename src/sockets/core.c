@@ -29,15 +29,20 @@ enum {
 	/* Limit on the first number of our descriptors, because the kernel's table of descriptors
 	 * grows to the largest number. */
 	OWN_FDS_FROM_MAX = 4000,
+	LOOKS_AT_LOCK = 100,
+	/* Between two yields of a thread that polls. A look takes about 100 ns. */
+	LOOKS_BETWEEN_YIELDS = 32,
 };
 
 struct core core = { .epoll_fd = -1, .kick_fd = -1 };
 CORE_THREAD int core_depth;
 CORE_THREAD int core_crashed;
 CORE_THREAD uint64_t core_deferred;
+CORE_THREAD struct spinner core_spinner;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int cancel_state; /* saved state of the thread that holds the lock */
+static _Atomic(uint32_t) lock_waiters; /* a thread that polls releases the lock for them */
+static int cancel_state;	       /* saved state of the thread that holds the lock */
 static _Atomic(uint8_t) own[SOCKETS_FDS_MAX / 8];
 
 #define REAL_DEFINE(type, name, arguments) type(*real_pointer_##name) arguments;
@@ -103,6 +108,22 @@ void core_disown(int fd)
 
 /* --- the lock --------------------------------------------------------------------------------- */
 
+/* A thread that holds the lock works, or polls and releases it soon. So the others poll for it
+ * before they sleep. */
+static void wait_for_lock(void)
+{
+	atomic_fetch_add(&lock_waiters, 1);
+	for (int looks = 0; looks < LOOKS_AT_LOCK; looks++) {
+		if (pthread_mutex_trylock(&lock) == 0) {
+			atomic_fetch_sub(&lock_waiters, 1);
+			return;
+		}
+		cpu_relax();
+	}
+	pthread_mutex_lock(&lock);
+	atomic_fetch_sub(&lock_waiters, 1);
+}
+
 bool core_lock(void)
 {
 	int old;
@@ -115,7 +136,9 @@ bool core_lock(void)
 	 * points. */
 	pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &old);
 	core_depth = 1;
-	pthread_mutex_lock(&lock);
+	if (pthread_mutex_trylock(&lock) != 0) {
+		wait_for_lock();
+	}
 	cancel_state = old;
 	return true;
 }
@@ -237,7 +260,7 @@ static void take_tcp_events(const struct epoll_event *events, int count)
 		if ((events[i].events & EPOLLOUT) != 0 && conn->side.out_place != SWITCH_OUT_RING) {
 			conn_touch(conn, TOUCH_OUT);
 		}
-		core.news = true;
+		core_changed();
 	}
 }
 
@@ -271,6 +294,54 @@ void core_look(bool all)
 	if (all) {
 		take_tcp_events(events, REAL(epoll_wait)(core.epoll_fd, events, EVENTS_MAX, 0));
 	}
+}
+
+/* --- polling ---------------------------------------------------------------------------------- */
+
+void core_changed(void)
+{
+	core.news = true;
+	core.changes++;
+}
+
+static bool begin_to_poll(uint64_t deadline_ns)
+{
+	uint64_t now_ns;
+
+	if (core_spinner.policy.cpu_ns == NULL) {
+		spinner_init(&core_spinner, !core.rules.no_spin);
+	}
+	if (deadline_ns != UINT64_MAX) {
+		now_ns = clock_now_ns();
+		deadline_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0;
+	}
+	return spinner_begin(&core_spinner, deadline_ns, LOOKS_BETWEEN_YIELDS);
+}
+
+/* See sockets.h. Returns at each yield, so that the caller can ask the kernel. The lock is not
+ * released between two looks, because signal handlers are deferred only while it is held: a signal
+ * must end the wait that follows (core_sleep()). */
+bool core_polls(struct core_poll *poll, uint64_t deadline_ns)
+{
+	uint64_t seen = core.changes;
+	bool has_yielded = false;
+
+	poll->news = false;
+	if (!poll->has_begun) {
+		poll->has_begun = true;
+		poll->goes_on = begin_to_poll(deadline_ns);
+	}
+	while (poll->goes_on && !has_yielded) {
+		core_look(false);
+		if (core.changes != seen) {
+			poll->news = true;
+			return true;
+		}
+		poll->goes_on = core_deferred == 0 && atomic_load(&lock_waiters) == 0 &&
+				core.queue != NULL && spin_goes_on(&core_spinner.spin);
+		has_yielded = core_spinner.spin.looks % LOOKS_BETWEEN_YIELDS == 0;
+	}
+	return poll->goes_on;
 }
 
 /* --- sleeping --------------------------------------------------------------------------------- */

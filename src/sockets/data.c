@@ -637,7 +637,7 @@ static bool peek_has_ended(struct conn *conn)
 static void meet_end(struct conn *conn)
 {
 	if (!list_is_empty(&conn->members) && atomic_load(&core.sleepers) > 0 && has_more(conn)) {
-		core.news = true;
+		core_changed();
 	}
 }
 
@@ -679,6 +679,7 @@ ssize_t data_recv(
 			got = data_receive(conn, rest.iov, rest.count, flags);
 		}
 		if (got > 0) {
+			core_spinner.requests += done == 0;
 			conn_touch(conn, TOUCH_READ);
 			done = peek ? (size_t)got : done + (size_t)got;
 			if (done == total || peek_ends ||

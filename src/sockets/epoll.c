@@ -171,7 +171,7 @@ static void manage(struct member *member)
 	member->set->managed++;
 	add_core(member->set);
 	epoll_make_ready(member);
-	core.news = true;
+	core_changed();
 }
 
 bool epoll_conn_fits(struct conn *conn)
@@ -539,6 +539,8 @@ static int sleep_in_kernel(struct set *set, struct epoll_event *events, int max,
 static int epoll_take_locked(struct set *set, struct epoll_event *events, int max,
 	uint64_t deadline_ns, const sigset_t *mask)
 {
+	struct core_poll polling = { 0 };
+
 	for (;;) {
 		int count;
 
@@ -553,6 +555,13 @@ static int epoll_take_locked(struct set *set, struct epoll_event *events, int ma
 		if (deadline_ns == 0) {
 			count = look_at_kernel(set, events, max);
 			return count > 0 ? count : epoll_take_ready(set, events, max);
+		}
+		if (core_polls(&polling, deadline_ns)) {
+			count = polling.news ? 0 : look_at_kernel(set, events, max);
+			if (count > 0) {
+				return count;
+			}
+			continue;
 		}
 		count = sleep_in_kernel(set, events, max, deadline_ns, mask);
 		if (count != 0) {

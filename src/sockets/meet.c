@@ -353,7 +353,7 @@ static void meet_begin(struct conn *conn)
 	conn_watch_tcp(conn);
 	epoll_conn_carried(conn);
 	conn_say_may(conn);
-	core.news = true;
+	core_changed();
 	stats_log(false, "descriptor %d is carried", conn->fd);
 }
 

@@ -130,6 +130,13 @@ static int parse_statement(struct rules *rules, const char *key, const char *wor
 	if (strcmp(key, "after") == 0) {
 		return set_number(&rules->after, key, word, 1, RULES_AFTER_MAX, error);
 	}
+	if (strcmp(key, "spin") == 0) {
+		rules->no_spin = strcmp(word, "off") == 0;
+		return rules->no_spin || strcmp(word, "auto") == 0
+			       ? 0
+			       : error_set(error, -EINVAL, "spin: \"%s\" is neither auto nor off",
+					 word);
+	}
 	if (strcmp(key, "switch-every") == 0) {
 		return set_number(&rules->switch_every, key, word, 1, RULES_AFTER_MAX, error);
 	}

@@ -42,6 +42,7 @@
 #include <sys/uio.h>
 
 #include "base/list.h"
+#include "base/spin.h"
 #include "sockets/rules.h"
 #include "sockets/switch.h"
 
@@ -313,6 +314,13 @@ struct core_sleep {
 	struct conn *conn; /* pinned during the sleep; or NULL */
 };
 
+/* The polling of one wait; zero at its beginning. */
+struct core_poll {
+	bool has_begun;
+	bool goes_on;
+	bool news; /* core_changed() was called */
+};
+
 struct core {
 	struct rules rules;
 	_Atomic(bool) active;	  /* a rule might apply to this program */
@@ -324,7 +332,8 @@ struct core {
 	_Atomic(uint32_t) kick_left; /* sleepers that the last kick() has not woken yet */
 	uint32_t kick_waiters;	     /* threads that wait until kick_left is 0 */
 	uint64_t kick_epoch;
-	bool news; /* a change that sleepers might wait for; core_unlock() then wakes them */
+	bool news;	  /* a change that sleepers might wait for; core_unlock() then wakes them */
+	uint64_t changes; /* number of calls of core_changed() */
 	uint32_t own_fds;
 	struct list_node touched;
 	struct list_node carried;
@@ -337,6 +346,8 @@ extern CORE_THREAD int core_depth;   /* above 0: this thread holds the lock, or 
 extern CORE_THREAD int core_crashed; /* greater than 0 while signals are not deferred */
 /* Signals whose handlers are deferred until core_unlock(); bit 0 is signal 1. */
 extern CORE_THREAD uint64_t core_deferred;
+/* How this thread waits for carried connections. */
+extern CORE_THREAD struct spinner core_spinner;
 
 /* Returns true if the caller is libclan itself, within a call of the thread that holds the lock. */
 static inline bool core_calls(void)
@@ -352,6 +363,13 @@ void core_unlock(void);
 GMB_MUST_CHECK int core_start(void);
 /* Processes pending events. all: also checks sources whose check costs a system call. */
 void core_look(bool all);
+/* Called with the lock when something has changed for which a thread might wait. */
+void core_changed(void);
+/* Polls before a sleep, if this makes the calls of this thread faster. Called with the lock, until
+ * it returns false or the wait is over; releases the lock in between if another thread wants it.
+ * deadline_ns: end of the wait; UINT64_MAX: none. Returns true if the caller must check again:
+ * poll->news, or descriptors that only the kernel checks. */
+GMB_MUST_CHECK bool core_polls(struct core_poll *poll, uint64_t deadline_ns);
 /* Prepares for sleeping; called with the lock. Returns 0 if the caller may sleep: the lock is
  * released, and *epoch_out is the argument for core_slept(). Returns 1 if the caller must check
  * again, or -EINTR; the lock is held in both cases. */

@@ -65,6 +65,7 @@ int wait_conn(struct conn *conn, short events, uint64_t deadline_ns)
 		{ .fd = conn->fd, .events = events },
 	};
 	struct core_sleep sleep = { .conn = conn };
+	struct core_poll polling = { 0 };
 	struct timespec left = { 0 };
 	bool woken = false;
 	bool looked = false;
@@ -72,6 +73,11 @@ int wait_conn(struct conn *conn, short events, uint64_t deadline_ns)
 
 	if (core_start() != 0) {
 		return -ENOMEM;
+	}
+	while (events == 0 && core_polls(&polling, deadline_ns != 0 ? deadline_ns : UINT64_MAX)) {
+		if (polling.news) {
+			return 0;
+		}
 	}
 	fds[0].fd = core.epoll_fd;
 	if (deadline_ns != 0) {
@@ -193,6 +199,7 @@ static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, ui
 	const sigset_t *mask)
 {
 	const struct timespec now = { 0 };
+	struct core_poll polling = { 0 };
 	bool over = false;
 	bool asks;
 	int ready;
@@ -217,6 +224,16 @@ static int poll_locked(struct pollfd *fds, struct pollfd *rest, nfds_t count, ui
 			if (ready != 0 || deadline_ns == 0 || passed(deadline_ns)) {
 				return ready;
 			}
+		}
+		if (!over && core_polls(&polling, deadline_ns)) {
+			if (asks && !polling.news) {
+				result = REAL(ppoll)(rest, count, &now, NULL);
+				ready = result < 0 ? -errno : merge(fds, rest, count);
+				if (ready != 0) {
+					return ready;
+				}
+			}
+			continue;
 		}
 		rest[count] = (struct pollfd){ .fd = core.epoll_fd, .events = POLLIN };
 		if (deadline_ns != UINT64_MAX) {

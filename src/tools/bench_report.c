@@ -469,6 +469,7 @@ static json_t *json_costs(const struct bench_result *result)
 		object, "system_calls", json_integer((json_int_t)result->stats.system_calls));
 	json_object_set_new(object, "system_calls_per_request",
 		json_real(per_request(result, result->stats.system_calls)));
+	json_object_set_new(object, "polls", json_integer((json_int_t)result->stats.polls));
 	json_object_set_new(object, "commands", json_integer((json_int_t)result->stats.commands));
 	json_object_set_new(object, "payload_bytes_received",
 		json_integer((json_int_t)result->stats.bytes_read));

@@ -158,8 +158,9 @@ static void snapshot(struct bench_worker *worker, struct bench_snapshot *out, ui
 		out->stats.bytes_written += stats.bytes_written;
 		out->stats.bytes_moved += stats.bytes_moved;
 		out->stats.connections_lost += stats.connections_lost;
-		/* Not a sum, because each client reports the system calls of the whole queue. */
+		/* Not sums, because each client reports the numbers of the whole queue. */
 		out->stats.system_calls = stats.system_calls;
+		out->stats.polls = stats.polls;
 	}
 }
 
@@ -909,6 +910,7 @@ static void add_worker(struct bench_result *result, const struct bench_worker *w
 	result->stats.bytes_moved += end->bytes_moved - begin->bytes_moved;
 	result->stats.connections_lost += end->connections_lost - begin->connections_lost;
 	result->stats.system_calls += end->system_calls - begin->system_calls;
+	result->stats.polls += end->polls - begin->polls;
 }
 
 /* Adds the processor time of the process. Workers start and end within microseconds of each other,
