@@ -120,10 +120,12 @@ static int64_t snapshot_room_of(const struct flash *flash)
 	return room - geometry->reserve_segments * usable - left;
 }
 
-/* Order of dropping: damaged snapshots first, then temporary ones (of jobs), then the oldest. */
-static bool goes_before(const struct flash_snapshot *snapshot, const struct flash_snapshot *other)
+/* Order of dropping: damaged snapshots first, then temporary ones (of jobs), then the oldest. If
+ * writes are refused to keep the snapshots of users, temporary ones always precede them. */
+static bool goes_before(
+	bool refuses, const struct flash_snapshot *snapshot, const struct flash_snapshot *other)
 {
-	if (snapshot->is_damaged != other->is_damaged) {
+	if (snapshot->is_damaged != other->is_damaged && !refuses) {
 		return snapshot->is_damaged;
 	}
 	return snapshot->about.is_temporary == other->about.is_temporary
@@ -140,7 +142,7 @@ static struct flash_snapshot *oldest(struct flash *flash)
 		struct flash_snapshot *snapshot = &flash->snapshots.list[i];
 
 		if (snapshot->state == FLASH_SNAPSHOT_LIVE &&
-			(found == NULL || goes_before(snapshot, found))) {
+			(found == NULL || goes_before(flash->snapshots.refuses, snapshot, found))) {
 			found = snapshot;
 		}
 	}
