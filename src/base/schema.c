@@ -246,9 +246,10 @@ const char *field_form(const struct field *field, char out[FIELD_FORM_BYTES])
 bool field_is_path(const struct field *field)
 {
 	static const char *const paths[] = { "FILE", "PATH", "DIR", "FOLDER" };
+	size_t bytes = field->form != NULL ? strcspn(field->form, "|") : 0;
 
-	for (size_t i = 0; field->form != NULL && i < ARRAY_COUNT(paths); i++) {
-		if (strcmp(field->form, paths[i]) == 0) {
+	for (size_t i = 0; i < ARRAY_COUNT(paths); i++) {
+		if (bytes == strlen(paths[i]) && strncmp(field->form, paths[i], bytes) == 0) {
 			return true;
 		}
 	}

@@ -114,7 +114,8 @@ enum { FIELD_FORM_BYTES = 120 };
 /* Formats the syntax of values: the form, or the words as "auto|on|off"; "" if there is neither.
  * Returns out. */
 const char *field_form(const struct field *field, char out[FIELD_FORM_BYTES]);
-/* Returns whether the value is the path of a file or folder. */
+/* Returns whether the value is the path of a file or folder, or one of the words that the form has
+ * after it, as "FILE|discard". */
 bool field_is_path(const struct field *field);
 /* Reports an unknown key, with the nearest known one or a list of all. Returns -EINVAL. */
 int field_unknown(field_at *at, const char *key, struct error *error);

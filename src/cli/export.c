@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/text.h"
 #include "cli/cli.h"
@@ -67,16 +68,54 @@ static int take_deadline(void *context, const char *text, struct error *error)
 	return rc;
 }
 
-/* Returns a path that the server can open; to be freed. */
+/* Returns a path that the server can open from its own folder; to be freed. The file need not
+ * exist. A disk without a file, such as "memory:1G", is returned as it is. */
 static char *cli_export_absolute(const char *path)
 {
+	bool is_file = path[strspn(path, "abcdefghijklmnopqrstuvwxyz")] != ':';
+	char folder[PATH_MAX];
 	char *real;
 
-	if (path[0] == '/' || strncmp(path, "memory:", 7) == 0 || strncmp(path, "null:", 5) == 0) {
+	if (path[0] == '/' || path[0] == '\0' || !is_file) {
 		return strdup(path);
 	}
 	real = realpath(path, NULL);
-	return real != NULL ? real : strdup(path);
+	if (real == NULL && (getcwd(folder, sizeof(folder)) == NULL ||
+				    asprintf(&real, "%s/%s", folder, path) < 0)) {
+		return strdup(path);
+	}
+	return real;
+}
+
+/* Returns whether the value is one of the words that the field takes besides a path. */
+static bool is_word(const struct field *field, const char *word)
+{
+	const char *at = field->form != NULL ? strchr(field->form, '|') : NULL;
+	size_t bytes = strlen(word);
+
+	for (; at != NULL; at = strchr(at + 1, '|')) {
+		if (strcspn(at + 1, "|") == bytes && strncmp(at + 1, word, bytes) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Returns a key and its value, from "KEY" or "KEY=VALUE". */
+static json_t *pair(const char *word)
+{
+	size_t key_bytes = strcspn(word, "=");
+	const char *value = word[key_bytes] == '=' ? word + key_bytes + 1 : NULL;
+	char *key = strndup(word, key_bytes);
+	const struct field *field = key != NULL ? field_find(server_export_field, key) : NULL;
+	bool is_path =
+		value != NULL && field != NULL && field_is_path(field) && !is_word(field, value);
+	char *real = is_path ? cli_export_absolute(value) : NULL;
+	json_t *made = json_pack("[s%, s?]", word, key_bytes, is_path ? real : value);
+
+	free(key);
+	free(real);
+	return made;
 }
 
 static json_t *pairs(char **words, int count)
@@ -84,16 +123,7 @@ static json_t *pairs(char **words, int count)
 	json_t *all = json_array();
 
 	for (int i = 0; i < count; i++) {
-		const char *value = strchr(words[i], '=');
-		bool is_path = strncmp(words[i], "path=", 5) == 0;
-		size_t key_bytes = strcspn(words[i], "=");
-		char *real = is_path ? cli_export_absolute(value + 1) : NULL;
-
-		json_array_append_new(all, json_pack("[s%, s?]", words[i], key_bytes,
-						   is_path	   ? real
-						   : value != NULL ? value + 1
-								   : NULL));
-		free(real);
+		json_array_append_new(all, pair(words[i]));
 	}
 	return all;
 }

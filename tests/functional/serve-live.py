@@ -432,6 +432,13 @@ class Commands(Live):
         server = self.serve("--export-folder", folder)
         with open(empty, "wb"):
             pass
+        # Relative to the folder of the command, not of the server.
+        self.assertEqual(self.run_gmblock("export", "add", "r", "base", "overlay=empty", "--server", self.control,
+                                          cwd=folder), (0, f'export "r": added, {base}, overlay {empty}\n', ""))
+        self.export("remove", "r")
+        self.assertEqual(self.export("add", "r", base, "overlay=discard"),
+                         f'export "r": added, {base}, overlay discard\n')
+        self.export("remove", "r")
         create = ["create", "--base", base, f"overlay:{made}"]
         self.assertEqual(self.run_gmblock(*create), (0, "", ""))
         for name, overlay in ("e", empty), ("m", made):

@@ -171,12 +171,19 @@ static struct change_item *add_item(struct change *change, struct error *error)
 	return &items[change->item_count++];
 }
 
+/* Returns the key whose value is the file of an overlay, or "discard". */
+static const struct field *overlay_field(void)
+{
+	return field_find(server_export_field, "overlay");
+}
+
 static int change_add_export(struct change *change, const struct server_export *about,
 	bool is_added, struct access *rules, struct error *error)
 {
 	static const struct server_settings none;
 	struct change_item *item = add_item(change, error);
 	char shown[CHANGE_LABEL_BYTES];
+	char overlay[CHANGE_LABEL_BYTES];
 	int rc;
 
 	if (item == NULL) {
@@ -188,8 +195,11 @@ static int change_add_export(struct change *change, const struct server_export *
 	rc = served_export_create(about, &none, &item->after, error);
 	if (rc == 0) {
 		item->after->is_added = is_added;
-		change_add_line(change, "%s: added, %s", change_label(about->name, shown),
-			quote(about->path));
+		server_settings_text(
+			&about->settings, overlay_field()->key, overlay, sizeof(overlay));
+		change_add_line(change, "%s: added, %s%s%s", change_label(about->name, shown),
+			quote(about->path), overlay[0] != '\0' ? ", overlay " : "",
+			overlay[0] != '\0' ? quote(overlay) : "");
 	}
 	return rc;
 }
@@ -243,7 +253,7 @@ static int remove_snapshots(
 static int check_contents(const struct server_export *before, const struct server_export *after,
 	const char *line, struct error *error)
 {
-	const struct field *overlay = field_find(server_export_field, "overlay");
+	const struct field *overlay = overlay_field();
 	char text[CHANGE_LABEL_BYTES];
 	char shown[CHANGE_LABEL_BYTES];
 	bool is_flash = strncmp(before->path, "flash:", strlen("flash:")) == 0;
