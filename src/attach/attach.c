@@ -265,7 +265,7 @@ static bool refuse_gentle(struct daemon *daemon)
 	return kept > 0;
 }
 
-/* Called when the disk is in use: returns to WORKING. */
+/* Called when the disk cannot be detached because it is in use: returns to WORKING. */
 static void stay(struct daemon *daemon)
 {
 	daemon->phase = PHASE_WORKING;

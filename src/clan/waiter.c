@@ -79,8 +79,9 @@ static bool futex_works(struct waiter *waiter)
 	return result == -EAGAIN;
 }
 
-/* Creates the ring. Returns -EOPNOTSUPP if the kernel lacks the flags or the futex operations. A
- * child after fork() must not use the ring, so it does not inherit its memory. */
+/* Creates the ring. Returns -EOPNOTSUPP if the kernel lacks the flags or the futex operations. The
+ * memory of the ring is not mapped in a child after fork(), because the child must not use the
+ * ring. */
 static int waiter_make_ring(struct waiter *waiter)
 {
 	struct io_uring_params parameters = {

@@ -162,9 +162,9 @@ static void resume_blocked(struct engine *engine)
 	engine->limits_released |= engine_turn_is_full(engine);
 }
 
-/* Lets sessions send replies, up to ENGINE_TURN_BYTES, of each list in turn: a reply of a sparse
- * session does not wait for the replies of all other sessions. The sessions that remain are first
- * in the next batch. */
+/* Lets sessions send replies, up to ENGINE_TURN_BYTES in total. Takes sessions from both lists
+ * alternately, so that the reply of a sparse session does not wait for the replies of all other
+ * sessions. The sessions that remain are first in the next batch. */
 static void flush_dirty(struct engine *engine)
 {
 	struct list_node *lists[] = { &engine->dirty_sparse, &engine->dirty };
@@ -316,9 +316,11 @@ static void engine_go_on(struct engine *engine, bool joined)
 	}
 }
 
-/* The ring does not enter the kernel in each turn that the engine has asked for. Without an enter
- * the last share of the work is not submitted yet, and one system call would do the work of several
- * turns. So the next share begins only after an enter. */
+/* Called at the end of each batch: does a limited share of the work that waits. If more work is
+ * left, the engine asks for another turn. The ring can run such a turn without a system call, and
+ * then the operations of the last share have not been submitted yet. So the next share begins only
+ * after a system call, because otherwise one system call would get the operations of several
+ * shares. */
 static void engine_batch_end(struct ring_batch_end *end)
 {
 	struct engine *engine = container_of(end, struct engine, batch_end);

@@ -105,8 +105,8 @@ static bool renew(struct rate_queue *queue)
 	return true;
 }
 
-/* Returns how much more than it needs one queue can book. All queues of the rate together can hold
- * 1/RATE_HOLD_PART of the burst unused. */
+/* Returns the amount, as a time, that a queue can book in addition to what it needs. All queues of
+ * the rate together can hold 1/RATE_HOLD_PART of the burst unused. */
 static uint64_t chunk_ns(const struct rate_queue *queue)
 {
 	uint32_t count = atomic_load_explicit(&queue->rate->queue_count, memory_order_relaxed);
@@ -239,9 +239,9 @@ static void engine_rate_arm(struct rate_room *room)
 	}
 }
 
-/* Takes what the member's request needs from each of its queues, from the queue of its stage on. If
- * the request has to wait in a queue, adds the member there. Returns true if the request can
- * start. */
+/* Takes what the member's request needs from each of its queues, beginning with the queue of its
+ * current stage. If the request has to wait in a queue, adds the member there. Returns true if the
+ * request can start. */
 static bool engine_rate_advance(struct rate_member *member, uint64_t now_ns)
 {
 	for (; member->stage < RATE_QUEUES; member->stage++) {

@@ -20,11 +20,12 @@
  *
  * A queue is one engine's part of a rate. If more is available than the next request needs, the
  * queue books more, up to a chunk, so that few requests access the time line that all engines
- * share. After burst_ns / RATE_HOLD_PART, the queue gives back what it has not used. So in any
- * interval of length t, at most rate * t + burst starts, plus one request per engine and, where
- * sessions wait for two rates, one per session. Waiting sessions are served round-robin, first by
- * peer, then by session (base/turns.h). One timer serves all queues of an engine, with pauses of at
- * least RATE_PAUSE_NS. The reasons are in docs/design/0014-rates.md.
+ * share. After burst_ns / RATE_HOLD_PART, the queue gives back what it has not used. So the
+ * requests that start in any interval of length t need at most rate * t + burst. In addition, one
+ * request per engine can start, and where sessions wait for two rates, one per session. Waiting
+ * sessions are served round-robin, first by peer, then by session (base/turns.h). One timer serves
+ * all queues of an engine, with pauses of at least RATE_PAUSE_NS. The reasons are in
+ * docs/design/0014-rates.md.
  *
  * Threading: rate_set() and booking run on any thread. A queue, its struct rate_room and its
  * members belong to their ring's thread. Ownership: a queue borrows its rate; a member must leave

@@ -144,8 +144,8 @@ static void *trace_run_watch(void *context)
 	}
 }
 
-/* Converts the watching thread's times to times since submission. A chunk is not TRACE_EARLY if the
- * look that saw it ended after the completion of the read. */
+/* Converts the watching thread's times to times since submission. A chunk that was first seen after
+ * the completion of the read is not TRACE_EARLY. */
 static void convert_times(struct tracer *tracer)
 {
 	struct trace_read *read = tracer->read;

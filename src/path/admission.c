@@ -439,8 +439,8 @@ static struct path_request *request_of(struct list_node *stalled_node)
 	return list_entry(stalled_node, struct path_request, stalled_node);
 }
 
-/* Records what the client waits for. is_short: memory that others hold. of: the quota that does not
- * permit more, or NULL. of_device: the memory is device memory. */
+/* Records what the client waits for. is_short: it waits for memory that others hold. of: the quota
+ * that does not permit more, or NULL. of_device: the memory is device memory. */
 static void set_short(
 	struct path_client *client, bool is_short, struct path_quota *of, bool of_device)
 {

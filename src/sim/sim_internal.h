@@ -285,12 +285,13 @@ void sim_zones_init(struct sim_disk *disk);
 /* Returns -EIO if the zone cannot be written there now, or if the range to read was not written. */
 int sim_zones_check(const struct sim_disk *disk, uint64_t offset, uint64_t length, bool write);
 void sim_zones_wrote(struct sim_disk *disk, uint64_t offset, uint64_t length);
-/* Called when the writes in the range up to ticket have become durable. */
+/* Called when all writes in the range that completed with this ticket or a lower one have become
+ * durable. */
 void sim_zones_hardened(struct sim_disk *disk, uint64_t offset, uint64_t length, uint64_t ticket);
 /* Sets the zones of a copy after a crash. */
 void sim_zones_crash_copy(const struct sim_disk *disk, struct sim_disk *copy);
 /* Sets the zones of a copy of the disk after a kill. Resets that are not durable yet get this
- * ticket, as if they were done at that time. */
+ * ticket, as if they had just been done. */
 void sim_zones_kill_copy(const struct sim_disk *disk, struct sim_disk *copy, uint64_t ticket);
 
 /* The page cache (sim/cache.c). */

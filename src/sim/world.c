@@ -506,8 +506,8 @@ void sim_op_drop_event(const struct sim_event *event)
 	}
 }
 
-/* Copies len bytes between buf and the operation's memory, starting at position in the memory. The
- * flag `in` means: from buf to the memory. */
+/* Copies len bytes between buf and the operation's memory, of which `position` is the first byte to
+ * use. in: copies from buf to the memory; otherwise from the memory to buf. */
 static void op_copy(const struct sim_op *sop, size_t position, uint8_t *buf, size_t len, bool in)
 {
 	for (uint32_t i = 0; i < sop->iov_count && len > 0; i++) {

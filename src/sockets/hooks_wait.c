@@ -141,9 +141,10 @@ enum {
 };
 
 /* Returns the number of descriptors to examine. A program can pass sets that are longer than an
- * fd_set, or a count that is larger than its sets. The latter works, because the kernel stops at
- * the end of its table of descriptors. Our own descriptors have high numbers and enlarge that
- * table, so those at its end are not examined. */
+ * fd_set, but it can also pass a count that is larger than its sets. The kernel permits this,
+ * because it examines no descriptors beyond the end of the process's table. The library's own
+ * descriptors have high numbers, so the table is longer with them. So the descriptors at its end
+ * that the library owns, or that are not open, are not examined. */
 static int hooks_wait_limit(int count)
 {
 	if (count > FD_SETSIZE && atomic_load_explicit(&core.active, memory_order_relaxed)) {

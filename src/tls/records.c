@@ -11,8 +11,9 @@
  *   copies of each byte received: copied from the socket, copied to GnuTLS, decrypted, copied to
  *                                 its destination
  *
- * A batch belongs to the ring's stock, and is only taken while it contains data. An idle
- * connection receives into its own TLS_IN_BYTES.
+ * The memory of a batch comes from the ring's pool of buffers (struct tls_stock). A connection has
+ * such a buffer only while it contains data. An idle connection receives into its own buffer of
+ * TLS_IN_BYTES.
  */
 #include "tls/layer_private.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The order and the timing of the requests of "gmblock bench": a permutation of the blocks, and the
- * times at which the requests of a rate are due.
+ * The order and the timing of the requests of "gmblock bench": a permutation of the blocks, and, if
+ * the user has set a rate, the time at which each request is due.
  *
  *   order     index 0 1 2 3 …  ─▶  block, by a keyed network of Feistel rounds over the next power
  *             of two; a result outside the range is permuted again. Nothing is stored per block,

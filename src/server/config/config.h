@@ -193,8 +193,9 @@ void server_export_fini(struct server_export *entry);
  * one. */
 const struct field *server_export_field(uint32_t idx);
 
-/* Sets one key. value is NULL when none was given. An error message does not name the key, because
- * the caller adds it with its position. -ENOENT: there is no such key; this message names it. */
+/* Sets one key. value is NULL when none was given. Error messages do not contain the key, because
+ * the caller adds it with its position. Exception: with -ENOENT (there is no such key) the message
+ * contains the key. */
 GMB_MUST_CHECK int server_export_set(
 	struct server_export *entry, const char *key, const char *value, struct error *error);
 

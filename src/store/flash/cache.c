@@ -283,8 +283,9 @@ bool flash_cache_has_room(struct flash *flash)
 	if (cache_room_of(cache) > 0) {
 		return true;
 	}
-	/* The busy slots might be in a record that garbage collection fills and no part waits for.
-	 * Closing this record writes it and frees the slots. */
+	/* The busy slots might be in the record being filled. If only garbage collection fills this
+	 * record, no part waits for it, and it stays open. Closing it writes it and frees the
+	 * slots. */
 	if (flash->log.flying_count == 0 && cache->lru.lists[CACHE_BUSY].count > 0) {
 		flash_log_close(flash);
 	}

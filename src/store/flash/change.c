@@ -5,9 +5,9 @@
  * changes need are read in the meantime.
  *
  * Invariant: only the first change in the queue is processed, and only one read is in flight for it
- * (of a map page, or of a block that it changes in part). `seq` is past the last record that
- * contains a change. So a block that is changed in part is read only after all its earlier changes
- * have taken effect in the map.
+ * (of a map page, or of a block that it changes in part). `seq` is greater than the number of every
+ * record that contains a change. So a block that is changed in part is read only after all its
+ * earlier changes have taken effect in the map.
  */
 #include <endian.h>
 #include <errno.h>

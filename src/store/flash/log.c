@@ -433,9 +433,10 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bool is_own)
 {
 	if (!has_segments(flash, entries, kept)) {
-		/* The record being filled is not closed for a client. This would give the client no
-		 * space, and if it closed the records of garbage collection when they have one
-		 * block, collection would free no space. */
+		/* For a client, the record being filled is not closed, because that gives the
+		 * client no space. Besides, clients would close each record of garbage collection
+		 * after its first block, and with so many headers, collection would free no space.
+		 */
 		if (is_own) {
 			flash_log_close(flash);
 		}

@@ -201,8 +201,9 @@ static bool is_anchored(const struct flash *flash)
 	return flash->anchor.next.seq >> FLASH_SEQ_SHIFT == flash->log.head.seq >> FLASH_SEQ_SHIFT;
 }
 
-/* Called when no write is in flight: chooses the segment in which the log continues. If the anchors
- * lead to this run's log, encodes an anchor with a detour (struct flash_detour) to the segment. */
+/* Called when no write is in flight: chooses the segment in which the log continues. Encodes an
+ * anchor with a detour (struct flash_detour) to this segment, unless recovery from the anchors
+ * would not read this run's log anyway (is_anchored()). */
 static void move_choose(struct flash *flash)
 {
 	struct flash_move *move = &flash->log.move;
