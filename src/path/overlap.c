@@ -86,8 +86,8 @@ uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t le
 	uint64_t rate = MAX(disk_rate, overlap->network_rate);
 	uint32_t bytes = best(overlap->request_bytes, rate);
 
-	/* If the member's share of the request is less than a part, several members work on one
-	 * part. */
+	/* On a striped disk, the parts on which all members work at a time have this size in total.
+	 * A short request is only on some of the members. */
 	if (chunk >= OVERLAP_BYTES_MIN) {
 		uint64_t together = bytes;
 

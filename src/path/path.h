@@ -376,9 +376,10 @@ void path_finish(struct path_request *request);
 /* Called if the peer has stopped sending and may be disconnected. The request continues. Until it
  * has ended, overlapping changes of other requests wait, see late_writes.h. */
 void path_orphan(struct path_request *request);
-/* Called if the peer has disconnected: like path_orphan(), but also stops starting parts and drops
- * unsent fragments. Returns true if the request is idle; otherwise progress is called when it is.
- * The session must still return its fragments first. */
+/* Called if the peer has disconnected: like path_orphan(), but also starts no further parts and
+ * drops unsent fragments. Returns true if the request is idle. Otherwise progress is called when
+ * the request has become idle, which requires that the session returns its fragments
+ * (path_fragment_sent()). */
 bool path_abandon(struct path_request *request);
 bool path_is_idle(const struct path_request *request);
 /* Returns whether the request waits for memory that others use. While the request waits, it can

@@ -3,11 +3,11 @@
  * The write cache: slots and the pages in them, eviction, flushes, and how garbage collection moves
  * cached blocks. cache_file.c finds and opens the file, cache_lru.c has the order of eviction.
  *
- * Invariants: at most one slot contains a page of a block (by its number, lpn), and
- * flash_cache_find() returns this slot. Further slots can be busy without a page, in the held list,
- * while a record is written from their memory. A dirty page is in the list from `first` to `last`,
- * ordered by `since`; busy and clean pages are not. An entry in the file is committed exactly while
- * the slot contains a change that no written record has.
+ * Invariants: at most one slot contains a page of a block (whose number is lpn), and
+ * flash_cache_find() returns this slot. A slot whose page was replaced while a record was being
+ * written from it contains no page, but stays busy, in the held list, until the write has ended.
+ * The dirty pages form a list from `first` to `last`, ordered by `since`. An entry in the file is
+ * committed exactly while its slot contains a change that is in no written record.
  *
  * Called by change.c (put, supersede, drop), log.c (written, retired), gc.c, read.c (find) and
  * flash_pump() (step).
