@@ -58,11 +58,11 @@ enum {
 	DISPOSE_FDS_MAX = 256,
 	/* Limits on descriptors that are not yet closed: those that peers have passed, and sockets
 	 * of ours that may contain such descriptors. A user can have at most DISPOSE_OF_OWNER_MAX.
-	 * A user other than root and our own cannot have more than are left of DISPOSE_ALL_MAX, so
-	 * a new user can always have as many as any other user. Of the descriptors of one user, at
-	 * most DISPOSE_OF_OWNER_MAX count towards the total. The limits are checked before a
-	 * message is received, so a user can exceed them by one message (up to 253 descriptors),
-	 * and by the sockets of connections that end later. */
+	 * All users together can have DISPOSE_ALL_MAX, and a user cannot have more than are still
+	 * free, so that some are left for other users. The second limit does not apply to root and
+	 * our own user. Of the descriptors of one user, at most DISPOSE_OF_OWNER_MAX count towards
+	 * it. The limits are checked before a message is received, so a user can exceed them by one
+	 * message (up to 253 descriptors), and by the sockets of connections that end later. */
 	DISPOSE_OF_OWNER_MAX = 512,
 	DISPOSE_ALL_MAX = 2048,
 };

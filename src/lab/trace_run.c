@@ -56,8 +56,8 @@ struct tracer {
 	uint64_t start_ns;
 	struct error *error; /* error of the first part that failed */
 	int err;
-	/* Used by the watching thread: chunks that it has not seen yet, the last one first, and
-	 * those that it has seen in one look. */
+	/* Used by the watching thread: the chunks that have not arrived yet, the last one first,
+	 * and the chunks that were found to have arrived in the current check. */
 	uint32_t *missing;
 	uint32_t *found;
 	atomic_bool watching; /* set by the watching thread before its first look */
@@ -643,9 +643,10 @@ static uint32_t find_runs(const struct trace_read *read, struct workspace *space
 	return runs;
 }
 
-/* Returns the stream that the run continues. Of the streams that ended below the run and not after
- * its beginning, this is the one that ended first: like the member of a RAID that has been idle for
- * the longest time. */
+/* Returns the stream that the run continues, or a new one if there is none. The run can continue a
+ * stream whose last chunk has a smaller index than the run's first chunk and was not seen later. If
+ * there are several, the one that has not grown for the longest time is chosen, because the members
+ * of a RAID take turns. */
 static uint32_t find_stream(const struct stream *streams, uint32_t count, const struct run *run)
 {
 	uint32_t best = count;

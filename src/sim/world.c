@@ -455,8 +455,8 @@ void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bo
 			const struct sim_op *other = list_entry(node, struct sim_op, node);
 
 			if (other != sop && (writes_memory || other->writes_memory)) {
-				/* No other operation may use this memory if that operation or this
-				 * one writes it. */
+				/* Two operations may use the same memory only if both of them only
+				 * read it. */
 				GMB_ASSERT(!memory_overlaps(other, &iov[i]));
 			}
 		}

@@ -58,8 +58,8 @@ enum {
 #define STREAM_KEPT_NS UINT64_C(10000000000)
 #define RUN_NS	       UINT64_C(100000000)
 #define OTHERS_WAIT_NS UINT64_C(35000000)
-/* While other parts wait, the stream that has the disk (its run) gets no further part once this
- * many of its bytes are in flight, so that the others get their turn soon. */
+/* While other parts wait, the stream that has the disk gets no further part once this many bytes of
+ * it are in flight, so that its run ends soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
 /* Parts wait only if the average seek takes at least this time. */
 #define SEEK_NS_MIN UINT64_C(2000000)

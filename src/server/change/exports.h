@@ -52,9 +52,9 @@ struct upgrade_take;
  * Exports that commands added to that process are left to exports_open_added(). */
 GMB_MUST_CHECK int exports_open(const struct server_config *config, const struct upgrade_take *take,
 	struct exports *exports, struct error *error);
-/* Opens the exports that commands added to the process that this one replaces. Called inside the
- * sandbox: the old process names the files, and must not make this one open files that the old one
- * could not open itself. */
+/* In an upgrade, opens the exports that were added to the old process by commands. Called inside
+ * the sandbox, because the old process names the files. It must not be able to make this process
+ * open files that its own sandbox forbids. */
 GMB_MUST_CHECK int exports_open_added(const struct server_config *config,
 	const struct upgrade_take *take, struct exports *exports, struct error *error);
 /* Closes all exports. Called when no engine uses them. */
