@@ -716,7 +716,7 @@ bool flash_cache_has_written(const struct flash *flash)
 	       cache->slots[cache->first].since > cache->wanted;
 }
 
-/* Fails a flush without a loss of data, because its pages stay in the cache. */
+/* Fails a flush. No data is lost, because the pages stay in the cache. */
 static void flush_refused(struct store_part *part, int error)
 {
 	part->flags |= STORE_NOTHING_LOST;
