@@ -48,9 +48,9 @@ int clan_region_import(struct clan_queue *queue, int memfd, uint64_t offset, siz
 int clan_region_register(
 	struct clan_queue *queue, void *base, size_t bytes, struct clan_region **region_out);
 
-/* Returns the memfd of a region, for a process that maps the memory by another way than libclan.
- * *offset_out is the start of the region in it. The region owns the descriptor, which stays valid
- * until clan_region_replace() or clan_region_destroy(). Error: -EOPNOTSUPP registered memory. */
+/* Returns the memfd of a region, for a process that maps the memory without libclan. *offset_out is
+ * the offset of the region in the memfd. The region owns the descriptor, which stays valid until
+ * clan_region_replace() or clan_region_destroy(). Error: -EOPNOTSUPP registered memory. */
 int clan_region_memfd(const struct clan_region *region, uint64_t *offset_out);
 
 /* Frees the region, and unmaps it unless it is registered memory. Fails with -EBUSY while it is

@@ -1,15 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Memory that servers access, once per queue: the buffers of gmb_buffer_alloc(), and a pool for
- * requests with other memory; and the clan queue of gmb.
+ * The memory of a queue that servers access: the buffers of gmb_buffer_alloc(), and a pool for
+ * requests whose memory is not in such a buffer. A hub also has the clan queue for the gmb
+ * connections of the queue.
  *
  *   carrier ── hub_get, list_push_back(users), hub_find, hub_pool_get, hub_taint ──▶ hub
  *          ◀── event, take (clan), shares, unshare, step ──
  *
  * A buffer is a clan region, whose pages are a memfd. A user is one connection over which a server
- * maps buffers. If it is lost, the buffers of its commands are tainted, because the server's disk
- * may still access them. A tainted buffer gets fresh pages when no live connection shares it, and
- * only then are the commands returned to the client.
+ * maps buffers. If the connection is lost, the buffers of its commands are tainted, because the
+ * server's disk may still access them. A tainted buffer gets fresh pages when no live connection
+ * shares it, and only then are the commands returned to the client.
  *
  * Imported memory cannot get fresh pages, because only its owner knows who else maps it. It is
  * never tainted, so a server may fill it only if the protocol prevents late accesses.
@@ -49,8 +50,9 @@ struct hub_user {
 };
 
 struct hub_user_ops {
-	/* For users with a clan connection, whose context is the struct hub_user: an event of the
-	 * connection, and the next turn of a user in hub->hungry. Otherwise NULL. */
+	/* Called for users with a clan connection, whose context is the struct hub_user; NULL for
+	 * other users. event: the connection has an event. take: it is the turn of this user, which
+	 * is in hub->hungry. */
 	void (*event)(struct hub_user *user, const struct clan_event *event);
 	void (*take)(struct hub_user *user);
 	/* Returns whether the connection shares that buffer. end: if it does, also ends the

@@ -67,7 +67,7 @@ void access_rule_fini(struct access_rule *rule);
 struct access;
 
 /* Creates a set with copies of the rules. count: at most ACCESS_RULES_MAX; 0: no peer has any
- * rights. No rule has the condition ACCESS_NODE. Fails with -ENOMEM. */
+ * rights. The rules must not contain ACCESS_NODE. Fails with -ENOMEM. */
 GMB_MUST_CHECK int access_create(
 	const struct access_rule *rules, uint32_t count, struct access **access_out);
 void access_get(struct access *access);

@@ -105,8 +105,7 @@ static void path_set_state(struct path_request *request, enum path_state state)
 {
 	GMB_ASSERT(state > request->state || state == PATH_STATE_WAIT);
 	request->state = state;
-	/* The first two states get the time at which the current batch of completions was received,
-	 * the others the current time. */
+	/* The first two states get the time of the batch of completions, others the time now. */
 	request->edge_ns[state] = state <= PATH_STATE_DISK ? ring_batch_ns(request->path->ring)
 							   : ring_now_ns(request->path->ring);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Nodes: named sets of conditions about a client, so that a machine of a cluster can be fenced
- * whatever the connection that it uses. */
+/* Nodes: the names of the machines of a cluster, each with the conditions by which the machine's
+ * connections are recognized. So all connections of a machine can be fenced, whichever protocol and
+ * credentials they use. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,8 +95,9 @@ uint32_t server_nodes_expand(const struct server_access *nodes, const struct ser
 	return count;
 }
 
-/* A rule of the node that no client can meet together with the access rule is left out, but not if
- * it is the only one. */
+/* Checks an access rule that can name a node. server_nodes_expand() leaves out those rules of the
+ * node that no client can meet together with the access rule. It is an error if no rule of the node
+ * is left. */
 static int check_rule(
 	const struct server_access *nodes, const struct access_rule *rule, struct error *error)
 {
