@@ -156,6 +156,7 @@ static int export_uri_take_parameter(
 		{ "insecure-network", &uri->insecure_network, "gmb", true, { "yes", "no" } },
 		{ "provider", &uri->provider, "push", true, { "tcp", "verbs", "ofi-tcp" } },
 		{ "insecure-network", &uri->insecure_network, "push", true, { "yes", "no" } },
+		{ "queues", &uri->queues, EXPORT_URI_VHOST, false, { NULL } },
 		{ "socket-mode", &uri->socket_mode, NULL, false, { NULL } },
 		{ "socket-group", &uri->socket_group, NULL, false, { NULL } },
 	};
@@ -280,6 +281,7 @@ void export_uri_fini(struct export_uri *uri)
 	free(uri->tls_hostname);
 	free(uri->tls_verify_peer);
 	free(uri->provider);
+	free(uri->queues);
 	free(uri->insecure_network);
 	free(uri->socket_mode);
 	free(uri->socket_group);
@@ -319,6 +321,7 @@ int export_uri_format(const struct export_uri *uri, const char *export_name,
 	uri_put_parameter(&w, "tls-hostname", uri->tls_hostname, &separator);
 	uri_put_parameter(&w, "tls-verify-peer", uri->tls_verify_peer, &separator);
 	uri_put_parameter(&w, "provider", uri->provider, &separator);
+	uri_put_parameter(&w, "queues", uri->queues, &separator);
 	*w.out = '\0';
 	return w.full ? -ENOSPC : 0;
 }

@@ -10,7 +10,7 @@
  *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
  *   push://..., push+unix://...              like gmb, see docs/protocol/push.md
- *   vhost-user-blk+unix:///EXPORT?socket=PATH    the socket of one export
+ *   vhost-user-blk+unix:///EXPORT?socket=PATH[&queues=NUMBER]
  *
  * A listening Unix socket can have socket-mode=MODE and socket-group=GROUP.
  *
@@ -59,6 +59,7 @@ struct export_uri {
 	char *tls_verify_peer; /* "0" or "1" */
 	/* gmb://, push://: "tcp", "verbs" or "ofi-tcp" (libfabric's tcp); NULL: tcp */
 	char *provider;
+	char *queues; /* vhost-user-blk: number of rings that a client wants; NULL: 1 */
 	/* The next three are for listeners; export_uri_format() leaves them out. */
 	char *insecure_network; /* gmb:// and push://: "yes" or "no" */
 	char *socket_mode;	/* Unix sockets: octal mode, such as "0660" */

@@ -36,7 +36,8 @@ static const char usage_text[] =
 	"the export has contents.\n"
 	"\n"
 	"  URI               nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH,\n"
-	"                    gmb+unix:///EXPORT?socket=PATH or gmb://HOST[:PORT]/EXPORT;\n"
+	"                    gmb+unix:///EXPORT?socket=PATH, gmb://HOST[:PORT]/EXPORT\n"
+	"                    or vhost-user-blk+unix:///?socket=PATH;\n"
 	"                    with TLS nbds or nbds+unix (see gmblock(1))\n"
 	"\n";
 

@@ -35,7 +35,8 @@ static const char usage_text[] =
 	"gmblock uses.\n"
 	"\n"
 	"  URI             nbd://HOST[:PORT]/EXPORT, nbd+unix:///EXPORT?socket=PATH,\n"
-	"                  gmb+unix:///EXPORT?socket=PATH or gmb://HOST[:PORT]/EXPORT;\n"
+	"                  gmb+unix:///EXPORT?socket=PATH, gmb://HOST[:PORT]/EXPORT\n"
+	"                  or vhost-user-blk+unix:///?socket=PATH;\n"
 	"                  with TLS nbds or nbds+unix (see gmblock(1))\n"
 	"\n";
 
@@ -177,12 +178,12 @@ static int show_server(const struct info_arguments *arguments, const struct expo
 	return status == CLI_OK && err != 0 ? cli_failure("info", &error) : status;
 }
 
-static int cli_info_show_gmb(const struct info_arguments *arguments)
+static int show_other(const struct info_arguments *arguments, const struct export_uri *uri)
 {
 	struct nbd_offers offers;
 	struct error error;
-	int err = info_probe_gmb(
-		arguments->uri, arguments->list, arguments->timeout_ns, &offers, &error);
+	int err = info_probe(uri->protocol, arguments->uri, arguments->list, arguments->timeout_ns,
+		&offers, &error);
 
 	if (err == 0) {
 		err = arguments->json
@@ -212,8 +213,8 @@ int cmd_info(int argc, char **argv)
 	status = cli_uri("info", arguments.uri, &uri);
 	if (status == CLI_GO_ON) {
 		status = arguments.map			    ? show_map(&arguments)
-			 : strcmp(uri.protocol, "gmb") == 0 ? cli_info_show_gmb(&arguments)
-							    : show_server(&arguments, &uri);
+			 : strcmp(uri.protocol, "nbd") == 0 ? show_server(&arguments, &uri)
+							    : show_other(&arguments, &uri);
 		export_uri_fini(&uri);
 	}
 	return status;

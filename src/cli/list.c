@@ -211,11 +211,12 @@ static int print(const struct list_arguments *arguments, const struct export_uri
 				  : cli_list_show_text(arguments, uri, offers, error);
 }
 
-static int cli_list_show_gmb(const struct list_arguments *arguments, const struct export_uri *uri)
+static int list_other(const struct list_arguments *arguments, const struct export_uri *uri)
 {
 	struct nbd_offers offers;
 	struct error error;
-	int err = info_probe_gmb(arguments->uri, true, arguments->timeout_ns, &offers, &error);
+	int err = info_probe(
+		uri->protocol, arguments->uri, true, arguments->timeout_ns, &offers, &error);
 
 	err = err ?: print(arguments, uri, &offers, &error);
 	nbd_offers_fini(&offers);
@@ -269,8 +270,8 @@ int cmd_list(int argc, char **argv)
 		status = cli_uri("list", arguments.uri, &uri);
 	}
 	if (status == CLI_GO_ON) {
-		status = strcmp(uri.protocol, "gmb") == 0 ? cli_list_show_gmb(&arguments, &uri)
-							  : show_nbd(&arguments, &uri);
+		status = strcmp(uri.protocol, "nbd") == 0 ? show_nbd(&arguments, &uri)
+							  : list_other(&arguments, &uri);
 		export_uri_fini(&uri);
 	}
 	return status;

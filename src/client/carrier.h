@@ -210,3 +210,4 @@ void error_export(struct gmb_error *out, const struct error *error);
 
 extern const struct carrier_ops nbd_carrier;	/* nbd/client/carrier.c */
 extern const struct carrier_ops native_carrier; /* gmb/client/carrier.c */
+extern const struct carrier_ops vhost_carrier;	/* vhost/client/carrier.c */

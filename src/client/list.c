@@ -11,6 +11,7 @@ static const struct carrier_ops *const carriers[] = {
 	&nbd_carrier,
 #ifdef GMBLOCK_CLAN
 	&native_carrier,
+	&vhost_carrier,
 #endif
 };
 

@@ -808,7 +808,8 @@ void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct io_uring_sqe *sqe = sqe_get(ring);
 
 	op_start(op, RING_RECVMSG, done);
-	io_uring_prep_recvmsg(sqe, file.fd, message, wait_all ? MSG_WAITALL : 0);
+	io_uring_prep_recvmsg(
+		sqe, file.fd, message, MSG_CMSG_CLOEXEC | (wait_all ? MSG_WAITALL : 0));
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
 }

@@ -656,14 +656,14 @@ static int tools_info_take_export(
 	return nbd_offers_add_context(offers, offer, base, error);
 }
 
-int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,
+static int probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,
 	struct error *error)
 {
 	*offers = (struct nbd_offers){ .protocol = "gmb", .listed = list };
 	return native_probe(uri, list, timeout_ns, tools_info_take_export, offers, error);
 }
 #else
-int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,
+static int probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,
 	struct error *error)
 {
 	GMB_UNUSED(list);
@@ -672,3 +672,77 @@ int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_o
 	return error_set(error, -EPROTONOSUPPORT, "%s: gmb needs an x86-64 processor", uri);
 }
 #endif
+
+/* --- over vhost-user-blk ---------------------------------------------------------------------- */
+
+/* Stores the export of a client in NBD's terms. */
+static int take_client(
+	const struct gmb_client *client, struct nbd_offers *offers, struct error *error)
+{
+	static const struct {
+		uint32_t capability;
+		uint16_t flag;
+	} flags[] = {
+		{ GMB_CAN_FLUSH, NBD_FLAG_SEND_FLUSH },
+		{ GMB_CAN_FUA, NBD_FLAG_SEND_FUA },
+		{ GMB_CAN_TRIM, NBD_FLAG_SEND_TRIM },
+		{ GMB_CAN_ZERO, NBD_FLAG_SEND_WRITE_ZEROES },
+	};
+	struct gmb_info info = { .size = sizeof(info) };
+	const char *name = gmb_export_name(client);
+	const struct nbd_text text = { .bytes = name, .length = (uint32_t)strlen(name) };
+	struct nbd_offer *offer;
+	int err = nbd_offers_add(offers, text, (struct nbd_text){ .bytes = "" }, error);
+
+	if (err != 0) {
+		return err;
+	}
+	gmb_get_info(client, &info);
+	offer = &offers->list[offers->count - 1];
+	offer->known = true;
+	offer->size = info.bytes;
+	offer->flags = NBD_FLAG_HAS_FLAGS;
+	for (size_t i = 0; i < ARRAY_COUNT(flags); i++) {
+		offer->flags |= (info.capabilities & flags[i].capability) != 0 ? flags[i].flag : 0;
+	}
+	if ((info.capabilities & GMB_CAN_WRITE) == 0) {
+		offer->flags |= NBD_FLAG_READ_ONLY;
+	}
+	offer->sizes_known = true;
+	offer->sizes = (struct nbd_block_sizes){ .minimum = info.block_minimum,
+		.preferred = info.block_preferred,
+		.payload_max = info.payload_max };
+	return 0;
+}
+
+static int probe_vhost(
+	const char *uri, uint64_t timeout_ns, struct nbd_offers *offers, struct error *error)
+{
+	struct gmb_options options = {
+		.size = sizeof(options),
+		.connect_timeout_ms = clock_milliseconds(timeout_ns),
+	};
+	struct gmb_client *client = NULL;
+	struct gmb_queue *queue = NULL;
+	struct gmb_error theirs;
+	int err = gmb_queue_create(NULL, &queue, &theirs);
+	int ended;
+
+	*offers = (struct nbd_offers){ .protocol = "vhost-user-blk", .listed = true };
+	if (err != 0) {
+		return foreign_error(error, &theirs);
+	}
+	err = gmb_open(queue, uri, &options, &client, &theirs);
+	err = err != 0 ? foreign_error(error, &theirs) : take_client(client, offers, error);
+	gmb_close(client);
+	ended = gmb_queue_destroy(queue);
+	GMB_ASSERT(ended == 0);
+	return err;
+}
+
+int info_probe(const char *protocol, const char *uri, bool list, uint64_t timeout_ns,
+	struct nbd_offers *offers, struct error *error)
+{
+	return strcmp(protocol, "gmb") == 0 ? probe_gmb(uri, list, timeout_ns, offers, error)
+					    : probe_vhost(uri, timeout_ns, offers, error);
+}

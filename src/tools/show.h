@@ -54,8 +54,9 @@ void info_label(const char *label);
  * the names of the others are printed. */
 GMB_MUST_CHECK int info_show_text(
 	const char *uri, const struct nbd_offers *offers, bool list, struct error *error);
-/* Queries a server over gmb for its exports; freed with nbd_offers_fini(), also after an error. */
-GMB_MUST_CHECK int info_probe_gmb(const char *uri, bool list, uint64_t timeout_ns,
+/* Queries a server over gmb or vhost-user-blk (protocol, as in struct export_uri) for its exports;
+ * freed with nbd_offers_fini(), also after an error. */
+GMB_MUST_CHECK int info_probe(const char *protocol, const char *uri, bool list, uint64_t timeout_ns,
 	struct nbd_offers *offers, struct error *error);
 /* Describes the protection of a connection as a JSON value, for use inside JSON documents; JSON
  * false if there is none. */

@@ -505,6 +505,24 @@ def hand_push(corpus):
         corpus.write("push", f"hand-{name}", bytes([parser]) + message)
 
 
+def hand_vhost(corpus):
+    add, publish, take, arm, serve, write = (lambda *rest, step=step: bytes([step, *rest, *bytes(3 - len(rest))])
+                                             for step in range(6))
+    for features in range(4):
+        head = bytes([features])
+        work = b"".join(add(pieces) for pieces in (0, 1, 2, 64, 70)) + publish() + arm(1)
+        corpus.write("vhost_ring", f"hand-all-used-{features}",
+                     head + work + b"".join(serve(i, i % 3) for i in range(5)) + take() * 6 + work)
+        corpus.write("vhost_ring", f"hand-out-of-order-{features}",
+                     head + work + serve(3) + serve(1) + take() * 2 + serve(0) + take())
+        corpus.write("vhost_ring", f"hand-twice-{features}", head + work + serve(1) * 2 + take() * 2)
+        corpus.write("vhost_ring", f"hand-bad-status-{features}", head + work + serve(0, 3) + take())
+        corpus.write("vhost_ring", f"hand-full-{features}",
+                     head + (add(1) * 70 + publish() + serve(0) + take()) * 4)
+        corpus.write("vhost_ring", f"hand-writes-{features}",
+                     head + work + b"".join(write(i, 7 * i & 255, 255) + take() for i in range(200)))
+
+
 def write_strangers(corpus, strangers):
     for name, data in strangers.items():
         for way, role in ((0, "server"), (0x80, "client"), (2, "records")):
@@ -589,7 +607,8 @@ def make(corpus):
             for name, text in seeds.items():
                 corpus.write(target, name, text.encode("latin-1"))
     for hand in (hand_session, hand_session_tls, hand_handshake, hand_nbd_client, hand_texts, hand_overlay,
-                 hand_flash, hand_upgrade, hand_gmb, hand_push, hand_tls, hand_identity):
+                 hand_flash, hand_upgrade, hand_gmb, hand_push, hand_tls, hand_identity,
+                 hand_vhost):
         hand(corpus)
     for name, text in CONFIGS.items():
         corpus.write("config", f"hand-{name}", text.encode())
