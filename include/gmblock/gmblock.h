@@ -432,7 +432,7 @@ struct gmb_stats {
 	uint64_t bytes_copied_device;
 	uint64_t bytes_copied_ram;
 	uint64_t bytes_copied_zeroes;
-	/* unsuccessful looks for replies while the queue polled instead of sleeping; of the whole
+	/* polls that found no reply, while the queue polled instead of sleeping; of the whole
 	 * queue, since it was created or acquired */
 	uint64_t polls;
 };

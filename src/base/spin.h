@@ -21,8 +21,8 @@
 
 enum {
 	SPIN_LOOKS = 128, /* looks between two yields, for looks that only read memory */
-	/* A yield that takes longer shows that another thread needs the CPU: the wake-up that
-	 * polling avoids takes less time. */
+	/* A yield that takes longer shows that another thread needs the CPU. Sleeping is then
+	 * better, because a wake-up takes less time than this yield. */
 	SPIN_CROWDED_NS = 400000,
 };
 
@@ -34,11 +34,11 @@ struct spin {
 	bool was_crowded; /* another thread has taken the CPU */
 };
 
-/* Begins to poll for up to limit_ns. looks_between_yields: greater than 0; smaller the more a look
- * costs. */
+/* Begins to poll for up to limit_ns. looks_between_yields: number of polls between two yields,
+ * greater than 0; it should be small if a poll is expensive. */
 void spin_begin(struct spin *spin, uint64_t limit_ns, uint32_t looks_between_yields);
 
-/* Called after an unsuccessful look. Returns false if polling must end: the time has passed, or
+/* Called after an unsuccessful poll. Returns false if polling must end: the time has passed, or
  * another thread has taken the CPU. Yields the CPU regularly, because the peer might be waiting for
  * it. */
 static inline bool spin_goes_on(struct spin *spin)

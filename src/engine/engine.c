@@ -48,7 +48,7 @@ static const struct counter engine_counter_list[] = {
 		"disk",
 		.metric = "error_replies"),
 	SERVER(polls, TOTAL, ITEMS, "polls",
-		"Unsuccessful looks for requests and completions, while a thread polled instead of "
+		"Polls that found no request or completion, while a thread polled instead of "
 		"sleeping"),
 	SERVER(place_waits, TOTAL, ITEMS, "place_waits",
 		"Requests that waited because the limit on requests in flight was reached"),

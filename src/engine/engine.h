@@ -475,7 +475,7 @@ struct engine_counters {
 	/* how many of sessions_accepted another process has handed over */
 	uint64_t sessions_adopted;
 	uint64_t requests;
-	/* unsuccessful looks of the reactor for completions while it polled; only in the sums of
+	/* polls of the reactor that found no completion; only in the sums of
 	 * engine_counters_add() */
 	uint64_t polls;
 	uint64_t place_waits; /* requests that had to wait for a free request slot */

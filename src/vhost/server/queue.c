@@ -125,7 +125,8 @@ static bool wait_for_kick(struct vhost_queue *queue)
 	}
 	ring_store(avail_event(queue), queue->avail_index);
 	log_used(queue, vring_used_bytes(queue->entries) - sizeof(uint16_t), sizeof(uint16_t));
-	/* The guest writes the index and then reads the event; here it is the other way round. */
+	/* The guest writes the index and then reads the event. This side writes the event and then
+	 * reads the index, so one of both sides sees the change. */
 	atomic_thread_fence(memory_order_seq_cst);
 	return ring_load(&queue->avail->index) != queue->avail_index;
 }
@@ -193,7 +194,8 @@ static bool wants_call(struct vhost_queue *queue)
 	uint16_t before = queue->signalled_index;
 	bool signalled = queue->signalled;
 
-	/* The guest writes the event and then reads the index; here it is the other way round. */
+	/* The guest writes the event and then reads the index. This side has written the index and
+	 * then reads the event, so one of both sides sees the change. */
 	atomic_thread_fence(memory_order_seq_cst);
 	queue->signalled = true;
 	queue->signalled_index = queue->used_index;

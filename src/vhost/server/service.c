@@ -11,8 +11,9 @@ static int vhost_service_create(struct engine *engine, void **service_out, struc
 		return error_oom_for(error, "vhost-user-blk");
 	}
 	service->engine = engine;
-	/* As many requests as the engine permits in flight, one reserved for each session, and one
-	 * for each session that waits for its rate limit. vhost_session_accept() allocates them. */
+	/* The maximum number of requests: those that the engine permits in flight, and for each
+	 * session one reserved request and one that waits for a rate limit. vhost_session_accept()
+	 * allocates them. */
 	service->request_max = engine->limits.inflight_max + 2 * engine->limits.sessions_max;
 	list_init(&service->requests_free);
 	*service_out = service;
