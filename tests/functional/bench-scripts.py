@@ -64,7 +64,7 @@ class Scripts(support.Case):
                 ("neighbour", ["--rounds", "--seconds", "--settle", "--size", "--set", "--rate"]),
                 ("page-cache-send", ["--rounds", "--seconds", "--size"]),
                 ("peers", ["--rounds", "--seconds", "--count-seconds", "--size"]),
-                ("streams", ["--rounds", "--seconds", "--warmup", "--pairs", "--size"]),
+                ("streams", ["--rounds", "--seconds", "--warmup", "--pairs"]),
                 ("tls", ["--rounds", "--seconds", "--size"]),
                 ("overlap", ["--sizes", "--rounds", "--again", "--seconds", "--rate", "--size",
                              "--pairs"]),
