@@ -92,7 +92,10 @@ struct stream {
 struct sched_queue {
 	struct store_queue base;
 	/* Protected by the store's lock. */
-	struct list_node granted; /* parts that this queue forwards when its message arrives */
+	struct list_node granted; /* parts that this queue has to forward, in this order */
+	/* granted part whose ring operation is still a timer; the parts behind it in granted wait
+	 * until it has ended. NULL: none */
+	struct store_part *ending;
 	struct ring_message message;
 	bool is_posted;
 	uint64_t runs;	/* counter */
@@ -125,7 +128,7 @@ struct sched_store {
 	bool watch_is_late;	  /* the timer was set to a later time, and must be set again */
 };
 
-enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED, PART_WATCH_ENDING };
+enum part_state { PART_PASSED, PART_WAITING, PART_GRANTED };
 
 /* The filter's private data in a part. */
 struct sched_scratch {
@@ -143,6 +146,7 @@ struct sched_work {
 	uint64_t now_ns; /* read under the lock, so that times of several rings are in order */
 	struct sched_queue *queue; /* the queue of the ring on which this work runs */
 	struct list_node forward;  /* parts of this queue that can be forwarded */
+	struct store_part *ending; /* part of this ring whose timer must be cancelled, or NULL */
 	struct store_part *watch;  /* part of this ring whose timer must be set, or NULL */
 	uint64_t watch_ns;
 };
@@ -313,8 +317,8 @@ static void queue_call(struct sched_queue *queue)
 }
 
 /* Lets a waiting part continue: directly if it is in the current queue, otherwise by a message to
- * its queue. If a message to the queue is already in flight, it forwards the part: an unfinished
- * part ensures that the queue exists until the message arrives. */
+ * its queue. If a message to the queue is already in flight, it forwards the part (take_granted()):
+ * an unfinished part ensures that the queue exists until the message arrives. */
 static void grant(struct sched_store *store, struct store_part *part, struct sched_work *work)
 {
 	struct sched_queue *queue = queue_of(part);
@@ -336,10 +340,8 @@ static void grant(struct sched_store *store, struct store_part *part, struct sch
 	if (store->watch == part) {
 		store->watch = NULL;
 	}
-	if (queue == work->queue && !queue->is_posted) {
-		list_push_back(&work->forward, &part->node);
-	} else {
-		list_push_back(&queue->granted, &part->node);
+	list_push_back(&queue->granted, &part->node);
+	if (queue != work->queue) {
 		queue_call(queue);
 	}
 }
@@ -505,22 +507,38 @@ static void sched_lock(struct sched_work *work, struct store_queue *queue)
 
 static void watch_done(struct ring_op *op, int result);
 
+/* Takes the parts that the current queue can forward now: up to one whose timer has not ended, so
+ * that they reach the disk in order. */
+static void take_granted(struct sched_work *work)
+{
+	struct sched_queue *queue = work->queue;
+	struct list_node *node;
+
+	while (!queue->is_posted && queue->ending == NULL &&
+		(node = list_pop_front(&queue->granted)) != NULL) {
+		struct store_part *part = list_entry(node, struct store_part, node);
+
+		if (part->io.in_flight) {
+			queue->ending = part;
+			work->ending = part;
+		} else {
+			list_push_back(&work->forward, node);
+		}
+	}
+}
+
 static void sched_unlock(struct sched_work *work)
 {
 	struct store_queue *queue = &work->queue->base;
 	struct list_node *node;
 
+	take_granted(work);
 	pthread_mutex_unlock(&sched_of(queue->store)->lock);
 	while ((node = list_pop_front(&work->forward)) != NULL) {
-		struct store_part *part = list_entry(node, struct store_part, node);
-		struct sched_scratch *scratch = store_scratch(part);
-
-		if (part->io.in_flight) {
-			scratch->state = PART_WATCH_ENDING;
-			ring_cancel(queue->ring, &part->io);
-		} else {
-			store_forward(part);
-		}
+		store_forward(list_entry(node, struct store_part, node));
+	}
+	if (work->ending != NULL) {
+		ring_cancel(queue->ring, &work->ending->io);
 	}
 	if (work->watch != NULL && work->watch->io.in_flight) {
 		ring_cancel(queue->ring, &work->watch->io); /* watch_done() sets the timer again */
@@ -532,21 +550,21 @@ static void sched_unlock(struct sched_work *work)
 static void watch_done(struct ring_op *op, int result)
 {
 	struct store_part *part = container_of(op, struct store_part, io);
+	struct sched_queue *queue = queue_of(part);
 	struct sched_store *store = sched_of(part->queue->store);
 	const struct sched_scratch *scratch = store_scratch(part);
 	struct sched_work work;
 
 	/* -ECANCELED if the part need not wait any longer, or if the timer would end too late */
 	GMB_UNUSED(result);
-	if (scratch->state == PART_WATCH_ENDING) {
-		store_forward(part);
-		return;
-	}
 	sched_lock(&work, part->queue);
-	if (scratch->state == PART_WAITING) { /* otherwise the queue's message forwards the part */
+	if (queue->ending == part) {
+		queue->ending = NULL;
+		list_push_back(&work.forward, &part->node);
+	} else if (scratch->state == PART_WAITING) {
 		store->watch = NULL;
 		sched_decide(store, &work);
-	}
+	} /* otherwise the queue's message forwards the part */
 	sched_unlock(&work);
 }
 
@@ -555,13 +573,9 @@ static void sched_deliver(struct ring *ring, struct ring_message *message)
 	struct sched_queue *queue = container_of(message, struct sched_queue, message);
 	struct sched_store *store = sched_of(queue->base.store);
 	struct sched_work work;
-	struct list_node *node;
 
 	sched_lock(&work, &queue->base);
 	queue->is_posted = false;
-	while ((node = list_pop_front(&queue->granted)) != NULL) {
-		list_push_back(&work.forward, node);
-	}
 	if (store->watch == NULL || queue_of(store->watch) != queue) {
 		/* the timer is not ours */
 	} else if (!store->watch->io.in_flight) {

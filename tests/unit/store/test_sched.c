@@ -293,11 +293,15 @@ struct load {
 	uint32_t depth;
 	bool with_random;
 	double gain_min;
+	uint64_t gap_ns; /* 0: GAP_NS */
 };
 
 static double load_run(const struct load *load, const char *sched, double *p99_ms, double *jain)
 {
-	struct client stream = { .op = STORE_READ, .bytes = load->kib * KIB, .depth = load->depth };
+	struct client stream = { .op = STORE_READ,
+		.bytes = load->kib * KIB,
+		.depth = load->depth,
+		.gap_ns = load->gap_ns };
 	struct client random = { .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB };
 	struct client *reader = NULL;
 	struct world world;
@@ -327,6 +331,7 @@ static void several_streams_gain(void **state)
 		{ 8, 512, 4, false, 1.66 },
 		{ 4, 1024, 1, true, 1.4 },
 		{ 8, 1024, 4, true, 1.4 },
+		{ 4, 512, 2, false, 0.97, 20000000 },
 	};
 
 	(void)state;
@@ -338,10 +343,11 @@ static void several_streams_gain(void **state)
 		double off = load_run(&loads[i], "off", &p99_off, &jain_off);
 		double on = load_run(&loads[i], "auto", &p99_ms, &jain);
 
-		print_message(
-			"%u x %u KiB, depth %u%s: %.1f, off %.1f MB/s; random reader p99 %.1f, off "
-			"%.1f ms; fairness %.3f, off %.3f\n",
+		print_message("%u x %u KiB, depth %u, gap %.1f ms%s: %.1f, off %.1f MB/s; random "
+			      "reader p99 %.1f, off "
+			      "%.1f ms; fairness %.3f, off %.3f\n",
 			loads[i].streams, loads[i].kib, loads[i].depth,
+			(double)MAX(loads[i].gap_ns, (uint64_t)GAP_NS) / 1e6,
 			loads[i].with_random ? ", random reader" : "", on, off, p99_ms, p99_off,
 			jain, jain_off);
 		assert_true(on >= loads[i].gain_min * off);
