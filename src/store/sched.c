@@ -17,7 +17,8 @@
  * done. If no stream exists, no part waits.
  *
  * Many disks are reported as rotational although they do not seek, for example the disks of virtual
- * machines. So the seek time is measured. As long as it is short, no part waits.
+ * machines. So the seek time is measured, as the difference between parts that seek and parts that
+ * do not. As long as it is short, no part waits.
  *
  * If the disk is stuck, which means that no part has been done for STUCK_NS, no part waits until
  * the parts that were at the disk then are done. A stuck disk can still execute others: a mirror
@@ -42,7 +43,10 @@ enum {
 	STREAMS_MAX = 256,    /* includes sequences that are too short to be a stream */
 	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
 	GAP_SHIFT = 2,	      /* weight of a new value in the average gap: one quarter */
-	SEEK_SHIFT = 3,	      /* weight of a new value in the average seek time: one eighth */
+	/* one part in so many is the weight of a new value in the average time of parts that seek,
+	 * and of a larger value in the least time of others */
+	SEEK_WEIGHT = 8,
+	LEAST_WEIGHT = 32,
 	/* maximum number of parts without a stream that get the disk in one turn while streams
 	 * wait */
 	OTHERS_TURN_MAX = 16,
@@ -63,9 +67,10 @@ enum {
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
 /* Parts wait only if the average seek takes at least this time. */
 #define SEEK_NS_MIN UINT64_C(2000000)
-#define SEEK_NS_MAX UINT64_C(50000000)
-/* Transfer time of a byte, which is not counted as seek time. Most disks are faster. */
-#define BYTE_NS	     UINT64_C(10)
+#define PART_NS_MAX UINT64_C(50000000)
+/* Assumed transfer time of a byte. The seek time is a difference, in which an error of this value
+ * disappears as soon as a part of a run has been measured. */
+#define BYTE_NS	     UINT64_C(4)
 #define IDLE_NS_MAX  UINT64_C(2000000)
 #define STUCK_NS     UINT64_C(1000000000)
 #define GAP_NS_FIRST (IDLE_NS_MAX / 2)
@@ -118,7 +123,11 @@ struct sched_store {
 	uint64_t others_end_ns; /* end of the last turn of the parts that belong to no stream */
 	uint64_t head;		/* offset at which the part granted last ends */
 	uint64_t done_ns;	/* time at which the last part was done */
-	uint64_t seek_ns;	/* average seek time */
+	/* average time of parts that do not begin where the part before them ended, and least time
+	 * of parts of a run that do, both without BYTE_NS for each byte */
+	int64_t seek_part_ns;
+	int64_t next_part_ns;
+	bool next_part_is_known;
 	/* time at which the last part was done, or at which an idle disk got a part */
 	uint64_t progress_ns;
 	uint32_t stuck_count; /* parts at the disk since it was found stuck; 0: it is not stuck */
@@ -154,6 +163,15 @@ struct sched_work {
 static struct sched_store *sched_of(struct store *store)
 {
 	return container_of(store, struct sched_store, base);
+}
+
+/* Returns the average seek time. The latency of a disk that works on many parts at the same time is
+ * no seek: parts have it wherever they begin. */
+static uint64_t seek_ns(const struct sched_store *store)
+{
+	int64_t ns = store->seek_part_ns - store->next_part_ns;
+
+	return ns > 0 ? (uint64_t)ns : 0;
 }
 
 static struct stream *stream_of(struct sched_store *store, struct store_part *part)
@@ -487,7 +505,7 @@ static void grant_owner(struct sched_store *store, struct sched_work *work)
 /* Passes on the parts that need not wait any longer. */
 static void sched_decide(struct sched_store *store, struct sched_work *work)
 {
-	if (store->seek_ns < SEEK_NS_MIN || is_stuck(store, work->now_ns)) {
+	if (seek_ns(store) < SEEK_NS_MIN || is_stuck(store, work->now_ns)) {
 		grant_all(store, work);
 	} else {
 		grant_owner(store, work);
@@ -612,7 +630,7 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 	scratch->state = PART_WAITING;
 	scratch->arrived_ns = work.now_ns;
 	/* No part waits at a disk that does not seek, so it needs no streams. */
-	stream = store->seek_ns >= SEEK_NS_MIN ? classify(store, part, work.now_ns) : NULL;
+	stream = seek_ns(store) >= SEEK_NS_MIN ? classify(store, part, work.now_ns) : NULL;
 	scratch->stream_count = stream != NULL ? (uint16_t)(stream - store->streams + 1) : 0;
 	if (stream != NULL) {
 		gap_end(stream, work.now_ns);
@@ -626,19 +644,25 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 	sched_unlock(&work);
 }
 
-/* Measures a seek: the time since the part was granted or the previous part was done, whichever is
- * later, without the time of the transfer. */
-static void seek_end(struct sched_store *store, struct store_part *part, uint64_t now_ns)
+/* Measures the time since the part was granted or the previous part was done, whichever is later.
+ * Parts that do not seek are measured only in a run: otherwise, parts of several requesters are at
+ * the disk at the same time. The least of their times counts, because a flush or a durable write
+ * (FUA) can delay some of them. */
+static void time_part(struct sched_store *store, struct store_part *part, uint64_t now_ns)
 {
 	const struct sched_scratch *scratch = store_scratch(part);
-	uint64_t ns = now_ns - MAX(scratch->arrived_ns, store->done_ns);
-	uint64_t transfer_ns = part->length * BYTE_NS;
+	uint64_t taken_ns = now_ns - MAX(scratch->arrived_ns, store->done_ns);
+	int64_t ns = (int64_t)MIN(taken_ns, PART_NS_MAX) - (int64_t)(part->length * BYTE_NS);
+	int64_t *least_ns = &store->next_part_ns;
 
 	store->done_ns = now_ns;
 	if (scratch->seeks) {
-		ns = MIN(ns > transfer_ns ? ns - transfer_ns : 0, SEEK_NS_MAX);
-		store->seek_ns =
-			store->seek_ns - (store->seek_ns >> SEEK_SHIFT) + (ns >> SEEK_SHIFT);
+		store->seek_part_ns += (ns - store->seek_part_ns) / SEEK_WEIGHT;
+	} else if (store->owner == OWNER_RUN) {
+		*least_ns += store->next_part_is_known && ns > *least_ns
+				     ? (ns - *least_ns) / LEAST_WEIGHT
+				     : ns - *least_ns;
+		store->next_part_is_known = true;
 	}
 }
 
@@ -657,7 +681,7 @@ static void sched_done(struct store_part *part, int result)
 	store->inflight--;
 	store->stuck_count -= store->stuck_count > 0 && scratch->stuck_turn != store->stuck_turn;
 	store->progress_ns = work.now_ns;
-	seek_end(store, part, work.now_ns);
+	time_part(store, part, work.now_ns);
 	stream = stream_of(store, part);
 	if (stream != NULL) {
 		stream->inflight_bytes -= part->length;

@@ -117,7 +117,9 @@ static const struct store_kind hold_kind = {
 
 /* --- clients --------------------------------------------------------------------------------- */
 
-static void world_open(struct world *world, uint64_t seed, const char *pace, const char *sched)
+/* delay: NULL for none. */
+static void world_open_delayed(
+	struct world *world, uint64_t seed, const char *pace, const char *delay, const char *sched)
 {
 	struct store_options options = { .path = "null:64G" };
 	struct error error;
@@ -126,6 +128,9 @@ static void world_open(struct world *world, uint64_t seed, const char *pace, con
 	sim_start(&(struct sim_options){ .seed = seed });
 	stores_set(&options, "pace", pace);
 	stores_set(&options, "sched", sched);
+	if (delay != NULL) {
+		stores_set(&options, "delay", delay);
+	}
 	if (store_open(&options, &world->store, &error) != 0) {
 		fail_msg("%s", error.text);
 	}
@@ -139,6 +144,11 @@ static void world_open(struct world *world, uint64_t seed, const char *pace, con
 	}
 	world->clients = calloc(CLIENTS_MAX, sizeof(*world->clients));
 	assert_non_null(world->clients);
+}
+
+static void world_open(struct world *world, uint64_t seed, const char *pace, const char *sched)
+{
+	world_open_delayed(world, seed, pace, NULL, sched);
 }
 
 static void world_close(struct world *world)
@@ -293,7 +303,8 @@ struct load {
 	uint32_t depth;
 	bool with_random;
 	double gain_min;
-	uint64_t gap_ns; /* 0: GAP_NS */
+	uint64_t gap_ns;  /* 0: GAP_NS */
+	const char *disk; /* NULL: DISK */
 };
 
 static double load_run(const struct load *load, const char *sched, double *p99_ms, double *jain)
@@ -307,7 +318,7 @@ static double load_run(const struct load *load, const char *sched, double *p99_m
 	struct world world;
 	double rate;
 
-	world_open(&world, 1, DISK, sched);
+	world_open(&world, 1, load->disk ?: DISK, sched);
 	for (uint32_t i = 0; i < load->streams; i++) {
 		add(&world, &stream);
 	}
@@ -332,6 +343,9 @@ static void several_streams_gain(void **state)
 		{ 4, 1024, 1, true, 1.4 },
 		{ 8, 1024, 4, true, 1.4 },
 		{ 4, 512, 2, false, 0.97, 20000000 },
+		/* A large request is transferred in half the time of a seek, or in twice that. */
+		{ 4, 1024, 1, false, 2.5, 0, "300M:seek=8ms" },
+		{ 4, 1024, 1, false, 1.3, 0, "60M:seek=8ms" },
 	};
 
 	(void)state;
@@ -458,6 +472,28 @@ static void nothing_waits_on_fast_disks(void **state)
 	assert_true(p99_ms[1] <= 1.02 * p99_ms[0]);
 }
 
+/* A disk that needs 10 ms for each request, wherever it begins, and works on many at the same time.
+ */
+static void nothing_waits_on_parallel_disks(void **state)
+{
+	struct client stream = { .op = STORE_READ, .bytes = 64 * KIB };
+	uint64_t bytes[2];
+
+	(void)state;
+	for (int with = 0; with < 2; with++) {
+		struct world world;
+
+		world_open_delayed(&world, 1, "10G:seek=1us", "read:10ms", with ? "auto" : "off");
+		for (int i = 0; i < 3; i++) {
+			add(&world, &stream);
+		}
+		run(&world, 20);
+		bytes[with] = streams_bytes(&world);
+		world_close(&world);
+	}
+	assert_true(bytes[1] * 100 >= bytes[0] * 99);
+}
+
 /* More streams than the table holds, in both directions, that pause and end at any time. */
 static void all_parts_are_done(void **state)
 {
@@ -571,13 +607,14 @@ static void stripes_are_left_alone(void **state)
 int main(void)
 {
 	static const struct store_kind *const kinds[] = { &null_store_kind, &pace_store_kind,
-		&hold_kind, &sched_store_kind };
+		&delay_store_kind, &hold_kind, &sched_store_kind };
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(several_streams_gain),
 		cmocka_unit_test(durable_writes_do_not_wait),
 		cmocka_unit_test(far_clients_lose_nothing),
 		cmocka_unit_test(nothing_waits_alone),
 		cmocka_unit_test(nothing_waits_on_fast_disks),
+		cmocka_unit_test(nothing_waits_on_parallel_disks),
 		cmocka_unit_test(all_parts_are_done),
 		cmocka_unit_test(a_stuck_disk_stops_nobody),
 		cmocka_unit_test(stripes_are_left_alone),
