@@ -9,11 +9,12 @@
  *                        └──▶ others                                                   next stream
  *
  * A stream is a sequence of reads, or of writes, of one requester that is longer than a request.
- * Its run ends after RUN_NS if another stream waits, or when the stream has been idle for a while
- * (idle_end_ns()): a client with one request in flight needs some time until it sends the next one.
+ * Its run ends after run_ns() if another stream waits, or when the stream has been idle for a while
+ * (idle_end_ns()): a client with one request in flight needs some time until it sends the next one,
+ * and as long as this takes less time than seeking to another stream and back, waiting is cheaper.
  * Next is the waiting stream that has not had the disk for the longest time. The other parts, which
- * belong to no stream, get a turn between two runs, and within a run as soon as one of them has
- * waited OTHERS_WAIT_NS. The owner of the disk changes when all parts of the previous owner are
+ * belong to no stream, get a turn when one of them has waited OTHERS_BETWEEN_NS, if a run has just
+ * ended, or OTHERS_WAIT_NS. The owner of the disk changes when all parts of the previous owner are
  * done. If no stream exists, no part waits.
  *
  * Many disks are reported as rotational although they do not seek, for example the disks of virtual
@@ -60,8 +61,15 @@ enum {
 /* A sequence of parts that is long enough to be a stream stays in the table this much longer than a
  * short one. */
 #define STREAM_KEPT_NS UINT64_C(10000000000)
-#define RUN_NS	       UINT64_C(100000000)
-#define OTHERS_WAIT_NS UINT64_C(35000000)
+/* A run lasts RUN_NS, or less if this is needed for all waiting streams to have the disk once in
+ * ROUND_NS, but at least RUN_SEEKS_MIN seeks: seeks then take at most a fifth of the time. */
+#define RUN_NS	      UINT64_C(100000000)
+#define ROUND_NS      UINT64_C(1000000000)
+#define RUN_SEEKS_MIN 4
+/* Time after which waiting parts that belong to no stream get the disk: in a run, and between two
+ * runs. Without the latter, a disk whose runs are short would have a turn for them at each run. */
+#define OTHERS_WAIT_NS	  UINT64_C(35000000)
+#define OTHERS_BETWEEN_NS UINT64_C(25000000)
 /* While other parts wait, the stream that has the disk gets no further part once this many bytes of
  * it are in flight, so that its run ends soon. */
 #define RUN_BYTES_MAX (UINT64_C(1) << 20)
@@ -70,10 +78,13 @@ enum {
 #define PART_NS_MAX UINT64_C(50000000)
 /* Assumed transfer time of a byte. The seek time is a difference, in which an error of this value
  * disappears as soon as a part of a run has been measured. */
-#define BYTE_NS	     UINT64_C(4)
-#define IDLE_NS_MAX  UINT64_C(2000000)
+#define BYTE_NS UINT64_C(4)
+/* The disk is kept free for the next part of a run for twice the client's usual pause, within these
+ * limits and the seek time. */
+#define IDLE_NS_MIN  UINT64_C(2000000)
+#define IDLE_NS_MAX  UINT64_C(8000000)
 #define STUCK_NS     UINT64_C(1000000000)
-#define GAP_NS_FIRST (IDLE_NS_MAX / 2)
+#define GAP_NS_FIRST (IDLE_NS_MIN / 2)
 #define GAP_NS_MAX   (2 * IDLE_NS_MAX)
 
 enum sched_owner { OWNER_NOBODY, OWNER_RUN, OWNER_OTHERS };
@@ -284,10 +295,23 @@ static void gap_end(struct stream *stream, uint64_t now_ns)
 /* --- decisions, under the lock --------------------------------------------------------------- */
 
 /* Returns the time until which the disk is kept free for the next part of a run that has no part
- * now. It is not kept free if the client's usual pause is longer than IDLE_NS_MAX. */
-static uint64_t idle_end_ns(const struct stream *run)
+ * now. It is not kept free if the client's usual pause is longer than a seek. */
+static uint64_t idle_end_ns(const struct sched_store *store)
 {
-	return run->idle_since_ns + (run->gap_ns <= IDLE_NS_MAX ? IDLE_NS_MAX : 0);
+	uint64_t gap_ns = store->run->gap_ns;
+	uint64_t wanted_ns = MAX(2 * gap_ns, IDLE_NS_MIN);
+	uint64_t max_ns = MIN(seek_ns(store), IDLE_NS_MAX);
+
+	return store->run->idle_since_ns + (gap_ns <= max_ns ? MIN(wanted_ns, max_ns) : 0);
+}
+
+/* Returns how long a run lasts if other streams wait. */
+static uint64_t run_ns(const struct sched_store *store)
+{
+	uint64_t share_ns = ROUND_NS / (store->streams_waiting + 1);
+	uint64_t wanted_ns = MAX(share_ns, RUN_SEEKS_MIN * seek_ns(store));
+
+	return MIN(wanted_ns, RUN_NS);
 }
 
 /* Returns whether another stream waits for the disk, and the current run has lasted for at least
@@ -301,15 +325,19 @@ static bool run_has_had(const struct sched_store *store, uint64_t ns, uint64_t n
 
 static bool run_is_over(const struct sched_store *store, uint64_t now_ns)
 {
-	return is_quiet(store->run) ? now_ns >= idle_end_ns(store->run)
-				    : run_has_had(store, RUN_NS, now_ns);
+	return is_quiet(store->run) ? now_ns >= idle_end_ns(store)
+				    : run_has_had(store, run_ns(store), now_ns);
 }
 
-static uint64_t others_waited_ns(const struct sched_store *store, uint64_t now_ns)
+/* Returns the time at which the parts that belong to no stream get the disk, although streams want
+ * it. There is such a part. */
+static uint64_t others_due_ns(const struct sched_store *store)
 {
 	struct store_part *part = list_entry(list_first(&store->others), struct store_part, node);
+	uint64_t arrived_ns = ((const struct sched_scratch *)store_scratch(part))->arrived_ns;
 
-	return now_ns - ((struct sched_scratch *)store_scratch(part))->arrived_ns;
+	return store->run != NULL ? MAX(arrived_ns, store->others_end_ns) + OTHERS_WAIT_NS
+				  : arrived_ns + OTHERS_BETWEEN_NS;
 }
 
 static enum sched_owner next_owner(const struct sched_store *store, uint64_t now_ns)
@@ -319,8 +347,7 @@ static enum sched_owner next_owner(const struct sched_store *store, uint64_t now
 	if (list_is_empty(&store->others) || (is_contested && store->owner == OWNER_OTHERS)) {
 		return is_contested ? OWNER_RUN : OWNER_NOBODY;
 	}
-	if (store->run != NULL && (others_waited_ns(store, now_ns) < OTHERS_WAIT_NS ||
-					  now_ns - store->others_end_ns < OTHERS_WAIT_NS)) {
+	if (is_contested && now_ns < others_due_ns(store)) {
 		return OWNER_RUN;
 	}
 	return OWNER_OTHERS;
@@ -422,9 +449,14 @@ static struct store_part *last_waiting(const struct sched_store *store)
  * the disk is stuck. */
 static void watch_arm(struct sched_store *store, struct sched_work *work)
 {
-	bool is_idle = store->run != NULL && store->inflight == 0;
-	uint64_t end_ns = is_idle ? idle_end_ns(store->run) : store->progress_ns + STUCK_NS;
+	uint64_t end_ns = store->progress_ns + STUCK_NS;
 
+	if (store->run != NULL && store->inflight == 0) {
+		end_ns = idle_end_ns(store);
+		if (!list_is_empty(&store->others)) {
+			end_ns = MIN(end_ns, others_due_ns(store));
+		}
+	}
 	if (store->watch != NULL && end_ns >= store->watch_end_ns) {
 		return;
 	}
@@ -480,7 +512,7 @@ static void grant_owner(struct sched_store *store, struct sched_work *work)
 	if (owner == OWNER_OTHERS) {
 		/* After the turn of the other parts, the disk has to seek in any case. So a run
 		 * that would end soon ends now, which saves a seek. */
-		if (store->run != NULL && run_has_had(store, RUN_NS / 2, work->now_ns)) {
+		if (store->run != NULL && run_has_had(store, run_ns(store) / 2, work->now_ns)) {
 			end_run(store);
 		}
 		store->owner = OWNER_OTHERS;
