@@ -41,9 +41,10 @@
 #include "store/kind.h"
 
 enum {
-	STREAMS_MAX = 256,    /* includes sequences that are too short to be a stream */
-	STREAM_PARTS_MIN = 3, /* consecutive parts that make a stream, if they are long enough */
-	GAP_SHIFT = 2,	      /* weight of a new value in the average gap: one quarter */
+	STREAMS_MAX = 256,     /* includes sequences that are too short to be a stream */
+	STREAM_PARTS_MIN = 3,  /* consecutive parts that make a stream, if they are long enough */
+	STREAM_PAUSES_MIN = 3, /* pauses after which these parts are several requests */
+	GAP_SHIFT = 2,	       /* weight of a new value in the average gap: one quarter */
 	/* one part in so many is the weight of a new value in the average time of parts that seek,
 	 * and of a larger value in the least time of others */
 	SEEK_WEIGHT = 8,
@@ -55,9 +56,12 @@ enum {
 /* A part continues a stream if it begins at most this far from the stream's end: requests of a
  * client with several requests in flight can arrive in another order. */
 #define NEAR_BYTES (UINT64_C(1) << 20)
-/* Minimum number of consecutive bytes that make a stream: a single request can have several parts.
- */
-#define STREAM_BYTES_MIN (UINT64_C(1) << 20)
+/* Minimum number of consecutive bytes that make a stream: in any case, because a single request can
+ * have several parts, and if they arrived as several requests. */
+#define STREAM_BYTES_MIN      (UINT64_C(1) << 20)
+#define STREAM_BYTES_SOME_MIN (UINT64_C(256) << 10)
+/* A part that arrives so long after the one before it belongs to another request. */
+#define REQUEST_NS UINT64_C(1000000)
 /* A sequence of parts that is long enough to be a stream stays in the table this much longer than a
  * short one. */
 #define STREAM_KEPT_NS UINT64_C(10000000000)
@@ -96,6 +100,7 @@ struct stream {
 	enum store_op op;
 	uint64_t next_offset;
 	uint32_t part_count;	  /* 0: the entry is free */
+	uint32_t pause_count;	  /* pauses of the client in the sequence; not counted further */
 	uint64_t row_bytes;	  /* length of the sequence */
 	struct list_node waiting; /* parts */
 	uint64_t inflight_bytes;  /* bytes of the stream's parts at the disk */
@@ -226,7 +231,10 @@ static struct stream *stream_find(struct sched_store *store, const struct store_
 
 static bool is_long(const struct stream *stream)
 {
-	return stream->part_count == STREAM_PARTS_MIN && stream->row_bytes >= STREAM_BYTES_MIN;
+	uint64_t bytes_min =
+		stream->pause_count >= STREAM_PAUSES_MIN ? STREAM_BYTES_SOME_MIN : STREAM_BYTES_MIN;
+
+	return stream->part_count == STREAM_PARTS_MIN && stream->row_bytes >= bytes_min;
 }
 
 /* Streams stay in the table longer than short sequences. Otherwise, the many random parts would
@@ -254,6 +262,7 @@ static struct stream *stream_new(struct sched_store *store)
 		list_push_back(&store->order, &oldest->node);
 		oldest->part_count = 0;
 		oldest->row_bytes = 0;
+		oldest->pause_count = 0;
 		oldest->idle_since_ns = 0;
 		oldest->gap_ns = GAP_NS_FIRST;
 	}
@@ -276,6 +285,8 @@ static struct stream *classify(
 	stream->op = part->op;
 	stream->next_offset = part->offset + part->length;
 	stream->part_count += stream->part_count < STREAM_PARTS_MIN;
+	stream->pause_count += stream->row_bytes > 0 && stream->pause_count < STREAM_PAUSES_MIN &&
+			       now_ns - stream->arrived_ns >= REQUEST_NS;
 	stream->row_bytes += part->length;
 	stream->arrived_ns = now_ns;
 	return is_long(stream) ? stream : NULL;

@@ -252,6 +252,14 @@ static void run(struct world *world, uint64_t seconds)
 	}
 }
 
+/* Runs until that time. */
+static void run_until(uint64_t end_ns)
+{
+	while (sim_now_ns() < end_ns) {
+		assert_true(sim_step());
+	}
+}
+
 static uint64_t streams_bytes(const struct world *world)
 {
 	uint64_t bytes = 0;
@@ -399,6 +407,24 @@ static void durable_writes_do_not_wait(void **state)
 	run(&world, 900);
 	assert_true(written->latency_count > 1500);
 	assert_true(latency_ms(written, 1) <= 100);
+	world_close(&world);
+}
+
+/* Clients with small requests are found before they have read 1 MiB. */
+static void small_requests_soon_make_a_stream(void **state)
+{
+	struct client stream = { .op = STORE_READ, .bytes = 64 * KIB };
+	struct world world;
+
+	(void)state;
+	world_open(&world, 1, DISK, "auto");
+	for (int i = 0; i < 4; i++) {
+		add(&world, &stream);
+	}
+	run_until(sim_now_ns() + SECOND_NS);
+	print_message(
+		"4 x 64 KiB, the first second: %.1f MB\n", (double)streams_bytes(&world) / 1e6);
+	assert_true(streams_bytes(&world) >= 90000000);
 	world_close(&world);
 }
 
@@ -564,14 +590,6 @@ static void all_parts_are_done(void **state)
 	}
 }
 
-/* Runs until that time. */
-static void run_until(uint64_t end_ns)
-{
-	while (sim_now_ns() < end_ns) {
-		assert_true(sim_step());
-	}
-}
-
 /* While the disk holds a part back, the parts of the others wait for a second, and then no longer.
  * When the part is done, the streams have the disk in turns again. */
 static void a_stuck_disk_stops_nobody(void **state)
@@ -651,6 +669,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(several_streams_gain),
 		cmocka_unit_test(durable_writes_do_not_wait),
+		cmocka_unit_test(small_requests_soon_make_a_stream),
 		cmocka_unit_test(a_far_client_keeps_its_share),
 		cmocka_unit_test(many_streams_wait_no_longer),
 		cmocka_unit_test(nothing_waits_alone),
