@@ -100,8 +100,10 @@ struct stream {
 	enum store_op op;
 	uint64_t next_offset;
 	uint32_t part_count;	  /* 0: the entry is free */
+	bool is_moved;		  /* the sequence was a stream before it went on elsewhere */
 	uint32_t pause_count;	  /* pauses of the client in the sequence; not counted further */
 	uint64_t row_bytes;	  /* length of the sequence */
+	uint64_t row_start_ns;	  /* arrival of its first part */
 	struct list_node waiting; /* parts */
 	uint64_t inflight_bytes;  /* bytes of the stream's parts at the disk */
 	uint64_t arrived_ns;	  /* arrival of the last part */
@@ -234,7 +236,8 @@ static bool is_long(const struct stream *stream)
 	uint64_t bytes_min =
 		stream->pause_count >= STREAM_PAUSES_MIN ? STREAM_BYTES_SOME_MIN : STREAM_BYTES_MIN;
 
-	return stream->part_count == STREAM_PARTS_MIN && stream->row_bytes >= bytes_min;
+	return stream->is_moved ||
+	       (stream->part_count == STREAM_PARTS_MIN && stream->row_bytes >= bytes_min);
 }
 
 /* Streams stay in the table longer than short sequences. Otherwise, the many random parts would
@@ -244,8 +247,49 @@ static uint64_t kept_until_ns(const struct stream *stream)
 	return stream->arrived_ns + (is_long(stream) ? STREAM_KEPT_NS : 0);
 }
 
+/* Begins a sequence. */
+static void row_begin(struct stream *stream, bool is_moved, uint64_t now_ns)
+{
+	stream->part_count = 0;
+	stream->pause_count = 0;
+	stream->row_bytes = 0;
+	stream->row_start_ns = now_ns;
+	stream->is_moved = is_moved;
+}
+
+/* Returns the stream that goes on elsewhere with this part, or NULL. A client that reads one file
+ * after the other has a single stream, and no other parts: its sequence before this part is a
+ * stream, and the latest of its sequences, and no other one had a part since this one began. */
+static struct stream *stream_move(
+	struct sched_store *store, const struct store_part *part, uint64_t now_ns)
+{
+	struct stream *last = NULL;
+	uint64_t others_ns = 0;
+
+	for (uint32_t i = 0; i < STREAMS_MAX; i++) {
+		struct stream *stream = &store->streams[i];
+
+		if (stream->part_count == 0 || stream->requester != part->hints.requester) {
+			continue;
+		}
+		if (last == NULL || stream->arrived_ns > last->arrived_ns) {
+			others_ns = last != NULL ? MAX(others_ns, last->arrived_ns) : 0;
+			last = stream;
+		} else {
+			others_ns = MAX(others_ns, stream->arrived_ns);
+		}
+	}
+	if (last == NULL || last->op != part->op || !is_quiet(last) ||
+		last->row_bytes < STREAM_BYTES_MIN || others_ns >= last->row_start_ns ||
+		part->length < STREAM_BYTES_SOME_MIN) {
+		return NULL;
+	}
+	row_begin(last, true, now_ns);
+	return last;
+}
+
 /* Replaces the stream that has been quiet for the longest time. Returns NULL if all are in use. */
-static struct stream *stream_new(struct sched_store *store)
+static struct stream *stream_new(struct sched_store *store, uint64_t now_ns)
 {
 	struct stream *oldest = NULL;
 
@@ -260,9 +304,7 @@ static struct stream *stream_new(struct sched_store *store)
 	if (oldest != NULL) {
 		list_remove(&oldest->node);
 		list_push_back(&store->order, &oldest->node);
-		oldest->part_count = 0;
-		oldest->row_bytes = 0;
-		oldest->pause_count = 0;
+		row_begin(oldest, false, now_ns);
 		oldest->idle_since_ns = 0;
 		oldest->gap_ns = GAP_NS_FIRST;
 	}
@@ -276,7 +318,7 @@ static struct stream *classify(
 	struct stream *stream = stream_find(store, part);
 
 	if (stream == NULL) {
-		stream = stream_new(store);
+		stream = stream_move(store, part, now_ns) ?: stream_new(store, now_ns);
 	}
 	if (stream == NULL) {
 		return NULL;

@@ -50,7 +50,8 @@ struct client {
 	uint32_t bytes;
 	uint32_t depth;
 	uint64_t gap_ns;
-	uint32_t ring; /* index */
+	uint32_t ring;	     /* index */
+	uint64_t file_bytes; /* 0, or the client goes on elsewhere after so many bytes */
 	uint64_t next_offset;
 	uint64_t done_bytes;
 	uint64_t latencies_ns[LATENCIES_MAX];
@@ -183,6 +184,10 @@ static void request_begin(void *context)
 	if (client->pattern == PATTERN_RANDOM) {
 		client->next_offset = sim_between(0, 60 * GIB / client->bytes) * client->bytes;
 	}
+	if (client->file_bytes > 0 && client->next_offset % client->file_bytes == 0) {
+		client->next_offset =
+			sim_between(0, 60 * GIB / client->file_bytes) * client->file_bytes;
+	}
 	memset(&request->part, 0, sizeof(request->part));
 	request->part.op = client->op;
 	request->part.flags = client->flags;
@@ -222,6 +227,7 @@ static struct client *add(struct world *world, const struct client *like)
 	client->op = like->op;
 	client->flags = like->flags;
 	client->bytes = like->bytes;
+	client->file_bytes = like->file_bytes;
 	client->depth = MAX(like->depth, UINT32_C(1));
 	client->gap_ns = like->gap_ns > 0 ? like->gap_ns : GAP_NS;
 	client->ring = i % RING_COUNT;
@@ -313,6 +319,7 @@ struct load {
 	double gain_min;
 	uint64_t gap_ns;  /* 0: GAP_NS */
 	const char *disk; /* NULL: DISK */
+	uint64_t file_bytes;
 };
 
 static double load_run(const struct load *load, const char *sched, double *p99_ms, double *jain)
@@ -320,7 +327,8 @@ static double load_run(const struct load *load, const char *sched, double *p99_m
 	struct client stream = { .op = STORE_READ,
 		.bytes = load->kib * KIB,
 		.depth = load->depth,
-		.gap_ns = load->gap_ns };
+		.gap_ns = load->gap_ns,
+		.file_bytes = load->file_bytes };
 	struct client random = { .op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB };
 	struct client *reader = NULL;
 	struct world world;
@@ -360,6 +368,9 @@ static void several_streams_gain(void **state)
 		/* A large request is transferred in half the time of a seek, or in twice that. */
 		{ 4, 1024, 1, false, 2.5, 0, "300M:seek=8ms" },
 		{ 4, 1024, 1, false, 1.3, 0, "60M:seek=8ms" },
+		/* Clients that read one file after the other. */
+		{ 4, 512, 1, false, 2.5, 0, NULL, 10 * MIB },
+		{ 4, 512, 1, true, 2.2, 0, NULL, 10 * MIB },
 	};
 
 	(void)state;
