@@ -9,16 +9,19 @@ Errors: rig.Unavailable if the machine cannot do it; OSError otherwise.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import subprocess
 import tempfile
+import time
 
 from . import rig
 
 READ_AHEAD_KIB = 512  # the papers' servers
 NICE = -15  # a disk does not wait for processors
 CGROUPS = "/sys/fs/cgroup"
+PATIENCE_S = 10
 
 
 class SeekDisk:
@@ -90,8 +93,15 @@ class CacheLimit:
                 self._write("cgroup.procs", pid)
 
     def close(self):
-        if os.path.isdir(self._folder):
-            os.rmdir(self._folder)
+        """A server that was killed has threads for a moment longer."""
+        deadline = time.monotonic() + PATIENCE_S
+        while os.path.isdir(self._folder):
+            try:
+                os.rmdir(self._folder)
+            except OSError as error:
+                if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
 
     def __enter__(self):
         return self
