@@ -4,11 +4,9 @@ the log of dirty pages, rights, and the end."""
 import json
 import os
 import random
-import shutil
 import socket
 import struct
 import subprocess
-import unittest
 
 import support
 import vhost_tool as tool
@@ -42,6 +40,10 @@ class Vhost(support.Case):
 
     def counters(self):
         return self.stats()["counters"]
+
+    def wait_until_taken(self, device):
+        """Until the server has taken the first request, and perhaps finished it already."""
+        self.wait_for(lambda: self.counters()["inflight"] == 1 or device.queue.read_used_index() == 1)
 
     def content(self, offset, size):
         with open(self.disk, "rb") as file:
@@ -177,6 +179,7 @@ class Configuration(Vhost):
         with theirs:
             self.assertTrue(device.acknowledged(tool.SET_BACK_REQ_FD, b"", [theirs.fileno()]))
         os.truncate(self.disk, 3 * MIB)
+        subprocess.run([support.program(), "export", "set", "disk", "size=auto", "--server", self.control], check=True)
         ours.settimeout(support.WAIT_SECONDS)
         request, _, size = struct.unpack("=III", ours.recv(12))
         self.assertEqual((request, size), (tool.BACK_CONFIG_CHANGE, 0))
@@ -243,7 +246,7 @@ class Lifetime(Vhost):
         server = self.serve(keys=",delay=write:200ms")
         device = self.device(server)
         device.submit(tool.WRITE, 0, b"d" * 4096)
-        self.wait_for(lambda: self.counters()["inflight"] == 1)
+        self.wait_until_taken(device)
         self.assertEqual(device.stop(), 1)
         self.assertEqual((device.queue.read_used_index(), device.status()), (1, tool.OK))
         self.assertEqual(self.content(0, 4096), b"d" * 4096)
@@ -261,6 +264,7 @@ class Lifetime(Vhost):
             device.read(0, 512)
             self.assertTrue(reset())
             self.assertEqual(device.number(tool.GET_STATUS), 0)
+            self.assertEqual(device.stop(), 1)  # the position is kept, for QEMU 7.2
             device.memory[:device.HEAD] = bytes(device.HEAD)
             device.queue.used_index = 0
             device.queue.setup()
@@ -315,7 +319,7 @@ class Lifetime(Vhost):
         server = self.serve(keys=",delay=write:100ms")
         device = self.device(server)
         device.submit(tool.WRITE, 0, b"e" * 4096)
-        self.wait_for(lambda: self.counters()["inflight"] == 1)
+        self.wait_until_taken(device)
         server.signal()
         device.gone()
         self.assertEqual((device.queue.read_used_index(), device.status()), (1, tool.OK))
@@ -373,10 +377,11 @@ class Rights(Vhost):
         connection.gone()
 
     def test_a_rate_limits_requests(self):
-        server = self.serve(keys=",rate=requests=200:burst=100ms")
+        server = self.serve(keys=",rate=requests=50:burst=100ms")
         device = self.device(server)
         for slot in range(20):
-            device.submit(tool.READ, slot * 8, size=4096, first=3 * slot, slot=slot)
+            device.submit(tool.READ, slot * 8, size=4096, first=3 * slot, slot=slot, kick=False)
+        device.queue.kick()
         self.assertEqual(sorted(device.queue.next_used()[0] for _ in range(20)), [3 * slot for slot in range(20)])
         self.assertTrue(all(device.status(slot) == tool.OK for slot in range(20)))
         self.assertGreater(self.stats()["exports"][0]["rate"]["requests_delayed"], 0)
@@ -397,23 +402,6 @@ class Rights(Vhost):
             self.assertEqual(self.counters()["connections"], 2)
             client, = self.stats()["clients"]
             self.assertEqual((client["name"], client["connections"]), (f"uid {os.geteuid()}", 2))
-
-
-@unittest.skipUnless(shutil.which("qemu-system-x86_64"), "no QEMU")
-class Qemu(Vhost):
-    def test_the_firmware_boots_from_it(self):
-        code = b"".join(bytes([0xb0, byte, 0xe6, 0xe9]) for byte in b"booted\n")  # to the debug console
-        code += bytes([0xb0, 0x31, 0xe6, 0xf4, 0xf4])  # the exit status
-        self.serve(content=code.ljust(510, b"\0") + b"\x55\xaa" + bytes(MIB - 512))
-        run = subprocess.run(
-            ["qemu-system-x86_64", "-M", "pc,accel=tcg,memory-backend=memory", "-m", "64", "-nodefaults", "-display",
-             "none", "-no-reboot", "-object", "memory-backend-memfd,id=memory,size=64M,share=on",
-             "-chardev", f"socket,id=disk,path={self.socket_path}",
-             "-device", "vhost-user-blk-pci,chardev=disk,bootindex=1", "-debugcon", "stdio",
-             "-device", "isa-debug-exit,iobase=0xf4,iosize=1"],
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=support.WAIT_SECONDS * 3, check=False)
-        self.assertIn(b"booted\n", run.stdout)
-        self.assertEqual(run.returncode, 0x31 << 1 | 1)
 
 
 if __name__ == "__main__":

@@ -203,10 +203,13 @@ class Device(Connection):
             if memory_fd is None else memory_fd
         if memory_fd is None:
             os.ftruncate(self.memory_fd, self.size)
+        self.owned = [self.memory_fd] if memory_fd is None else []
         self.memory = mmap.mmap(self.memory_fd, self.size)
         self.queues, at = [], 0
         for index in range(queues):
-            self.queues.append(Queue(self, index, entries, at))
+            queue = Queue(self, index, entries, at)
+            self.queues.append(queue)
+            self.owned += [queue.kick_fd, queue.call_fd, queue.error_fd]
             at = (self.queues[-1].end + 63) & ~63
         assert at <= self.HEAD, "the rings need less room than that"
         if start:
@@ -218,12 +221,9 @@ class Device(Connection):
 
     def close(self):
         super().close()
-        for queue in self.queues:
-            for fd in (queue.kick_fd, queue.call_fd, queue.error_fd):
-                with contextlib.suppress(OSError):
-                    os.close(fd)
-        with contextlib.suppress(OSError):
-            os.close(self.memory_fd)
+        for fd in self.owned:
+            os.close(fd)
+        self.owned = []
 
     def check(self, request, payload=b"", fds=()):
         if self.protocol & REPLY_ACK:

@@ -568,11 +568,12 @@ static const char *set_status(struct vhost_session *session)
 	return session->device_status == 0 ? reset_device(session) : NULL;
 }
 
+/* Stops all queues, but keeps their positions: QEMU 7.2 resets the status before it asks for them
+ * with GET_VRING_BASE. SET_VRING_BASE precedes the next start. */
 static void reset_done(struct vhost_session *session)
 {
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
 		vhost_queue_stop(&session->queues[i]);
-		session->queues[i].avail_index = 0;
 	}
 	session->device_status = 0;
 }
