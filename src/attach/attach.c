@@ -18,6 +18,7 @@
 
 #include "attach/flush.h"
 #include "attach/process.h"
+#include "attach/readahead.h"
 #include "attach/state.h"
 #include "base/bytes.h"
 #include "base/clock.h"
@@ -60,6 +61,7 @@ enum phase { PHASE_WORKING, PHASE_FLUSHING, PHASE_STOPPING };
 struct daemon {
 	const struct attach_options *options;
 	struct device *device;
+	struct readahead *readahead; /* or NULL */
 	struct control_server *control;
 	int signal_fd;
 	int listen_fd;
@@ -95,6 +97,7 @@ void attach_options_init(struct attach_options *options)
 		.request_timeout_ns = 30 * NS_PER_S,
 		.slow_timeout_ns = 600 * NS_PER_S,
 		.reconnect_timeout_ns = 600 * NS_PER_S,
+		.readahead_bytes = READAHEAD_AUTO,
 	};
 }
 
@@ -658,8 +661,12 @@ static void attach_grow(struct daemon *daemon, uint64_t bytes)
 	struct device *device = daemon->device;
 	uint64_t before = device->bytes;
 	struct error error = { 0 };
+	int rc;
 
-	if (device->ops->grow(device, bytes, &error) != 0) {
+	readahead_resize_begin(daemon->readahead);
+	rc = device->ops->grow(device, bytes, &error);
+	readahead_resize_end(daemon->readahead);
+	if (rc != 0) {
 		log_warning("%s: the export has grown to %llu bytes, but the disk still has %llu: "
 			    "%s; detach the disk and attach it again to use the rest",
 			device->path, (unsigned long long)bytes, (unsigned long long)before,
@@ -755,6 +762,7 @@ static int tell_ready(const struct daemon *daemon, struct error *error)
 static void daemon_end(struct daemon *daemon)
 {
 	disk_flush_leave(daemon->flush);
+	readahead_end(daemon->readahead);
 	if (daemon->device != NULL) {
 		if (daemon->state_fd >= 0) {
 			state_remove_own(daemon->device->name, daemon->state_fd);
@@ -795,6 +803,7 @@ static int attach_keep(const struct attach_options *options, int report_fd, stru
 		process_report_send(report_fd, rc, error->text, NULL);
 	}
 	if (rc == 0) {
+		daemon.readahead = readahead_start(options, daemon.device);
 		rc = tell_ready(&daemon, error);
 		if (rc != 0) {
 			(void)!daemon.device->ops->stop(daemon.device, true, NULL);

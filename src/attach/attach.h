@@ -27,6 +27,8 @@ enum attach_kind {
 	ATTACH_FUSE,
 };
 
+#define READAHEAD_AUTO UINT64_MAX
+
 struct attach_options {
 	const char *uri;
 	enum attach_kind kind;
@@ -44,6 +46,7 @@ struct attach_options {
 	uint64_t request_timeout_ns;   /* silence after which a connection counts as lost */
 	uint64_t slow_timeout_ns;      /* request_timeout_ns for flushes and other slow commands */
 	uint64_t reconnect_timeout_ns; /* time to wait for a lost server */
+	uint64_t readahead_bytes;      /* or READAHEAD_AUTO, see readahead.h */
 	/* timings started by the caller, to which steps are added; NULL: not measured */
 	struct timings *timings;
 };

@@ -28,7 +28,7 @@ static const char notes[] = "\n"
 			    "\n"
 			    "Exit status: 1 failure, 2 usage error.\n";
 
-enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1 };
+enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1, READAHEAD_BYTES_MAX = 1 << 30 };
 
 struct arguments {
 	struct attach_options attach;
@@ -47,6 +47,24 @@ static int take_device(void *context, const char *text, struct error *error)
 	int rc = units_parse_count(text, 0, DEVICE_MAX, &number, error);
 
 	arguments->attach.number = (int32_t)number;
+	return rc;
+}
+
+static int take_readahead(void *context, const char *text, struct error *error)
+{
+	struct arguments *arguments = context;
+	uint64_t *bytes = &arguments->attach.readahead_bytes;
+	int rc;
+
+	if (strcmp(text, "auto") == 0) {
+		*bytes = READAHEAD_AUTO;
+		return 0;
+	}
+	rc = units_parse_bytes(text, bytes, error);
+	if (rc == 0 && (*bytes % 1024 != 0 || *bytes > READAHEAD_BYTES_MAX)) {
+		rc = error_set(error, -EINVAL,
+			"must be auto, or a multiple of 1K from 0 to 1G, not %s", quote(text));
+	}
 	return rc;
 }
 
@@ -86,6 +104,7 @@ static int check_list(const struct arguments *arguments, int argc)
 		{ "read-only", attach->read_only },
 		{ "connections", attach->connections > 0 },
 		{ "queues", attach->queues > 0 },
+		{ "readahead", attach->readahead_bytes != READAHEAD_AUTO },
 		{ "tls-records", attach->tls_records != TLS_RECORDS_AUTO },
 		{ "foreground", attach->foreground },
 		{ "timings", arguments->measure },
@@ -179,6 +198,10 @@ static const struct field fields[] = {
 	{ "queues", "N",
 		"number of ublk threads, each with its own connections, 1 to 16 (default: 1)",
 		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.queues) },
+	{ "readahead", "SIZE",
+		"how much the kernel reads in advance for sequential reads through its cache, up "
+		"to 1G, or auto: 512K to 8M, measured (default)",
+		.set = take_readahead },
 	{ "connect-timeout", "TIME",
 		"time limit for the first connection to the server (default: 10s)",
 		.type = FIELD_TIME, .min = 1, AT(attach.connect_timeout_ns) },
