@@ -342,6 +342,18 @@ void clan_close(struct clan_conn *conn);
 void clan_conn_set_context(struct clan_conn *conn, void *context);
 void *clan_conn_context(const struct clan_conn *conn);
 
+/* Returns whether the peer may now put bytes to this range of our memory, which is within a cookie
+ * that it holds: 1, or 0. context is that of the connection. Called by calls on the queue, in their
+ * thread; must not call the library. */
+typedef int clan_put_check(void *context, const void *memory, size_t bytes);
+
+/* Sets a check of the peer's puts, or removes it (NULL). The library calls it before each transfer
+ * from the socket to memory, with the rest of the put: a put that is permitted when it begins can
+ * be forbidden before it ends. If check returns 0, nothing more is written and the connection
+ * is lost (-EPROTO). Has an effect only on "tcp:", because only there this library receives puts;
+ * on shm the peer writes to memory itself, and on ofi the network adapter or libfabric does. */
+void clan_conn_check_puts(struct clan_conn *conn, clan_put_check *check);
+
 /* The process at the other end, as reported by the kernel for the time when it connected (or
  * started to listen). On a network only the address is known: pid is 0, and uid and gid are -1. */
 struct clan_peer {

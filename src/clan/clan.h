@@ -135,6 +135,7 @@ struct clan_conn {
 	bool known; /* the program has the handle: it receives events and must close the handle */
 	bool lost_pending;
 	void *context;
+	clan_put_check *put_check; /* or NULL */
 	struct clan_peer peer;
 	uint8_t *hello;
 	size_t hello_bytes;

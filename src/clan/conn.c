@@ -357,6 +357,11 @@ void clan_conn_set_context(struct clan_conn *conn, void *context)
 	conn->context = context;
 }
 
+void clan_conn_check_puts(struct clan_conn *conn, clan_put_check *check)
+{
+	conn->put_check = check;
+}
+
 void *clan_conn_context(const struct clan_conn *conn)
 {
 	return conn->context;

@@ -240,6 +240,21 @@ static void payload_received(struct tcp_conn *conn, size_t bytes)
 	}
 }
 
+/* Returns whether the program expects the rest of the current put; if not, ends the connection.
+ * Checked before every transfer, because the program can have stopped to expect it since the
+ * last one. */
+static bool payload_is_expected(struct tcp_conn *conn)
+{
+	struct clan_conn *base = &conn->net.conn;
+
+	if (conn->target == NULL || base->put_check == NULL ||
+		base->put_check(base->context, conn->target, conn->payload_left)) {
+		return true;
+	}
+	(void)!net_broken(&conn->net, 18, "a put that was not requested");
+	return false;
+}
+
 /* Fills the vector with the destination of the current payload, as far as there is room. Returns
  * the number of bytes. */
 static size_t payload_parts(const struct tcp_conn *conn, struct iovec *iov, size_t *count)
@@ -271,6 +286,9 @@ static void tcp_stream_take_payload(struct tcp_conn *conn)
 	size_t bytes = MIN(conn->payload_left, (uint64_t)(conn->in_end - conn->in_at));
 	const uint8_t *from = conn->in + conn->in_at;
 
+	if (!payload_is_expected(conn)) {
+		return;
+	}
 	if (conn->target != NULL) {
 		memcpy(conn->target, from, bytes);
 	} else {
@@ -430,6 +448,9 @@ static size_t receive_some(struct tcp_conn *conn)
 	size_t room = TCP_IN_BYTES - conn->in_end;
 	ssize_t result;
 
+	if (conn->payload_left > 0 && !payload_is_expected(conn)) {
+		return 0;
+	}
 	if (conn->payload_left > 0) {
 		payload = payload_parts(conn, iov, &message.msg_iovlen);
 	}

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The wire format of gmb, the native protocol: docs/protocol/gmb.md, whose rules G1 to G20 are
+ * The wire format of gmb, the native protocol: docs/protocol/gmb.md, whose rules G1 to G21 are
  * cited here. Names inside the library begin with native_, because gmb_ is the public prefix.
  *
  * This header has the layouts, and parsers of messages from a peer, which must be in private

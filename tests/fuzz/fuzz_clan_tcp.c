@@ -2,7 +2,8 @@
 /*
  * A peer of libclan at the other end of a socket (docs/protocol/clan.md §12), that follows a
  * script: each operation is one byte and what it needs. The victim has granted it a part of a
- * region; the rest of the region must stay as it is, and everything must be given back.
+ * region, and expects puts in a window of it that moves; the rest of the region must stay as it is,
+ * and everything must be given back.
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -15,7 +16,13 @@
 
 #include "fuzz.h"
 
-enum { OPERATIONS_MAX = 64, REGION_BYTES = 16384, GRANTED_BYTES = 4096, TURNS_MAX = 2000 };
+enum {
+	OPERATIONS_MAX = 64,
+	REGION_BYTES = 16384,
+	GRANTED_BYTES = 4096,
+	WINDOW_BYTES = 1024,
+	TURNS_MAX = 2000,
+};
 
 struct script {
 	const uint8_t *at;
@@ -28,7 +35,8 @@ struct victim {
 	struct clan_conn *conn;
 	struct clan_region *region;
 	uint8_t *base;
-	bool shared;
+	size_t window;			    /* offset of the bytes in which puts are expected */
+	size_t window_next;		    /* window of the next turn */
 	uint8_t bytes[CLAN_BULK_BYTES_MAX]; /* of its puts and gets */
 };
 
@@ -44,6 +52,14 @@ static uint32_t take(struct script *script, unsigned bytes)
 
 /* --- the victim ------------------------------------------------------------------------------- */
 
+static int is_expected(void *context, const void *memory, size_t bytes)
+{
+	const struct victim *victim = context;
+	size_t at = (size_t)((const uint8_t *)memory - victim->base) - victim->window;
+
+	return at < WINDOW_BYTES && bytes <= WINDOW_BYTES - at;
+}
+
 static void take_events(struct victim *victim)
 {
 	struct clan_cookie cookie;
@@ -56,6 +72,8 @@ static void take_events(struct victim *victim)
 		switch (events[i].type) {
 		case CLAN_EVENT_CONNECT:
 			victim->conn = events[i].conn;
+			clan_conn_set_context(victim->conn, victim);
+			clan_conn_check_puts(victim->conn, is_expected);
 			if (clan_accept(victim->conn, "x", 1) == 0) {
 				(void)!clan_region_share(
 					victim->conn, victim->region, CLAN_READ | CLAN_WRITE);
@@ -83,6 +101,7 @@ static void victim_turn(struct victim *victim, struct script *script)
 	uint32_t does = take(script, 1);
 
 	take_events(victim);
+	victim->window_next = does * (GRANTED_BYTES - WINDOW_BYTES) / 255;
 	if (victim->conn == NULL || clan_conn_reason(victim->conn)[0] != '\0') {
 		return;
 	}
@@ -273,11 +292,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	victim_open(&victim);
 	fd = peer_open(&victim, take(&script, 1) % 8 != 0);
 	for (int i = 0; i < OPERATIONS_MAX && script.at < script.end; i++) {
+		memset(victim.base, 0, GRANTED_BYTES);
+		victim.window = victim.window_next;
 		take_events(&victim);
 		peer_turn(fd, &script);
 		victim_turn(&victim, &script);
-		for (size_t at = GRANTED_BYTES; at < REGION_BYTES; at++) {
-			GMB_ASSERT(victim.base[at] == 0);
+		for (size_t at = 0; at < REGION_BYTES; at++) {
+			GMB_ASSERT(victim.base[at] == 0 || at - victim.window < WINDOW_BYTES);
 		}
 	}
 	close(fd);

@@ -375,6 +375,56 @@ static void a_put_that_is_cut_ends_there(void **state)
 	victim_close(&victim);
 }
 
+/* What the program of the victim expects, as its context. */
+struct expected {
+	const uint8_t *base;
+	size_t bytes;
+};
+
+static int is_expected(void *context, const void *memory, size_t bytes)
+{
+	const struct expected *expected = context;
+	size_t at = (size_t)((const uint8_t *)memory - expected->base);
+
+	return at <= expected->bytes && bytes <= expected->bytes - at;
+}
+
+/* The cookie is for half of the region, the program expects a few bytes of it. */
+static void a_put_is_expected_until_its_end(void **state)
+{
+	(void)state;
+	for (int way = 0; way < 3; way++) {
+		struct tcp_access_head head;
+		struct expected expected;
+		struct victim victim;
+
+		victim_open(&victim, CLAN_WRITE, 0);
+		expected = (struct expected){ victim.base + 100, 4 };
+		clan_conn_set_context(victim.conn, &expected);
+		clan_conn_check_puts(victim.conn, is_expected);
+		head = access_head(&victim, TCP_WRITE, 4);
+		head.offset = 100;
+		send_bytes(&victim, &head, sizeof(head));
+		send_bytes(&victim, "put.", 4);
+		world_settle(&victim.world);
+		assert_memory_equal(victim.base + 100, "put.", 4);
+		memset(victim.base, 0, REGION_BYTES);
+		head.offset = way == 0 ? 101 : 100; /* one byte too far */
+		head.head.bytes = way == 1 ? 5 : 4; /* one byte too long */
+		send_bytes(&victim, &head, sizeof(head));
+		if (way == 2) {
+			send_bytes(&victim, "pu", 2);
+			world_settle(&victim.world);
+			assert_memory_equal(victim.base + 100, "pu", 3);
+			memset(victim.base, 0, REGION_BYTES);
+			expected.bytes = 0; /* the program uses the memory for something else */
+		}
+		send_bytes(&victim, "late.", 5);
+		expect_broken(&victim, "O18");
+		victim_close(&victim);
+	}
+}
+
 /* Puts, messages and a get, cut at every byte; what follows a put is seen after it. */
 static void one_byte_at_a_time(void **state)
 {
@@ -466,6 +516,7 @@ const struct CMUnitTest hostile_tests[] = {
 	cmocka_unit_test(a_cookie_for_once_is_used_once),
 	cmocka_unit_test(what_is_read_is_not_given_back),
 	cmocka_unit_test(a_put_that_is_cut_ends_there),
+	cmocka_unit_test(a_put_is_expected_until_its_end),
 	cmocka_unit_test(one_byte_at_a_time),
 	cmocka_unit_test(what_listens_there_is_something_else),
 };

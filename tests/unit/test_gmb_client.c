@@ -39,10 +39,17 @@ struct server {
 	uint32_t sent;	       /* EVENTs */
 	uint32_t copies;       /* that it was asked for, and does not answer */
 	uint32_t reconnects;
+	/* READs that it was asked for, whose answers are the test's business */
+	uint32_t reads;
+	struct native_wire_request read;
+	struct native_wire_segment segment; /* of the last READ */
+	struct clan_cookie cookie;	    /* of the client's memory */
+	char reason[512];		    /* why the client says that it has lost a connection */
 	/* Answers to LIST: one export after the other without end, or a status. */
 	uint32_t list_status;
 	uint64_t cursor;
 	bool closed;
+	bool moves; /* by put and get: the connection is over TCP */
 };
 
 static void server_open(struct server *server)
@@ -65,7 +72,10 @@ static void welcome(struct server *server, struct clan_conn *conn)
 	const struct {
 		struct native_wire_welcome head;
 		struct native_wire_instance instance;
-	} hello = { { .magic = NATIVE_MAGIC, .version = server->version }, { { 1 } } };
+	} hello = { { .magic = NATIVE_MAGIC,
+			    .version = server->version,
+			    .flags = server->moves ? NATIVE_WELCOME_MOVES : 0 },
+		{ { 1 } } };
 
 	server->conn = conn;
 	server->closed = false;
@@ -109,6 +119,17 @@ static void receive(struct server *server)
 		}
 		if (message.type == NATIVE_LIST) {
 			answer_list(server);
+			continue;
+		}
+		if (message.type == NATIVE_REGION) {
+			memcpy(&server->cookie, bytes, sizeof(server->cookie));
+			continue;
+		}
+		if (message.type == NATIVE_REQUEST) {
+			server->reads++;
+			memcpy(&server->read, bytes, sizeof(server->read));
+			memcpy(&server->segment, bytes + sizeof(server->read),
+				sizeof(server->segment));
 			continue;
 		}
 		assert_int_equal(message.type, NATIVE_OPEN);
@@ -174,7 +195,9 @@ static void heard(void *context, enum gmb_event event, const char *text)
 {
 	struct server *server = context;
 
-	GMB_UNUSED(text);
+	if (event == GMB_EVENT_LOST) {
+		snprintf(server->reason, sizeof(server->reason), "%s", text);
+	}
 	server->reconnects += event == GMB_EVENT_RECONNECTED;
 	if (event == GMB_EVENT_RESIZED && server->sent < EVENTS_ENOUGH) {
 		resize(server);
@@ -323,6 +346,133 @@ static void test_a_server_that_promises_less(void **state)
 	server_close(&server);
 }
 
+/* --- memory ----------------------------------------------------------------------------------- */
+
+enum { BUFFER_BYTES = 64 << 10, READ_BYTES = 4096, ASKED = 8192 };
+
+static void server_open_tcp(struct server *server)
+{
+	const struct clan_conn_options options = { .size = sizeof(options),
+		.access = CLAN_ACCESS_ANY };
+	struct clan_error error;
+
+	memset(server, 0, sizeof(*server));
+	server->version = NATIVE_VERSION_MIN;
+	server->moves = true;
+	assert_int_equal(clan_queue_create(NULL, &server->queue, &error), 0);
+	assert_int_equal(
+		clan_listen(server->queue, "tcp:127.0.0.1:0", &options, &server->listener, &error),
+		0);
+	snprintf(server->uri, sizeof(server->uri), "gmb://%s/disk",
+		clan_listener_address(server->listener) + strlen("tcp:"));
+}
+
+/* Puts bytes that are not 0 to an offset of the client's memory. */
+static void put(struct server *server, uint64_t offset, size_t bytes)
+{
+	static uint8_t data[BUFFER_BYTES];
+	const struct iovec iov = { data, bytes };
+
+	memset(data, 'x', sizeof(data));
+	assert_int_equal(clan_put(server->conn, &iov, 1, &server->cookie, offset, 0, 0, NULL), 0);
+}
+
+static void answer(struct server *server)
+{
+	const struct native_wire_reply reply = { .tag = server->read.tag };
+
+	assert_int_equal(
+		clan_send(server->conn, CLAN_BULK, NATIVE_REPLY, &reply, sizeof(reply)), 0);
+}
+
+struct hostile_put {
+	int64_t from; /* relative to the read's memory */
+	size_t bytes;
+	bool late; /* after the REPLY */
+};
+
+/* A server that has the cookie of a whole buffer puts where no read of the client is in flight. The
+ * read itself is of this buffer, or of memory that the library stages in its pool. */
+static void put_elsewhere(const struct hostile_put *way, bool staged)
+{
+	static uint8_t own[READ_BYTES];
+	struct gmb_stats stats = { .size = sizeof(stats) };
+	struct gmb_request request = { 0 };
+	struct gmb_client *client;
+	struct gmb_queue *queue;
+	struct gmb_error error;
+	struct server server;
+	uint8_t *target = own;
+	void *base;
+
+	server_open_tcp(&server);
+	assert_int_equal(gmb_queue_create(NULL, &queue, &error), 0);
+	assert_int_equal(gmb_buffer_alloc(queue, BUFFER_BYTES, 0, &base, &error), 0);
+	memset(base, 0, BUFFER_BYTES);
+	memset(own, 0, sizeof(own));
+	client = client_open(queue, &server);
+	if (!staged) {
+		target = (uint8_t *)base + ASKED;
+	}
+	gmb_prepare_read(&request, target, READ_BYTES, 0);
+	gmb_submit(client, &request);
+	for (int i = 0; server.reads == 0; i++) {
+		both_turn(queue, &server, i);
+	}
+	/* What was asked for is taken. */
+	put(&server, server.segment.offset + 1, READ_BYTES - 1);
+	if (way->late) {
+		answer(&server);
+		for (int i = 0; request.in_flight != 0; i++) {
+			both_turn(queue, &server, i);
+		}
+		assert_int_equal(request.result, 0);
+		assert_int_equal(target[READ_BYTES - 1], 'x');
+		memset(base, 0, BUFFER_BYTES);
+		memset(own, 0, sizeof(own));
+	}
+	put(&server, (uint64_t)((int64_t)server.segment.offset + way->from), way->bytes);
+	for (int i = 0; server.reason[0] == '\0'; i++) {
+		both_turn(queue, &server, i);
+	}
+	if (strstr(server.reason, "O18") == NULL) {
+		fail_msg("not O18: %s", server.reason);
+	}
+	for (size_t i = 0; i < BUFFER_BYTES; i++) {
+		uint8_t *byte = (uint8_t *)base + i;
+
+		if (byte <= target || byte >= target + READ_BYTES || way->late) {
+			assert_int_equal(*byte, 0);
+		}
+	}
+	gmb_get_stats(client, &stats);
+	assert_int_equal(stats.connections_lost, 1);
+	assert_int_equal(gmb_close(client), 0);
+	gmb_buffer_free(queue, base);
+	assert_int_equal(gmb_queue_destroy(queue), 0);
+	server_close(&server);
+}
+
+static void test_a_server_that_puts_elsewhere(void **state)
+{
+	static const struct hostile_put ways[] = {
+		{ .from = -1, .bytes = 1 },
+		{ .from = -1, .bytes = READ_BYTES },
+		{ .from = 1, .bytes = READ_BYTES },
+		{ .from = READ_BYTES, .bytes = 1 },
+		{ .from = -ASKED, .bytes = BUFFER_BYTES },
+		{ .from = 0, .bytes = 1, .late = true },
+		{ .from = 0, .bytes = READ_BYTES, .late = true },
+	};
+
+	GMB_UNUSED(state);
+	for (size_t i = 0; i < ARRAY_COUNT(ways); i++) {
+		put_elsewhere(&ways[i], false);
+	}
+	put_elsewhere(&(struct hostile_put){ .from = READ_BYTES, .bytes = 1 }, true);
+	put_elsewhere(&(struct hostile_put){ .from = 0, .bytes = 1, .late = true }, true);
+}
+
 /* --- lists ------------------------------------------------------------------------------------ */
 
 /* gmb_list_exports() blocks, so this server has a thread. */
@@ -404,6 +554,7 @@ int main(void)
 		cmocka_unit_test(test_a_server_that_never_stops_talking),
 		cmocka_unit_test(test_a_server_that_copies_no_more),
 		cmocka_unit_test(test_a_server_that_promises_less),
+		cmocka_unit_test(test_a_server_that_puts_elsewhere),
 		cmocka_unit_test(test_a_list_without_end),
 		cmocka_unit_test(test_a_list_that_is_refused),
 	};

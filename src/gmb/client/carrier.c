@@ -262,6 +262,7 @@ static int gmb_carrier_dial(struct native_carrier *carrier, const struct carrier
 		return result;
 	}
 	clan_conn_set_context(carrier->conn, &carrier->user);
+	clan_conn_check_puts(carrier->conn, native_put_check);
 	list_push_back(&carrier->hub->users, &carrier->user.node);
 	return 0;
 }

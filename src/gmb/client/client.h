@@ -151,6 +151,9 @@ void native_carrier_unshare(struct hub_user *user, uint32_t buffer);
 /* Members of struct carrier_ops. */
 void native_add(struct carrier *base, struct command *command);
 void native_flush(struct carrier *base);
+/* A clan_put_check: permits puts to the memory of reads in flight. context: the carrier's
+ * hub_user. */
+int native_put_check(void *context, const void *memory, size_t bytes);
 
 /* receive.c */
 /* Processes messages from the server, up to a limit that keeps other connections from waiting. */

@@ -29,6 +29,52 @@ static void put_segment(const struct native_carrier *carrier, struct draft *draf
 	};
 }
 
+static bool piece_holds(const struct iovec *piece, const void *memory, size_t bytes)
+{
+	size_t at = (size_t)((const uint8_t *)memory - (const uint8_t *)piece->iov_base);
+
+	return at < piece->iov_len && bytes <= piece->iov_len - at;
+}
+
+/* Returns whether the call reads into this memory. */
+static bool reads_into(
+	struct native_carrier *carrier, struct native_call *call, const void *memory, size_t bytes)
+{
+	const struct command *command = native_command_of(call);
+	struct hub_pieces pieces = hub_pieces_of(command);
+	struct iovec piece;
+
+	if (command->operation != GMB_READ) {
+		return false;
+	}
+	if (call->staged.pages > 0) {
+		piece.iov_base = hub_pool_address(carrier->hub, &call->staged);
+		piece.iov_len = command->length;
+		return piece_holds(&piece, memory, bytes);
+	}
+	while (hub_next_piece(&pieces, &piece)) {
+		if (piece_holds(&piece, memory, bytes)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* A put belongs to one segment of one request, so it is within one piece of memory. */
+int native_put_check(void *context, const void *memory, size_t bytes)
+{
+	struct native_carrier *carrier = native_carrier_of_user(context);
+
+	list_for_each(node, &carrier->sent)
+	{
+		if (reads_into(
+			    carrier, list_entry(node, struct native_call, node), memory, bytes)) {
+			return 1;
+		}
+	}
+	return 0;
+}
+
 enum placing { PLACED, LATER, ELSEWHERE };
 
 /* Fills in the segments of the command's own memory. Returns ELSEWHERE if the server cannot access
