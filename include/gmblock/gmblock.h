@@ -249,7 +249,8 @@ struct gmb_options {
 	size_t size;
 	uint32_t flags;		     /* enum gmb_open_flags */
 	uint32_t connections;	     /* 1 to 16; above 1 only if the server offers multi-conn;
-					0: the library chooses */
+					0: the library chooses, over networks by
+					measuring what another one gains */
 	uint32_t connect_timeout_ms; /* time for name resolution, connecting and handshake together,
 					for each attempt; 0 = 10 s */
 	uint32_t request_timeout_ms; /* a connection on which requests wait and nothing arrives for

@@ -148,7 +148,7 @@ static uint64_t round_trip_ns(struct probe *probe)
 	return MAX(best_ns, UINT64_C(1));
 }
 
-/* Reads this range with all pieces in flight at once. Returns the time it took; 0: it failed. */
+/* Reads this range with all pieces in flight together. Returns the time it took; 0: it failed. */
 static uint64_t burst_ns(struct probe *probe, uint64_t offset, size_t bytes)
 {
 	struct gmb_request requests[BURST_BYTES_MAX / PIECE_BYTES] = { 0 };
@@ -171,8 +171,8 @@ static uint64_t burst_ns(struct probe *probe, uint64_t offset, size_t bytes)
 	return failed ? 0 : MAX(clock_now_ns() - start_ns, UINT64_C(1));
 }
 
-/* Returns the bytes in pages that are not zero. The server can have sent the others as holes, which
- * say nothing about the rate. */
+/* Returns the bytes in pages that are not zero. The server can have sent the others as holes,
+ * whose bytes do not use the network. */
 static uint64_t nonzero_bytes(const struct probe *probe, size_t bytes)
 {
 	uint64_t sum = 0;

@@ -50,6 +50,17 @@ static int take_device(void *context, const char *text, struct error *error)
 	return rc;
 }
 
+static int take_attach_connections(void *context, const char *text, struct error *error)
+{
+	struct arguments *arguments = context;
+
+	if (strcmp(text, "auto") == 0) {
+		arguments->attach.connections = 0;
+		return 0;
+	}
+	return units_parse_count(text, 1, CONNECTIONS_MAX, &arguments->attach.connections, error);
+}
+
 static int take_readahead(void *context, const char *text, struct error *error)
 {
 	struct arguments *arguments = context;
@@ -193,8 +204,10 @@ static const struct field fields[] = {
 		.set = take_device },
 	{ "read-only", NULL, "reject writes to the disk, even if the server allows them",
 		.type = FIELD_FLAG, AT(attach.read_only) },
-	{ "connections", "N", "number of connections to the server, 1 to 16 (default: automatic)",
-		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.connections) },
+	{ "connections", "N",
+		"number of connections to the server, 1 to 16, or auto: as many as make the disk "
+		"faster (default)",
+		.set = take_attach_connections },
 	{ "queues", "N",
 		"number of ublk threads, each with its own connections, 1 to 16 (default: 1)",
 		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.queues) },

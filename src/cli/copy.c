@@ -297,6 +297,17 @@ static int cli_copy_arguments_check(int argc, char **argv, struct copy_arguments
 	return status == CLI_GO_ON ? cli_copy_sizes_check(arguments) : status;
 }
 
+static int take_copy_connections(void *context, const char *text, struct error *error)
+{
+	struct copy_arguments *arguments = context;
+
+	if (strcmp(text, "auto") == 0) {
+		arguments->connections = COPY_CONNECTIONS_AUTO;
+		return 0;
+	}
+	return units_parse_count(text, 1, CONNECTIONS_MAX, &arguments->connections, error);
+}
+
 #define AT(member) FIELD_IN(struct copy_arguments, member)
 
 static const struct field fields[] = {
@@ -306,8 +317,10 @@ static const struct field fields[] = {
 		"with --resume: flush the target and record the progress after every SIZE bytes "
 		"(default 1G), and at least every 5 seconds",
 		.type = FIELD_BYTES, .min = 1, AT(checkpoint_bytes) },
-	{ "connections", "N", "number of connections to each server (default: 4)",
-		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(connections) },
+	{ "connections", "N",
+		"number of connections to each server (default: 4), or auto: as many as make the "
+		"copy faster",
+		.set = take_copy_connections },
 	{ "destination-is-zero", NULL,
 		"assume that the target reads as zeroes, and write no zeroes to it",
 		.type = FIELD_FLAG, AT(target_is_zero) },

@@ -60,7 +60,7 @@ void gmb_get_info(const struct gmb_client *client, struct gmb_info *info)
 		.block_preferred = facts->block_preferred,
 		.payload_max = MIN(facts->payload_max, (uint32_t)CLIENT_PAYLOAD_MAX),
 		.connections = connections,
-		.depth = client->options.depth * client->connections_wanted,
+		.depth = client->command_count,
 		.replies = facts->replies,
 		.atomic_bytes = facts->atomic_bytes,
 	};
@@ -350,6 +350,7 @@ static void start_others(struct gmb_client *client, const struct connection *fir
 {
 	if (!may_be_several(client)) {
 		client->connections_wanted = 1;
+		client->grow.enabled = false;
 		leave_others(client, first);
 		return;
 	}
@@ -641,7 +642,8 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		return;
 	}
 	client_check_deadline(client);
-	if (others && client->lost_count == 0 && !may_be_several(client)) {
+	if (others && client->lost_count == 0 &&
+		(connection->retiring || !may_be_several(client))) {
 		return;
 	}
 	if (client->state == CLIENT_OPEN) {
@@ -763,6 +765,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 		return err;
 	}
 	command_count = client->options.depth * client->connections_wanted;
+	client->command_count = command_count;
 	client->uri_text = strdup(uri);
 	snprintf(client->token, sizeof(client->token), "%016llx%016llx",
 		(unsigned long long)secret[0], (unsigned long long)secret[1]);
@@ -779,6 +782,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 
 		list_push_back(&client->free_commands, &command->node);
 	}
+	grow_init(client);
 	error_set(&client->open_error, -EINPROGRESS, "%s: the export is not open yet", uri);
 	list_push_back(&queue->clients, &client->node);
 	*client_out = client;

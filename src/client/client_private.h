@@ -5,6 +5,7 @@
  *   queue.c       the loop: flush ─▶ turn ─▶ callbacks
  *   request.c     gmb_submit: checks requests, splits them into commands, combines the results
  *   client.c      an open export: assigns commands to connections; opening and closing
+ *   grow.c        the number of connections, if the program leaves it to the library
  *   connection.c  one connection over a carrier: start, lose, start again
  *   carrier.h     what a protocol does for a connection
  *
@@ -97,6 +98,7 @@ struct connection {
 	/* the server is shutting down, so it gets no new commands (rule P127) */
 	bool draining;
 	bool leaving;	     /* closed on purpose: no reconnect */
+	bool retiring;	     /* gets no new commands, and leaves when it has none */
 	struct error reason; /* reason why the connection was lost */
 
 	struct carrier *carrier;
@@ -114,6 +116,24 @@ enum client_state {
 	CLIENT_OPEN,
 	CLIENT_DEAD,	/* gave up: requests fail */
 	CLIENT_CLOSING, /* connections are ending */
+};
+
+enum grow_state {
+	GROW_MEASURE,
+	GROW_CONNECT, /* one more connection is being established */
+	GROW_TRIAL,   /* its gain is measured */
+};
+
+/* State of grow.c. */
+struct grow {
+	bool enabled;
+	enum grow_state state;
+	uint32_t pauses;	/* trials without a gain since the last gain */
+	uint64_t not_before_ns; /* time of the next trial */
+	uint64_t since_ns;	/* start of the window */
+	uint64_t bytes;		/* payload that was completed in the window */
+	uint64_t commands;	/* answered in the window */
+	uint64_t rate;		/* of the last window, in bytes per second; 0: unknown */
 };
 
 struct gmb_client {
@@ -152,6 +172,8 @@ struct gmb_client {
 
 	struct connection *connections[CLIENT_CONNECTIONS_MAX];
 	uint32_t connections_wanted;
+	uint32_t command_count; /* size of the array commands */
+	struct grow grow;
 
 	/* requests that are not completely split into commands, in order */
 	struct list_node waiting;
@@ -235,6 +257,18 @@ void client_check_deadline(struct gmb_client *client);
 uint32_t client_ready_count(const struct gmb_client *client);
 void client_event(struct gmb_client *client, enum gmb_event event, const char *text);
 
+/* --- grow.c ----------------------------------------------------------------------------------- */
+
+/* Shortest duration of a measurement. Only the simulation changes it. */
+extern uint64_t grow_window_ns;
+
+/* Lets the library choose the number of connections, if the options do and the server is reached
+ * over a network. */
+void grow_init(struct gmb_client *client);
+/* Counts the payload of a command that succeeded. Only if grow.enabled is set. Can start and close
+ * connections. */
+void grow_count(struct gmb_client *client, const struct command *command);
+
 /* --- connection.c ----------------------------------------------------------------------------- */
 
 int connection_create(struct gmb_client *client, struct connection **connection_out);
@@ -251,6 +285,9 @@ void connection_lose(struct connection *connection, const struct error *error);
 /* Ends the connection, with a goodbye if it is ready. It becomes idle at once or some iterations of
  * the loop later, and does not reconnect. */
 void connection_leave(struct connection *connection);
+/* Closes a connection when its commands have been answered. It does not reconnect, except to
+ * replace a lost connection. */
+void connection_retire(struct connection *connection);
 bool connection_has_room(const struct connection *connection);
 /* Adds a command; there must be room. */
 void connection_add(struct connection *connection, struct command *command);

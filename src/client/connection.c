@@ -72,6 +72,7 @@ void connection_destroy(struct connection *connection)
 bool connection_has_room(const struct connection *connection)
 {
 	return connection->state == CONNECTION_READY && !connection->draining &&
+	       !connection->retiring &&
 	       connection->carrier->command_count < connection->client->options.depth;
 }
 
@@ -315,6 +316,8 @@ void connection_flush(struct connection *connection)
 	 * request was completely sent. */
 	if (connection->draining && carrier->command_count == 0) {
 		client_connection_lose(connection, -ESHUTDOWN, "the server is shutting down");
+	} else if (connection->retiring && carrier->command_count == 0) {
+		connection_leave(connection);
 	}
 }
 
@@ -334,6 +337,9 @@ void carrier_done(struct carrier *carrier, struct command *command, const char *
 		return;
 	}
 	client_progress(client, connection);
+	if (client->grow.enabled && command->result == 0) {
+		grow_count(client, command);
+	}
 	if (command->result != 0) {
 		log_limited(&client->refusals, ring_batch_ns(carrier->ring), LOG_LEVEL_DEBUG,
 			"client: connection %u: the server rejected a request: operation %u, "
@@ -434,6 +440,15 @@ void connection_start(struct connection *connection, uint64_t delay_ns)
 	} else {
 		connection_set_state(connection, CONNECTION_BACKOFF);
 		timer_set(connection, delay_ns);
+	}
+}
+
+void connection_retire(struct connection *connection)
+{
+	if (connection->state == CONNECTION_READY) {
+		connection->retiring = true; /* connection_flush() closes it */
+	} else {
+		connection_leave(connection);
 	}
 }
 

@@ -95,11 +95,14 @@ struct copy_end {
 	struct error failure;
 };
 
+/* The library chooses the number of connections by measurement. */
+#define COPY_CONNECTIONS_AUTO UINT32_MAX
+
 struct copy_end_options {
 	const char *text; /* URI, path or "-" */
 	bool target;
 	bool direct;	      /* files and devices: bypass the page cache */
-	uint32_t connections; /* remote: 0 = the default */
+	uint32_t connections; /* remote: 0 = the default, or COPY_CONNECTIONS_AUTO */
 };
 
 /* Returns the kind of end that the text names, without opening it. */

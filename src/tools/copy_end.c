@@ -524,8 +524,9 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 	struct gmb_options open = {
 		.size = sizeof(open),
 		.flags = GMB_OPEN_URI_FILES | (options->target ? 0 : GMB_OPEN_READ_ONLY),
-		.connections =
-			options->connections != 0 ? options->connections : CONNECTIONS_DEFAULT,
+		.connections = options->connections == COPY_CONNECTIONS_AUTO ? 0
+			       : options->connections != 0		     ? options->connections
+									     : CONNECTIONS_DEFAULT,
 		.reconnect_timeout_ms = RECONNECT_MS_MAX,
 		.slow_timeout_ms = SLOW_MS_MAX,
 		.event = copy_end_remote_event,
