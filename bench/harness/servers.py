@@ -304,9 +304,10 @@ def _signal(pid, number):
 
 
 def _answers(uri):
-    """True once something accepts connections at the URI and, if it is one, greets as an NBD server."""
+    """True once something accepts connections at the URI and, with an NBD URI, greets as an NBD server."""
     parts = urlsplit(uri)
     native = parts.scheme.startswith("gmb")
+    greets = parts.scheme.startswith("nbd")
     if parts.scheme in ("nbd", "nbds"):
         probe, target = socket.socket(), (parts.hostname, parts.port)
     else:
@@ -317,7 +318,7 @@ def _answers(uri):
         probe.settimeout(START_TIMEOUT_S)
         try:
             probe.connect(target)
-            return native or probe.recv(8) == b"NBDMAGIC"
+            return not greets or probe.recv(8) == b"NBDMAGIC"
         except OSError:
             return False
 
