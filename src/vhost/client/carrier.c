@@ -95,6 +95,21 @@ static void rings_destroy(struct front_carrier *carrier)
 	close_one(&carrier->rings_fd);
 }
 
+/* Asks for a signal on call_fd when the next chain of any ring is used (arm), or for none. Returns
+ * false if there is a used chain already. */
+static bool rings_arm(struct front_carrier *carrier, bool arm)
+{
+	bool is_idle = true;
+
+	if (arm || carrier->is_armed) {
+		for (uint32_t i = 0; i < carrier->queue_count; i++) {
+			is_idle &= front_ring_arm(&carrier->rings[i], arm);
+		}
+	}
+	carrier->is_armed = arm;
+	return is_idle;
+}
+
 /* Completes the commands of one ring. Returns their number. */
 static int ring_harvest(struct front_carrier *carrier, struct front_ring *ring)
 {
@@ -128,6 +143,7 @@ static int source_poll(struct ring_source *source)
 	if (count > 0) {
 		carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
 		carrier->base.answered_ns = carrier->base.heard_ns;
+		rings_arm(carrier, false);
 	}
 	return count;
 }
@@ -137,7 +153,6 @@ static int source_poll(struct ring_source *source)
 static bool source_arm(struct ring_source *source)
 {
 	struct front_carrier *carrier = container_of(source, struct front_carrier, source);
-	bool is_idle = true;
 	uint64_t number;
 
 	if (carrier->state != FRONT_READY) {
@@ -147,10 +162,7 @@ static bool source_arm(struct ring_source *source)
 		(void)!read(carrier->call_fd, &number, sizeof(number));
 	}
 	carrier->call_pending = true;
-	for (uint32_t i = 0; i < carrier->queue_count; i++) {
-		is_idle &= front_ring_arm(&carrier->rings[i], true);
-	}
-	return is_idle;
+	return rings_arm(carrier, true);
 }
 
 static void source_removed(struct ring_source *source)
@@ -338,6 +350,7 @@ void front_ready(struct front_carrier *carrier)
 {
 	ring_cancel(carrier->base.ring, &carrier->timer_op);
 	carrier->call_pending = false;
+	carrier->is_armed = false;
 	carrier->source = (struct ring_source){
 		.poll = source_poll, .arm = source_arm, .fd = carrier->call_fd
 	};

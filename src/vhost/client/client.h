@@ -192,6 +192,7 @@ struct front_carrier {
 	struct front_ring *rings; /* FRONT_QUEUES_MAX */
 	int call_fd;
 	bool call_pending; /* call_fd may be readable */
+	bool is_armed;	   /* the server was asked to signal call_fd */
 	struct ring_source source;
 	bool has_source;
 };
