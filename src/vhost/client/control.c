@@ -26,6 +26,8 @@ static const uint64_t protocol_known = VHOST_PROTOCOL_MQ | VHOST_PROTOCOL_REPLY_
 				       VHOST_PROTOCOL_INFLIGHT_SHMFD | VHOST_PROTOCOL_MEM_SLOTS |
 				       VHOST_PROTOCOL_STATUS;
 
+static const char closed_text[] = "the server closed the connection";
+
 /* --- sending --------------------------------------------------------------------------------- */
 
 /* Sends a message with up to VHOST_REGIONS_TABLE_MAX descriptors. */
@@ -53,11 +55,11 @@ static void channel_send(struct front_carrier *carrier, struct front_channel *ch
 		memcpy(CMSG_DATA(header), fds, sizeof(int) * fd_count);
 	}
 	sent = ring_sendmsg_now(carrier->base.ring, channel->file, &message);
-	if (sent < 0) {
-		front_fail(carrier, (int)sent,
-			sent == -EAGAIN ? "the server does not read its socket"
-					: strerror((int)-sent));
-	} else if ((size_t)sent != sizeof(head) + head.bytes) {
+	if (sent == -EPIPE || sent == -ECONNRESET) {
+		front_fail(carrier, -ECONNRESET, closed_text);
+	} else if (sent < 0 && sent != -EAGAIN) {
+		front_fail(carrier, (int)sent, strerror((int)-sent));
+	} else if (sent != (ssize_t)(sizeof(head) + head.bytes)) {
 		front_fail(carrier, -EAGAIN, "the server does not read its socket");
 	}
 }
@@ -592,7 +594,7 @@ static bool channel_done(struct front_carrier *carrier, struct front_channel *ch
 	}
 	if (result != (int)channel->iov.iov_len) {
 		front_fail(carrier, result < 0 ? result : -ECONNRESET,
-			result < 0 ? strerror(-result) : "the server closed the connection");
+			result < 0 && result != -ECONNRESET ? strerror(-result) : closed_text);
 		return false;
 	}
 	carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
