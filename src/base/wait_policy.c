@@ -248,11 +248,21 @@ static void start_window(struct wait_policy *policy, uint64_t now_ns)
 	policy->source_turns = 0;
 }
 
+void wait_policy_retry(struct wait_policy *policy)
+{
+	if (!policy->is_trying && policy->way == WAIT_BLOCK) {
+		policy->chosen_ns = 0;
+		policy->backoff_windows = WAIT_BACKOFF_WINDOWS_MIN;
+		hold(policy, WAIT_BLOCK, 1);
+	}
+}
+
 enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_turn *turn)
 {
 	uint64_t elapsed_ns = turn->now_ns - policy->window_start_ns;
 	uint32_t requests_min = elapsed_ns < window_ns_min ? (uint32_t)WAIT_WINDOW_REQUESTS
 							   : WAIT_WINDOW_REQUESTS_MIN;
+	bool was_trying = policy->is_trying;
 
 	policy->window_requests += turn->requests;
 	policy->window_turns += turn->requests > 0;
@@ -269,6 +279,9 @@ enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_tur
 		trial_window_done(policy, elapsed_ns);
 	} else {
 		held_window_done(policy, elapsed_ns);
+	}
+	if (was_trying && !policy->is_trying) {
+		policy->chosen_ns = turn->now_ns;
 	}
 	start_window(policy, turn->now_ns);
 	return policy->way_now;

@@ -68,6 +68,7 @@ struct wait_policy {
 	enum wait_way way;     /* the method in use outside of trials */
 	enum wait_way way_now; /* the method used in this window */
 	bool in_trial[WAIT_WAY_COUNT];
+	uint64_t chosen_ns; /* when the last trial ended; 0: none has, or wait_policy_retry() */
 	uint64_t window_start_ns;
 	uint64_t window_cpu_ns; /* the thread's CPU time when the window started; only in trials */
 	uint32_t window_requests;
@@ -89,6 +90,9 @@ struct wait_policy {
  * thread. */
 void wait_policy_init(
 	struct wait_policy *policy, bool may_batch, bool may_spin, uint64_t (*cpu_ns)(void));
+
+/* If the last trial has chosen BLOCK, begins another one soon. */
+void wait_policy_retry(struct wait_policy *policy);
 
 /* Called after every turn. Returns how to wait for the next one. */
 enum wait_way wait_policy_turn(struct wait_policy *policy, const struct wait_turn *turn);

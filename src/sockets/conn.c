@@ -22,6 +22,7 @@
 
 enum {
 	AFTER_GROWTH = 4,	/* each return to TCP multiplies conn->after by this */
+	AFTER_GROWTH_SLOW = 16, /* or by this, if the ring was not faster */
 	BRING_BACK_LOOK_MS = 5, /* interval of checks for changes without an event */
 	CLOSE_WAIT_MS = 1000,
 };
@@ -119,6 +120,16 @@ static void release_row(struct conn *conn)
 	}
 }
 
+static void end_comparison(struct conn *conn)
+{
+	if (conn->is_compared) {
+		conn->is_compared = false;
+		compare_returned(conn->compare);
+	}
+	/* The round trip during which it has moved belongs to neither place. */
+	atomic_store(&conn->asked_ns, 0);
+}
+
 /* Releases everything but the memory, which returns to the pool. */
 static void conn_free(struct conn *conn)
 {
@@ -126,6 +137,7 @@ static void conn_free(struct conn *conn)
 	close_clan(conn);
 	epoll_fd_closes(conn, -1);
 	release_row(conn);
+	end_comparison(conn);
 	list_remove(&conn->touched_node);
 	list_remove(&conn->carried_node);
 	free(conn->buffer);
@@ -174,7 +186,7 @@ static void sockets_conn_leave(struct conn *conn)
 
 	if (switch_leave(&conn->side, &message)) {
 		stats->back++;
-		sockets_conn_say(conn, SWITCH_BACK, message);
+		sockets_conn_say(conn, conn->is_slow ? SWITCH_BACK_SLOW : SWITCH_BACK, message);
 		conn_touch(conn, TOUCH_OUT);
 	}
 }
@@ -319,6 +331,8 @@ void conn_track(int fd, bool connector)
 		conn->ring_in = 0;
 		conn->ring_out = 0;
 		conn->bulk = (struct conn_bulk){ 0 };
+		conn->compare = NULL;
+		atomic_store(&conn->asked_ns, 0);
 		conn->after = core.rules.after;
 		atomic_store(&conn->next_look, conn->after);
 		conn->attempt = 0;
@@ -363,8 +377,21 @@ void conn_leave(struct conn *conn, enum sockets_reason reason)
 		stats->reasons[reason]++;
 		stats_log(false, "descriptor %d returns to TCP: %s", conn->fd,
 			stats_reason_names[reason]);
+		conn->is_slow = reason == REASON_COMPARE || reason == REASON_SLOW;
 		sockets_conn_leave(conn);
 		conn_try_plain(conn);
+	}
+}
+
+void conn_leave_group(const struct compare *group, enum sockets_reason reason)
+{
+	list_for_each(node, &core.carried)
+	{
+		struct conn *conn = list_entry(node, struct conn, carried_node);
+
+		if (conn->compare == group) {
+			conn_leave(conn, reason);
+		}
 	}
 }
 
@@ -396,12 +423,16 @@ void conn_try_plain(struct conn *conn)
 	conn_set_state(conn, CONN_PLAIN);
 	epoll_conn_plain(conn);
 	core_changed(); /* wakes threads that wait for the ring: they must now wait for TCP */
+	end_comparison(conn);
 	if (conn->after == NEVER || conn->passed) {
+		conn->compare = NULL;
 		conn_look_again_at(conn, NEVER);
 		return;
 	}
 	if (!data_grows(conn)) {
-		conn->after = MIN(conn->after * AFTER_GROWTH, (uint32_t)RULES_AFTER_MAX);
+		conn->after = MIN(
+			conn->after * (uint32_t)(conn->is_slow ? AFTER_GROWTH_SLOW : AFTER_GROWTH),
+			(uint32_t)RULES_AFTER_MAX);
 	}
 	atomic_store(&conn->calls, 0);
 	conn->attempt = 0;
@@ -448,6 +479,7 @@ void conn_take_messages(struct conn *conn)
 				     : -EPROTO;
 
 		core_changed(); /* another thread might be sleeping until this message */
+		conn->is_slow = conn->is_slow || message.type == SWITCH_BACK_SLOW;
 		if (result < 0) {
 			conn_broken(conn, "the library of the peer broke the protocol for "
 					  "switching to clan");
@@ -601,6 +633,7 @@ void conn_after_fork(void)
 		list_init(&conn->touched_node);
 		list_init(&conn->carried_node);
 		conn->row = NULL;
+		end_comparison(conn);
 		if (conn_is_carried(conn)) {
 			/* The other end did not answer before the fork, so the bytes in the ring
 			 * belong to the parent. */

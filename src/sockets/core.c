@@ -388,6 +388,7 @@ int core_sleep(uint64_t *epoch_out)
 		return 1;
 	}
 	*epoch_out = core.kick_epoch;
+	core.sleeps++;
 	atomic_fetch_add(&core.sleepers, 1);
 	sockets_core_unlock();
 	return 0;

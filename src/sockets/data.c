@@ -31,7 +31,8 @@ enum {
 	FULL_MS = 20, /* a blocking writer that waits longer for room returns to TCP, whose buffers
 			 are larger */
 };
-#define NS_PER_MS UINT64_C(1000000)
+#define NS_PER_MS      UINT64_C(1000000)
+#define SPINS_AGAIN_NS UINT64_C(2000000000)
 
 /* --- vectors ---------------------------------------------------------------------------------- */
 
@@ -229,6 +230,80 @@ static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_c
 		conn_try_plain(conn);
 	}
 	return (ssize_t)copied;
+}
+
+/* --- comparing with TCP ------------------------------------------------------------------------
+ */
+
+void data_asked(struct conn *conn)
+{
+	if (atomic_load_explicit(&conn->asked_ns, memory_order_relaxed) == 0) {
+		atomic_store_explicit(&conn->asked_ns, clock_now_ns(), memory_order_relaxed);
+	}
+}
+
+void data_answered(struct conn *conn, enum compare_place place)
+{
+	uint64_t asked_ns = atomic_exchange_explicit(&conn->asked_ns, 0, memory_order_relaxed);
+	struct compare *compare = conn->compare; /* another thread can set it to NULL */
+
+	if (asked_ns != 0 && compare != NULL) {
+		compare_sample(compare, place, asked_ns, clock_now_ns());
+	}
+}
+
+/* Returns true if this thread has chosen how it waits. Only then are round trips measured. They are
+ * also measured in later trials: with a varying load, there is always one. */
+static bool has_chosen(void)
+{
+	return core_spinner.policy.chosen_ns != 0;
+}
+
+static void compare_write(struct conn *conn)
+{
+	const struct compare *compare = conn->compare;
+
+	if (compare != NULL && compare->settled == 0 && compare->pause == 0 && has_chosen()) {
+		data_asked(conn);
+	}
+}
+
+/* A connection that was on TCP for long is carried again: polling may be better by now, for example
+ * because another program has ended. */
+static void spin_again(struct conn *conn)
+{
+	conn->spins_again = false;
+	if (clock_now_ns() - core_spinner.policy.chosen_ns > SPINS_AGAIN_NS) {
+		wait_policy_retry(&core_spinner.policy);
+	}
+}
+
+/* Called after a read of data from the ring. Returns the connections of the group to TCP if that is
+ * faster, or in order to find that out. */
+static void compare_read(struct conn *conn)
+{
+	struct clan_conn_stats clan = { .size = sizeof(clan) };
+	struct compare_costs costs = { .sleeps = core.sleeps, .reads = ++core.reads };
+	struct compare *compare = conn->compare;
+	enum compare_verdict verdict;
+	uint64_t bells;
+
+	if (compare == NULL || conn->clan == NULL || conn->side.out_place != SWITCH_OUT_RING ||
+		!compare_is_due(compare) || !has_chosen()) {
+		return;
+	}
+	if (conn->spins_again) {
+		spin_again(conn);
+		return;
+	}
+	clan_conn_get_stats(conn->clan, &clan);
+	bells = clan.bells_rung - conn->bells;
+	conn->bells = clan.bells_rung;
+	data_answered(conn, COMPARE_RING);
+	verdict = compare_judge(compare, &costs, bells);
+	if (verdict != COMPARE_GOES_ON) {
+		conn_leave_group(compare, verdict == COMPARE_SLOW ? REASON_SLOW : REASON_COMPARE);
+	}
 }
 
 /* --- receiving -------------------------------------------------------------------------------- */
@@ -714,6 +789,9 @@ ssize_t data_recv(
 			break;
 		}
 	}
+	if (done > 0 && !peek && conn_is_carried(conn)) {
+		compare_read(conn);
+	}
 	if (done > 0 && done < total && conn_is_carried(conn)) {
 		meet_end(conn);
 	}
@@ -805,6 +883,7 @@ ssize_t data_sendv(
 	}
 	count_op(conn);
 	if (conn_is_carried(conn)) {
+		compare_write(conn);
 		result = send_locked(conn, iov, iov_count, flags, &done);
 	}
 	*plain_out = done == 0 && result == 0;

@@ -32,11 +32,13 @@ enum {
 			       number of reads */
 	LISTENS_BULK = 256, /* the same if bulk.on is set, because such connections have many reads
 			       for each write */
-	SLOT_BYTES = 64,    /* slot size of libclan's rings */
+	SPINS_AGAIN_AFTER = 2048,
+	GROUPS_MAX = 64, /* addresses to which connections are compared */
+	SLOT_BYTES = 64, /* slot size of libclan's rings */
 	UNKNOWN_UID = 65534,
 };
 
-static const char hello[8] = "clsock01";
+static const char hello[8] = "clsock02";
 
 /* --- meeting ---------------------------------------------------------------------------------- */
 
@@ -329,6 +331,41 @@ void conn_learn_limits(struct conn *conn)
 	conn->out_limit_ns = limit_of(conn, SO_SNDTIMEO);
 }
 
+/* Finds the group of the connection's remote address, or begins one. Returns NULL if there are too
+ * many groups. */
+static struct compare *group_of(const struct rules_address *remote)
+{
+	static struct {
+		struct rules_address remote;
+		struct compare compare;
+	} groups[GROUPS_MAX];
+	static uint32_t group_count;
+
+	for (uint32_t i = 0; i < group_count; i++) {
+		if (memcmp(&groups[i].remote, remote, sizeof(*remote)) == 0) {
+			return &groups[i].compare;
+		}
+	}
+	if (group_count == GROUPS_MAX) {
+		return NULL;
+	}
+	groups[group_count].remote = *remote;
+	return &groups[group_count++].compare;
+}
+
+static void begin_comparison(struct conn *conn)
+{
+	if (conn->connector && !core.rules.no_compare && conn->compare == NULL) {
+		conn->compare = group_of(&conn->remote);
+	}
+	atomic_store(&conn->asked_ns, 0);
+	conn->bells = 0;
+	if (conn->compare != NULL) {
+		conn->is_compared = true;
+		compare_carried(conn->compare);
+	}
+}
+
 /* Moves the connection to CONN_CARRIED: all later calls are emulated. MAY, which permits the peer
  * to write to the ring, is sent now, or when the last read that started on TCP has ended. */
 static void meet_begin(struct conn *conn)
@@ -343,6 +380,9 @@ static void meet_begin(struct conn *conn)
 	conn->tcp_event = true;
 	conn->stranded = false;
 	conn->ops = 0;
+	conn->is_slow = false;
+	conn->spins_again = conn->after >= SPINS_AGAIN_AFTER;
+	begin_comparison(conn);
 	conn->offered = false;
 	switch_begin(&conn->side);
 	conn_set_state(conn, CONN_CARRIED);

@@ -60,6 +60,9 @@ enum way plain_enter(int fd, bool writes, struct plain_call *call)
 		state = atomic_load(&conn->state);
 		if (conn_at(fd) == conn && state != CONN_CARRIED && state != CONN_FREE) {
 			call->entered = true;
+			if (writes && conn->compare != NULL) {
+				data_asked(conn);
+			}
 			return WAY_PLAIN;
 		}
 		atomic_fetch_sub(calls, 1);
@@ -78,6 +81,9 @@ void plain_leave(struct plain_call *call)
 	if (call->bytes > 0) {
 		atomic_fetch_add_explicit(call->writes ? &conn->side.out : &conn->side.in,
 			(uint64_t)call->bytes, memory_order_relaxed);
+		if (!call->writes && conn->compare != NULL) {
+			data_answered(conn, COMPARE_TCP);
+		}
 	}
 	conn_count_off(call->writes ? &conn->plain_writers : &conn->plain_readers);
 	/* If the connection has moved to CONN_CARRIED during the call, the last read in the kernel

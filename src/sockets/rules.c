@@ -111,6 +111,15 @@ static int set_number(uint32_t *number, const char *key, const char *word, uint3
 	return 0;
 }
 
+static int set_off(bool *is_off, const char *key, const char *word, struct error *error)
+{
+	*is_off = strcmp(word, "off") == 0;
+	if (!*is_off && strcmp(word, "auto") != 0) {
+		return error_set(error, -EINVAL, "%s: \"%s\" is neither auto nor off", key, word);
+	}
+	return 0;
+}
+
 static int parse_statement(struct rules *rules, const char *key, const char *word,
 	const char *program, struct error *error)
 {
@@ -131,11 +140,10 @@ static int parse_statement(struct rules *rules, const char *key, const char *wor
 		return set_number(&rules->after, key, word, 1, RULES_AFTER_MAX, error);
 	}
 	if (strcmp(key, "spin") == 0) {
-		rules->no_spin = strcmp(word, "off") == 0;
-		return rules->no_spin || strcmp(word, "auto") == 0
-			       ? 0
-			       : error_set(error, -EINVAL, "spin: \"%s\" is neither auto nor off",
-					 word);
+		return set_off(&rules->no_spin, key, word, error);
+	}
+	if (strcmp(key, "compare") == 0) {
+		return set_off(&rules->no_compare, key, word, error);
 	}
 	if (strcmp(key, "switch-every") == 0) {
 		return set_number(&rules->switch_every, key, word, 1, RULES_AFTER_MAX, error);

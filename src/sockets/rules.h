@@ -46,8 +46,9 @@ struct rules {
 	uint32_t ring_bytes;  /* 0: not configured */
 	/* For tests: number of calls after which a connection returns to TCP; 0 = never. */
 	uint32_t switch_every;
-	bool no_spin; /* threads never poll before they sleep */
-	bool refuse;  /* for tests: rejects all peers */
+	bool no_compare; /* connections are carried even if TCP is faster */
+	bool no_spin;	 /* threads never poll before they sleep */
+	bool refuse;	 /* for tests: rejects all peers */
 };
 
 /* Parses a text of lines (or of statements separated by semicolons) for the program with that

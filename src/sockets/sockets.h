@@ -43,6 +43,7 @@
 
 #include "base/list.h"
 #include "base/spin.h"
+#include "sockets/compare.h"
 #include "sockets/rules.h"
 #include "sockets/switch.h"
 
@@ -72,6 +73,8 @@ enum sockets_reason {
 	REASON_EPOLL,	  /* a use of epoll that is not emulated */
 	REASON_FULL,	  /* the ring stayed full */
 	REASON_BULK,	  /* the ring was full repeatedly, so a larger one is set up */
+	REASON_COMPARE,	  /* its time on TCP must be measured */
+	REASON_SLOW,	  /* it is faster on TCP */
 	REASON_SHUTDOWN,  /* one direction was shut down */
 	REASON_FORK,
 	REASON_EXEC,
@@ -182,6 +185,11 @@ struct conn {
 	uint64_t ring_in;
 	uint64_t ring_out;
 	struct conn_bulk bulk;
+	/* The group of the connection; NULL: it is not compared, or was not carried yet. */
+	_Atomic(struct compare *) compare;
+	_Atomic(uint64_t) asked_ns; /* when a round trip began; 0: none has begun */
+	bool is_compared;	    /* counted in compare->carried */
+	uint64_t bells;		    /* number of wake-ups of the peer at the last sample */
 	uint32_t after;	  /* calls before the first conn_advance(); grows with each return to TCP */
 	uint32_t attempt; /* number of attempts of the connector */
 	bool connector;
@@ -214,6 +222,8 @@ struct conn {
 	bool buffer_shared;    /* a fork has copied the buffer to other processes; process.c */
 	uint64_t buffer_taken; /* value of holders->taken to which buffer_at corresponds */
 	uint32_t ops;	       /* calls, for "switch-every" */
+	bool is_slow;	  /* it returns to TCP because the ring is not faster; both ends know it */
+	bool spins_again; /* the thread must try polling again before it compares */
 	struct stats_row *row;
 
 	uint32_t touched; /* enum conn_touch */
@@ -334,6 +344,8 @@ struct core {
 	uint64_t kick_epoch;
 	bool news;	  /* a change that sleepers might wait for; core_unlock() then wakes them */
 	uint64_t changes; /* number of calls of core_changed() */
+	uint64_t sleeps;
+	uint64_t reads; /* reads that returned data of carried connections */
 	uint32_t own_fds;
 	struct list_node touched;
 	struct list_node carried;
@@ -407,6 +419,8 @@ void conn_untrack(struct conn *conn);
 /* Starts to move a connection from its rings back to TCP: later writes go to TCP, and the message
  * SWITCH makes the peer do the same. */
 void conn_leave(struct conn *conn, enum sockets_reason reason);
+/* The same for all connections of the group. */
+void conn_leave_group(const struct compare *group, enum sockets_reason reason);
 /* If the connection uses rings, returns it to TCP for good. Otherwise stops tracking it. */
 void conn_unfit(struct conn *conn, enum sockets_reason reason);
 /* Returns to TCP all connections for which choose() returns true, and waits for this up to
@@ -468,6 +482,10 @@ ssize_t data_send(struct conn *conn, const struct iovec *iov, int iov_count);
 /* Called when a connection has returned to TCP. Returns true, once, if it should get larger
  * rings. */
 bool data_grows(struct conn *conn);
+/* Called before a write and after a read that returned data, carried or on TCP, if conn->compare
+ * was not NULL. Need no lock. */
+void data_asked(struct conn *conn);
+void data_answered(struct conn *conn, enum compare_place place);
 /* Moves bytes from the ring to the buffer, until the buffer holds bytes_max or the ring is
  * empty. */
 void data_pull(struct conn *conn, size_t bytes_max);

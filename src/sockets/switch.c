@@ -68,6 +68,7 @@ int switch_received(struct switch_side *side, uint32_t type, const struct switch
 		side->go_from = from;
 		return 0;
 	case SWITCH_BACK:
+	case SWITCH_BACK_SLOW:
 		if (side->switch_from != SWITCH_NOWHERE || from == SWITCH_NOWHERE) {
 			return -EPROTO;
 		}

@@ -26,6 +26,7 @@ enum switch_type {
 	SWITCH_MAY = 1,
 	SWITCH_GO = 2,
 	SWITCH_BACK = 3,
+	SWITCH_BACK_SLOW = 4, /* SWITCH_BACK, because the ring is not faster than TCP */
 };
 
 /* A message between the two libraries; its type is the message type of clan. Little-endian. */

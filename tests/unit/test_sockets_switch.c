@@ -449,7 +449,8 @@ static void broken_rules(void **state)
 	assert_int_equal(switch_received(&side, SWITCH_GO, &five), -EPROTO);   /* twice */
 	assert_int_equal(switch_received(&side, SWITCH_BACK, &zero), -EPROTO); /* before GO */
 	assert_int_equal(switch_received(&side, SWITCH_BACK, &nowhere), -EPROTO);
-	assert_int_equal(switch_received(&side, SWITCH_BACK, &five), 1);
+	assert_int_equal(switch_received(&side, SWITCH_BACK_SLOW, &five), 1);
+	assert_int_equal(switch_received(&side, SWITCH_BACK_SLOW, &five), -EPROTO);
 	assert_int_equal(switch_received(&side, SWITCH_BACK, &five), -EPROTO);
 	assert_int_equal(switch_received(&side, SWITCH_MAY, &zero), 0);
 	assert_int_equal(switch_received(&side, SWITCH_MAY, &zero), -EPROTO);
