@@ -762,6 +762,13 @@ static inline bool session_waits(const struct session *session)
 	return turn_is_waiting(&session->blocked_turn) || rate_waits(&session->rate);
 }
 
+/* Called before engine_request_begin() for a request that was found in a queue in memory, of which
+ * one event of the ring announces many. */
+static inline void engine_request_from_queue(struct session *session)
+{
+	ring_waiter_count_many(&session->engine->waiter);
+}
+
 /* Starts a request. engine_request_may() and engine_request_may_move() must both have returned
  * true. */
 static inline void engine_request_begin(struct session *session)

@@ -20,13 +20,14 @@ void ring_waiter_turn(struct ring_waiter *waiter, uint64_t requests, bool is_slo
 	const struct wait_turn turn = {
 		.now_ns = ring_batch_ns(waiter->ring),
 		.requests = (uint32_t)(requests - waiter->requests),
-		.by_source = counters->events != waiter->events,
+		.by_source = counters->events != waiter->events || waiter->has_many,
 		.was_crowded = counters->crowded != waiter->crowded,
 	};
 	enum wait_way way = wait_policy_turn(&waiter->policy, &turn);
 
 	waiter->requests = requests;
 	waiter->events = counters->events;
+	waiter->has_many = false;
 	waiter->crowded = counters->crowded;
 	way = way == WAIT_SPIN && is_slow ? WAIT_BLOCK : way;
 	if (way != waiter->way) {

@@ -19,6 +19,7 @@ struct ring_waiter {
 	uint64_t requests;
 	uint64_t events;
 	uint64_t crowded;
+	bool has_many; /* set by ring_waiter_count_many(), until the end of the turn */
 };
 
 /* may_batch, may_spin: the methods that may be tried. */
@@ -28,6 +29,13 @@ void ring_waiter_init(struct ring_waiter *waiter, struct ring *ring, bool may_ba
  * have arrived, a client those that were answered. is_slow: the thread waits for something that
  * takes longer than the time for which it would poll. */
 void ring_waiter_turn(struct ring_waiter *waiter, uint64_t requests, bool is_slow);
+
+/* Called when requests arrive of which one completion announces many, like those in a queue in
+ * memory. For the policy, they come from an event source: completions are not gathered. */
+static inline void ring_waiter_count_many(struct ring_waiter *waiter)
+{
+	waiter->has_many = true;
+}
 
 /* Makes the ring's thread sleep without polling or gathering completions, until the next
  * ring_waiter_turn(). */

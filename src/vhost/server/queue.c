@@ -180,6 +180,7 @@ void vhost_queue_take(struct vhost_queue *queue)
 			return;
 		}
 		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
+		engine_request_from_queue(&session->base);
 		if (engine_request_may_move(&session->base, vhost_request_bytes(request))) {
 			vhost_request_start(request);
 		} else {
