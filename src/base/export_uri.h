@@ -31,6 +31,8 @@ enum {
 	EXPORT_URI_LABEL_BYTES = 160
 };
 
+/* The server's message to clients of a fenced node. A client that receives it gives up. */
+#define EXPORT_URI_FENCED_TEXT "fenced: this node may not use the server until it is unfenced"
 /* The server's message if an export name contains the name of a deleted snapshot. A client that
  * receives it does not wait for the snapshot. */
 #define EXPORT_URI_SNAPSHOT_DELETED_TEXT                                                           \

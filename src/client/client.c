@@ -568,6 +568,14 @@ static bool snapshot_is_deleted(const struct gmb_client *client)
 	       strstr(client->trouble.text, EXPORT_URI_SNAPSHOT_DELETED_TEXT) != NULL;
 }
 
+/* Returns true if the client's node is fenced. This is final: another node may use the disk. */
+static bool is_fenced(const struct gmb_client *client)
+{
+	/* gmb has only EPERM for both */
+	return (client->trouble.code == -EACCES || client->trouble.code == -EPERM) &&
+	       strstr(client->trouble.text, EXPORT_URI_FENCED_TEXT) != NULL;
+}
+
 void client_check_deadline(struct gmb_client *client)
 {
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
@@ -578,6 +586,7 @@ void client_check_deadline(struct gmb_client *client)
 	deleted = client->lost_ns != 0 && snapshot_is_deleted(client);
 	client->deleted_ns = !deleted ? 0 : client->deleted_ns != 0 ? client->deleted_ns : now_ns;
 	is_overdue = lost_ns >= client->options.reconnect_timeout_ms * NS_PER_MS ||
+		     is_fenced(client) ||
 		     (client->deleted_ns != 0 &&
 			     now_ns - client->deleted_ns >= SNAPSHOT_PATIENCE_MS * NS_PER_MS);
 	if (client->state == CLIENT_OPEN && client->lost_ns != 0 && is_overdue) {

@@ -42,6 +42,8 @@ void client_end(struct gmb_client *client);
 /* Called after client_end(), when queue_pump() has returned. Frees the client and returns true as
  * soon as it has no operation in flight. */
 bool client_join(struct gmb_client *client);
+/* Returns the number of requests of an open client that have not ended. */
+uint32_t client_in_flight(const struct gmb_client *client);
 /* Returns the reason why an open client no longer has a connection, or "" if it has one. Valid as
  * long as the client. */
 const char *client_trouble(const struct gmb_client *client);

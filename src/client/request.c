@@ -5,6 +5,7 @@
 
 #include "base/bytes.h"
 #include "client/client_private.h"
+#include "client/guest.h"
 
 /* Target duration of a command of a long range, in nanoseconds, for each millisecond of
  * request_timeout: one sixteenth of request_timeout. */
@@ -12,6 +13,11 @@
 
 _Static_assert(sizeof(struct request_state) <= sizeof(((struct gmb_request *)0)->private_space),
 	"request_state");
+
+uint32_t client_in_flight(const struct gmb_client *client)
+{
+	return client->requests_in_flight;
+}
 
 struct request_state *request_state(struct gmb_request *request)
 {

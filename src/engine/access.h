@@ -22,7 +22,12 @@
 #include "base/identity.h"
 
 /* Rights of a peer on an export, combined by OR. */
-enum engine_rights { ENGINE_RIGHT_READ = 1, ENGINE_RIGHT_WRITE = 2 };
+enum engine_rights {
+	ENGINE_RIGHT_READ = 1,
+	ENGINE_RIGHT_WRITE = 2,
+	/* In rules for all exports: the right to fence nodes. engine_rights() never returns it. */
+	ENGINE_RIGHT_FENCE = 4,
+};
 
 enum {
 	ACCESS_UID = IDENTITY_KIND_COUNT, /* user of a Unix socket's peer: uint32_t in host order */

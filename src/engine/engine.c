@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/fence.h"
+
 void engine_limits_default(struct engine_limits *limits)
 {
 	*limits = (struct engine_limits){
@@ -828,6 +830,7 @@ int engine_create(
 	list_init(&engine->peers);
 	list_init(&engine->rate_identities);
 	engine_clients_init(engine);
+	list_init(&engine->nodes);
 	turns_init(&engine->blocked);
 	engine_turn_part(engine);
 	rate_room_init(&engine->rates, engine->ring);
@@ -878,6 +881,7 @@ void engine_destroy(struct engine *engine)
 	path_destroy(engine->path);
 	arena_destroy(engine->arena);
 	engine_clients_fini(engine);
+	engine_nodes_fini(engine);
 	free(engine->exports);
 	free(engine);
 }

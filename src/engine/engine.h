@@ -40,6 +40,7 @@
 #include "stream/stream.h"
 
 struct engine;
+struct fence;
 struct session;
 struct session_record;
 
@@ -111,6 +112,7 @@ struct engine_export {
 	bool removed;
 	struct list_node barred; /* sessions that wait until store_barrier() is open */
 	bool asking;
+	bool watched;		   /* the barrier is checked even if no session waits */
 	struct ring_op barrier_op; /* the next check of the barrier, or the pause before that */
 	enum store_barrier barrier_found;
 	uint64_t barrier_pause_ns;
@@ -312,6 +314,15 @@ struct engine_client {
 	struct path_stats *operations[STORE_OP_COUNT]; /* see path_client.stats */
 };
 
+enum { ENGINE_NODE_NAME_BYTES = 64 };
+
+/* Statistics of one node (fence.h) in this engine. */
+struct engine_node {
+	struct list_node node; /* in engine->nodes */
+	char name[ENGINE_NODE_NAME_BYTES];
+	uint64_t operations; /* operations that stores have completed for the node's sessions */
+};
+
 /* The sessions of one identity with limits in this engine. */
 struct engine_identity {
 	struct list_node node; /* in engine->rate_identities */
@@ -321,19 +332,30 @@ struct engine_identity {
 	struct path_quota memory;
 };
 
+/* The peer that acts for the session's peer, as the kernel or the network names it. All zeroes: the
+ * session's peer acts for itself. */
+struct session_carrier {
+	bool has_uid;
+	bool has_address;
+	uint32_t uid;
+	uint8_t address[ACCESS_ADDRESS_BYTES];
+};
+
 struct session {
 	const struct session_kind *kind;
 	struct engine *engine;
 	struct peer peer;
-	struct tls_policy *tls;	  /* see struct endpoint */
-	enum session_state state; /* changed by session_set_state() */
-	bool stopping;		  /* must end: drain() was called */
-	bool handing_over;	  /* must be handed over to another process; see handover.h */
-	bool paused;		  /* starts no requests and receives no data */
-	bool was_told;		  /* the session's state was sent to the other process */
-	bool handed_over;	  /* the other process owns the connection */
-	bool was_ready;		  /* a log line has reported that the client uses the export */
-	struct export *export;	  /* NULL before session_choose() */
+	struct session_carrier carrier; /* see session_act_for() */
+	struct tls_policy *tls;		/* see struct endpoint */
+	enum session_state state;	/* changed by session_set_state() */
+	bool stopping;			/* must end: drain() was called */
+	bool handing_over;		/* must be handed over to another process; see handover.h */
+	bool paused;			/* starts no requests and receives no data */
+	bool was_told;			/* the session's state was sent to the other process */
+	bool handed_over;		/* the other process owns the connection */
+	bool was_ready;	       /* a log line has reported that the client uses the export */
+	bool fenced;	       /* ended because its node is fenced; see fence.h */
+	struct export *export; /* NULL before session_choose() */
 	struct path_export *path_export;
 	struct path_client client; /* the session's part of the shared payload memory */
 	uint32_t rights;	   /* enum engine_rights; can change, see EXPORT_RIGHTS */
@@ -392,6 +414,7 @@ void session_has_spoken(struct session *session);
 void session_set_state(struct session *session, enum session_state state);
 /*
  * Makes the session use this export. Errors:
+ * - -EACCES: the peer belongs to a fenced node (fence.h).
  * - -ENOENT: the export has been hidden from the session since it was found.
  * - -EBUSY: the export has reached its connection limit.
  * - -EUSERS: the peer's identity has reached its connection limit.
@@ -530,6 +553,8 @@ struct engine_options {
 	bool device_waits; /* see path_options */
 	/* Limits of identities. Must exist as long as the engine; NULL: none. */
 	struct rate_rules *rate_rules;
+	/* Nodes and fences. Must exist as long as the engine; NULL: none. */
+	struct fence *fence;
 	/* Destinations to which kinds may connect for a client. Must exist as long as the
 	 * engine. */
 	const struct place *places;
@@ -584,6 +609,7 @@ struct engine {
 	uint32_t client_count;
 	/* statistics of the clients for which the table has no room */
 	struct engine_client other_clients;
+	struct list_node nodes; /* struct engine_node: nodes that have had sessions */
 	struct list_node ending;
 	struct engine_review review; /* the latest review */
 	struct list_node to_review;  /* sessions that the review has not checked yet */
@@ -670,6 +696,11 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns);
 /* Returns 0 if the store's barrier is open for the session, otherwise an error of
  * session_choose(). */
 int engine_export_barrier(struct engine_export *entry, struct session *session);
+/* Returns whether the store's barrier is closed, and makes the engine check it until it is open. */
+bool engine_export_watch_barrier(struct engine_export *entry);
+/* Returns the properties of the session's peer that rules are compared with; valid as long as the
+ * session. */
+struct access_subject session_subject(const struct session *session);
 /* Ends one use of the entry. The last one frees the entry if the export was removed. */
 void engine_export_leave(struct engine *engine, struct engine_export *entry);
 

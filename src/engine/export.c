@@ -461,7 +461,8 @@ static void barrier_done(struct ring_op *op, int result)
 			session->kind->resume(session);
 		}
 	}
-	if (!list_is_empty(&entry->barred)) {
+	entry->watched &= !over && !engine->draining;
+	if (!list_is_empty(&entry->barred) || entry->watched) {
 		ring_timer(engine->ring, op, entry->barrier_pause_ns, barrier_again);
 		entry->barrier_pause_ns = MIN(2 * entry->barrier_pause_ns, pause_ns);
 		return;
@@ -479,6 +480,28 @@ static void barrier_again(struct ring_op *op, int result)
 	ring_call(entry->engine->ring, op, barrier_call, barrier_done);
 }
 
+/* Begins to check the barrier repeatedly, unless this is in progress. */
+static void barrier_ask(struct engine_export *entry)
+{
+	if (!entry->asking) {
+		entry->asking = true;
+		entry->barrier_pause_ns = ENGINE_BARRIER_PAUSE_NS;
+		entry->session_count++;
+		entry->engine->closing_count++;
+		ring_call(entry->engine->ring, &entry->barrier_op, barrier_call, barrier_done);
+	}
+}
+
+bool engine_export_watch_barrier(struct engine_export *entry)
+{
+	entry->watched = !entry->engine->draining &&
+			 store_barrier(entry->path.store, false) == STORE_BARRIER_CLOSED;
+	if (entry->watched) {
+		barrier_ask(entry);
+	}
+	return entry->watched;
+}
+
 int engine_export_barrier(struct engine_export *entry, struct session *session)
 {
 	struct engine *engine = session->engine;
@@ -494,13 +517,7 @@ int engine_export_barrier(struct engine_export *entry, struct session *session)
 		return -ETIMEDOUT;
 	}
 	list_push_back(&entry->barred, &session->barred_node);
-	if (!entry->asking) {
-		entry->asking = true;
-		entry->barrier_pause_ns = ENGINE_BARRIER_PAUSE_NS;
-		entry->session_count++;
-		engine->closing_count++;
-		ring_call(engine->ring, &entry->barrier_op, barrier_call, barrier_done);
-	}
+	barrier_ask(entry);
 	return -EAGAIN;
 }
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
-#include "engine/engine.h"
+#include "engine/fence.h"
 
 static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 	[SESSION_NEGOTIATING] =
@@ -194,8 +194,10 @@ static bool is_own_user(const struct peer *peer)
 	       (peer->credentials.uid == 0 || peer->credentials.uid == geteuid());
 }
 
-static struct access_subject subject_of(const struct peer *peer)
+struct access_subject session_subject(const struct session *session)
 {
+	const struct peer *peer = &session->peer;
+
 	return (struct access_subject){
 		.proved = peer->proved,
 		.uid = peer->has_credentials ? &peer->credentials.uid : NULL,
@@ -216,10 +218,11 @@ static uint32_t decide(const struct session *session, const struct export *expor
 {
 	const struct peer *peer = &session->peer;
 	struct access_verdict verdict = { .rights = ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE };
-	struct access_subject subject = subject_of(peer);
+	struct access_subject subject = session_subject(session);
 
 	if (access != NULL) {
 		verdict = access_look(access, &subject);
+		verdict.rights &= ENGINE_RIGHT_READ | ENGINE_RIGHT_WRITE;
 	} else if (session->kind->maps_memory && peer->family == AF_UNIX && !is_own_user(peer)) {
 		verdict.rights = 0;
 		verdict.origin = "different user, and no access rules";
@@ -376,7 +379,7 @@ static int engine_session_join_rates(struct session *session, struct engine_expo
 	const struct takeover_principal *principal)
 {
 	struct engine *engine = session->engine;
-	struct access_subject subject = subject_of(&session->peer);
+	struct access_subject subject = session_subject(session);
 	struct rate_identity *identity;
 	int rc;
 
@@ -402,6 +405,8 @@ const char *session_choose_text(int result)
 	switch (-result) {
 	case ENOENT:
 		return "there is no such export";
+	case EACCES:
+		return FENCE_REFUSAL;
 	case ETIMEDOUT:
 		return ENGINE_BARRIER_TEXT "; try again later";
 	case EBUSY:
@@ -442,7 +447,9 @@ int session_choose(struct session *session, struct engine_export *entry)
 {
 	struct export *export = entry->export;
 	uint32_t rights = engine_rights(session, export);
-	int rc = rights == 0 ? -ENOENT : engine_export_barrier(entry, session);
+	int rc = session_is_fenced(session) ? -EACCES
+		 : rights == 0		    ? -ENOENT
+					    : engine_export_barrier(entry, session);
 	uint32_t connections_max;
 	struct takeover_principal principal = counted_principal(&session->peer);
 	uint32_t before;
@@ -465,6 +472,7 @@ int session_choose(struct session *session, struct engine_export *entry)
 		return rc;
 	}
 	engine_client_join(session, &principal);
+	engine_node_join(session);
 	path_client_join(&session->client, PATH_QUOTA_EXPORT, &entry->memory);
 	if (session->of_identity != NULL) {
 		path_client_join(

@@ -20,6 +20,9 @@ const char *nbd_option_name(uint32_t option)
 		[NBD_OPT_EXTENDED_HEADERS] = "EXTENDED_HEADERS",
 	};
 
+	if (option == NBD_OPT_FENCE) {
+		return "FENCE";
+	}
 	return option < ARRAY_COUNT(names) && names[option] != NULL ? names[option] : "unknown";
 }
 

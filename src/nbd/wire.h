@@ -72,6 +72,14 @@ enum nbd_option {
 	NBD_OPT_LIST_META_CONTEXT = 9,
 	NBD_OPT_SET_META_CONTEXT = 10,
 	NBD_OPT_EXTENDED_HEADERS = 11,
+	NBD_OPT_FENCE = 0x676d6246, /* our own, docs/protocol/nbd.md: "gmbF" */
+};
+
+/* The first 32 bits of the data of NBD_OPT_FENCE; the name of the node follows. */
+enum nbd_fence_action {
+	NBD_FENCE_LOOK = 0,
+	NBD_FENCE_FENCE = 1,
+	NBD_FENCE_UNFENCE = 2,
 };
 
 #define NBD_REP_ERROR_BIT UINT32_C(0x80000000)
@@ -92,6 +100,7 @@ enum nbd_option_reply {
 #define NBD_REP_ERR_BLOCK_SIZE_REQD (NBD_REP_ERROR_BIT + 8)
 #define NBD_REP_ERR_TOO_BIG	    (NBD_REP_ERROR_BIT + 9)
 #define NBD_REP_ERR_EXT_HEADER_REQD (NBD_REP_ERROR_BIT + 10)
+#define NBD_REP_ERR_IN_PROGRESS	    (NBD_REP_ERROR_BIT + 0x676d6246) /* our own */
 
 enum nbd_info {
 	NBD_INFO_EXPORT = 0,

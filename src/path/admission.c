@@ -686,6 +686,7 @@ void path_peer_init(struct path_peer *peer)
 void path_client_init(struct path_client *client, struct path *path, struct path_peer *peer)
 {
 	*client = (struct path_client){
+		.operations = &path_admission(path)->operations,
 		.admission = path_admission(path),
 		.window_bytes = PATH_WINDOW_BYTES,
 	};

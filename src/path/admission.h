@@ -110,6 +110,7 @@ enum path_quota_kind { PATH_QUOTA_IDENTITY, PATH_QUOTA_EXPORT, PATH_QUOTAS };
 
 /* State that all clients share. For use in src/path only. */
 struct path_admission {
+	uint64_t operations;  /* of clients that count them nowhere else; not read */
 	struct arena *ram;    /* includes the reserves of all clients */
 	struct arena *device; /* NULL: none */
 	bool device_waits;    /* see path_options */
@@ -144,6 +145,9 @@ struct path_client {
 	/* Statistics of the client's requests, by operation, allocated with the first request. NULL
 	 * (the default): no statistics. Must exist until path_client_fini(). */
 	struct path_stats **stats;
+	/* Incremented when a store has completed a part of one of the client's requests. Must exist
+	 * until path_client_fini(). The default is a counter that is not read. */
+	uint64_t *operations;
 	/* Private members. */
 	struct path_admission *admission;
 	struct turn turn;

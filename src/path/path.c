@@ -243,7 +243,6 @@ static struct path_stream *stream_place(struct path *path, struct path_request *
 	const struct cut_range *range, uint64_t *bytes)
 {
 	struct path_stream *stream;
-
 	bool in_place = placement_run(request, range, bytes);
 
 	if (unlikely(request->atomic) && *bytes < range->bytes) {
@@ -451,6 +450,7 @@ static void path_part_done(struct store_part *part, int result)
 	GMB_ASSERT(request->parts_inflight > 0);
 	request->parts_inflight--;
 	request->stored_bytes += part->length;
+	(*request->client->operations)++;
 	if (unlikely(request->record != NULL)) {
 		path_trace_done(stream->traced, result, ring_batch_ns(request->path->ring));
 	}

@@ -81,6 +81,11 @@ static void batch_end(struct ring_batch_end *end)
 	{
 		struct push_nbd *nbd = list_entry(node, struct push_nbd, node);
 
+		/* A fence waits until the other server has answered everything that was sent. */
+		if (!nbd->was_ended && nbd->source->session->base.fenced &&
+			client_in_flight(nbd->client) > 0) {
+			continue;
+		}
 		if (!nbd->was_ended) {
 			nbd->was_ended = true;
 			client_end(nbd->client);

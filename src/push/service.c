@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "engine/fence.h"
 #include "push/session.h"
 
 enum {
@@ -218,6 +219,17 @@ void push_link_close(struct push_link *link)
 	}
 }
 
+/* Answers the peer, the source of a job or a coordinator, and ends the session. */
+static void push_service_refuse(struct push_session *session, uint32_t type)
+{
+	if (type == PUSH_USE) {
+		push_sink_failed(session, -EACCES, FENCE_REFUSAL);
+	} else {
+		push_control_answer(session, -EACCES, FENCE_REFUSAL);
+	}
+	session_terminate(&session->base, NULL); /* closing publishes the message */
+}
+
 /* Dispatches a message. Before USE or START, the session is a coordinator's; afterwards only a
  * destination receives messages. */
 static void push_service_take_message(
@@ -229,6 +241,8 @@ static void push_service_take_message(
 		push_session_fail(session, "H2: a message of the wrong class");
 	} else if (session->base.state != SESSION_NEGOTIATING || session->held_type != 0) {
 		push_session_fail(session, "H2: an unexpected message");
+	} else if (session_is_fenced(&session->base)) {
+		push_service_refuse(session, message->type);
 	} else if (message->type == PUSH_USE) {
 		push_sink_begin(session, bytes, message->bytes);
 	} else if (message->type == PUSH_START) {

@@ -23,6 +23,7 @@
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
+#include "engine/fence.h"
 #include "push/pieces.h"
 #include "push/session.h"
 
@@ -805,16 +806,6 @@ void push_sink_choose(struct push_session *session)
 	}
 }
 
-/* Gives the session the rights of the ticket's requester. */
-static void act_for(struct peer *peer, const struct peer *asker)
-{
-	peer->family = asker->family;
-	peer->has_address = asker->has_address;
-	memcpy(peer->address, asker->address, sizeof(peer->address));
-	peer->has_credentials = asker->has_credentials;
-	peer->credentials = asker->credentials;
-}
-
 static struct push_shower shower_of(const struct peer *peer, const struct push_wire_use *use)
 {
 	struct push_shower shower = {
@@ -871,7 +862,8 @@ void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_
 		return;
 	}
 	sink->is_unix = session->base.peer.family == AF_UNIX;
-	act_for(&session->base.peer, &sink->claim.asker);
+	/* the session gets the rights of the ticket's requester */
+	session_act_for(&session->base, &sink->claim.asker);
 	push_sink_choose(session);
 }
 

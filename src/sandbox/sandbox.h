@@ -53,6 +53,7 @@ struct sandbox {
 	uint32_t rule_count;
 	/* A network library is loaded later, which maps code, connects and listens. */
 	bool loads_code;
+	bool renames; /* the server replaces files by rename() */
 	/* The server connects to Unix sockets and TCP ports. */
 	bool connects;
 	/* A port below 1024 will be opened after sandbox_enter(). */

@@ -401,7 +401,7 @@ static void seccomp_allow_memory(struct filter *filter, bool loads_code)
 	seccomp_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), count, &is_data);
 }
 
-static void write_list(struct filter *filter, bool loads_code)
+static void write_list(struct filter *filter, bool loads_code, bool renames)
 {
 	const struct scmp_arg_cmp has_no_address[] = {
 		SCMP_A3(SCMP_CMP_MASKED_EQ, MSG_FASTOPEN, 0),
@@ -410,6 +410,10 @@ static void write_list(struct filter *filter, bool loads_code)
 
 	for (size_t i = 0; i < ARRAY_COUNT(allowed_calls); i++) {
 		allow(filter, allowed_calls[i]);
+	}
+	if (renames) {
+		allow(filter, SCMP_SYS(renameat));
+		allow(filter, SCMP_SYS(renameat2));
 	}
 	allow(filter, SCMP_SYS(bind));
 	allow(filter, SCMP_SYS(connect));
@@ -486,7 +490,7 @@ int seccomp_enter(const struct sandbox *sandbox)
 	struct filter filter;
 
 	if (filter_begin(&filter, UNKNOWN) == 0) {
-		write_list(&filter, sandbox->loads_code);
+		write_list(&filter, sandbox->loads_code, sandbox->renames);
 	}
 	return filter_end(&filter);
 }

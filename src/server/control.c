@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "control/control.h"
 #include "server/change/jobs.h"
+#include "server/fence/fencing.h"
 #include "server/observe/metrics.h"
 #include "server/observe/stats.h"
 #include "server/observe/tracing.h"
@@ -432,6 +433,48 @@ static const struct control_command rate_command = {
 	.begin = begin_rate,
 };
 
+/* --- nodes --------------------------------------------------------------------------------- */
+
+static void begin_fence(void *context, struct control_client *client, const json_t *arguments)
+{
+	const struct server_control *control = context;
+	const char *action = json_string_value(json_object_get(arguments, "action"));
+	const char *node = json_string_value(json_object_get(arguments, "node"));
+	static const char *const actions[] = {
+		[FENCE_LOOK] = "look", [FENCE_NODE] = "fence", [FENCE_RELEASE] = "unfence"
+	};
+	uint32_t at = 0;
+	char text[FENCE_TEXT_BYTES];
+	int rc;
+
+	if (action != NULL && strcmp(action, "list") == 0) {
+		control_reply(
+			client, json_pack("{s:o?}", "nodes", fencing_list(control->view.fencing)));
+		return;
+	}
+	while (action != NULL && at < ARRAY_COUNT(actions) && strcmp(action, actions[at]) != 0) {
+		at++;
+	}
+	if (action == NULL || at == ARRAY_COUNT(actions) || node == NULL) {
+		control_fail(client, -EINVAL,
+			"the argument \"action\" (fence, unfence, look or list) and, except for "
+			"list, \"node\" (text) are required");
+		return;
+	}
+	rc = fencing_ask(control->view.fencing, (enum fence_action)at, node, text);
+	if (rc == 0) {
+		control_reply(client, json_pack("{s:b}", "done", true));
+	} else {
+		control_fail(client, rc, text);
+	}
+}
+
+static const struct control_command fence_command = {
+	.name = "fence",
+	.right = CONTROL_CHANGE,
+	.begin = begin_fence,
+};
+
 const char *server_call_error(int code)
 {
 	return code == -ETIMEDOUT ? "a thread of the server does not respond; a disk may hang"
@@ -465,6 +508,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		control_server_add(control->server, &counters_command, NULL);
 		control_server_add(control->server, &metrics_command, control);
 		control_server_add(control->server, &rate_command, control);
+		control_server_add(control->server, &fence_command, control);
 		control_server_add(control->server, &reload_command, control->view.jobs);
 		control_server_add(control->server, &export_command, control->view.jobs);
 		control_server_add(control->server, &snapshot_command, control->view.jobs);

@@ -18,6 +18,7 @@
 #include "server/listen/listen.h"
 #include "server/reactor.h"
 
+struct fencing;
 struct jobs;
 struct upgrade;
 struct upgrade_take;
@@ -36,6 +37,7 @@ struct server_view {
 	struct jobs *jobs;
 	struct upgrade *upgrade;
 	struct rate_rules *rate_rules; /* rates of identities, or NULL */
+	struct fencing *fencing;       /* NULL: the configuration has no nodes */
 	const uint8_t *instance;       /* identifies this process, see engine_options */
 	uint64_t start_ns;	       /* CLOCK_MONOTONIC */
 };

@@ -56,6 +56,7 @@ static int create_engine(struct reactor *reactor, struct error *error)
 		.kind_count = options->kind_count,
 		.limits = options->limits,
 		.rate_rules = options->rate_rules,
+		.fence = options->fence,
 		.places = options->places,
 		.place_count = options->place_count,
 		.device = reactor->device,

@@ -10,6 +10,7 @@
 
 #include "base/log.h"
 #include "base/manager.h"
+#include "server/fence/fencing.h"
 #include "tls/kernel.h"
 
 enum { LOW_PORTS = 1024 };
@@ -223,6 +224,10 @@ static int allow_configured(
 		if (place->path == NULL && strcmp(place->protocol, "nbd") == 0) {
 			sandbox_allow_port(sandbox, place->port);
 		}
+	}
+	if (rc == 0 && config->nodes.rule_count > 0) {
+		sandbox->renames = true;
+		rc = sandbox_allow(sandbox, fencing_folder(config), SANDBOX_SHARED_MEMORY, error);
 	}
 	/* The configuration file is read again on a reload. */
 	if (rc == 0 && config->file_path != NULL) {

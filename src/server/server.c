@@ -17,6 +17,7 @@
 #include "server/change/jobs.h"
 #include "server/control.h"
 #include "server/device.h"
+#include "server/fence/fencing.h"
 #include "server/listen/accept.h"
 #include "server/listen/address.h"
 #include "server/listen/credentials.h"
@@ -127,6 +128,7 @@ static void begin_close(struct server *server)
 	server->phase = SERVER_CLOSING;
 	/* these functions do not call a reactor, because it might hang */
 	jobs_stop(server->jobs);
+	fencing_stop(server->fencing);
 	server_control_stop(server->control);
 	scrape_stop(server->scrape);
 	upgrade_goodbye(server->upgrade);
@@ -388,6 +390,7 @@ static void synchronize_reactors(struct server *server)
 static void server_release(struct server *server)
 {
 	jobs_stop(server->jobs);
+	fencing_stop(server->fencing);
 	synchronize_reactors(server);
 	for (uint32_t i = 0; i < server->reactor_count; i++) {
 		reactor_destroy(server->reactors[i]);
@@ -410,6 +413,7 @@ static void server_release(struct server *server)
 	upgrade_destroy(server->upgrade);
 	credentials_close(server->credentials);
 	exports_close(&server->exports);
+	fencing_destroy(server->fencing);
 	rate_rules_destroy(server->rate_rules);
 	device_close(server->device);
 	free(server->reactors);

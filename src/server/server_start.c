@@ -15,6 +15,7 @@
 #include "server/change/snapshot.h"
 #include "server/control.h"
 #include "server/device.h"
+#include "server/fence/fencing.h"
 #include "server/listen/accept.h"
 #include "server/listen/credentials.h"
 #include "server/observe/scrape.h"
@@ -86,6 +87,7 @@ static int start_reactors(struct server *server, struct error *error)
 		.kind_count = server->kind_count,
 		.limits = reactor_limits(limits),
 		.rate_rules = server->rate_rules,
+		.fence = fencing_fence(server->fencing),
 		.places = server->config->push_places,
 		.place_count = server->config->push_place_count,
 		.device = server->device != NULL ? device_memory(server->device) : NULL,
@@ -179,6 +181,7 @@ static struct server_view view_of(const struct server *server)
 		.jobs = server->jobs,
 		.upgrade = server->upgrade,
 		.rate_rules = server->rate_rules,
+		.fencing = server->fencing,
 		.instance = server->instance,
 		.start_ns = server->start_ns,
 	};
@@ -200,6 +203,7 @@ static int start_jobs(struct server *server, struct error *error)
 		.config = server->config,
 		.exports = &server->exports,
 		.rate_rules = server->rate_rules,
+		.fencing = server->fencing,
 		.device = server->device,
 		.credentials = server->credentials,
 		.reactors = server->reactors,
@@ -222,6 +226,7 @@ static int start_upgrade(struct server *server, struct error *error)
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
 		.jobs = server->jobs,
+		.fencing = server->fencing,
 		.acceptor_stopped = &server->acceptor_stopped,
 	};
 
@@ -386,7 +391,7 @@ static int disks_are_quiesced(void *context, struct error *error)
 			return rc;
 		}
 	}
-	rc = start_stores(server, true, error);
+	rc = start_stores(server, true, error) ?: fencing_read(server->fencing, error);
 	if (rc == 0 && server->phase != SERVER_STARTING) {
 		rc = error_set(error, -ECANCELED, "the new process received a signal to stop");
 	}
@@ -502,6 +507,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 	}
 	rc = (server->take == NULL ? start_alone(server, error)
 				   : start_taking(server, config, error))
+		     ?: fencing_open(config, server->take != NULL, &server->fencing, error)
 		     ?: exports_open(server->config, server->take, &server->exports, error);
 	if (rc != 0) {
 		return rc;
@@ -511,7 +517,10 @@ int server_start(struct server *server, struct server_config *config, struct err
 	rc = server_rates_build(&server->config->rates, &server->rate_rules, error)
 		     ?: open_credentials(server, config, error) ?: enter_sandbox(server, error)
 		     ?: exports_open_added(server->config, server->take, &server->exports, error)
-		     ?: start_reactors(server, error) ?: start_jobs(server, error)
+		     ?: start_reactors(server, error)
+		     ?: fencing_start(server->fencing, server->reactors, server->reactor_count,
+				error)
+		     ?: start_jobs(server, error)
 		     ?: start_upgrade(server, error) ?: server_start_control(server, error)
 		     ?: start_first_stores(server, error);
 	if (rc != 0 || server->phase != SERVER_STARTING) {

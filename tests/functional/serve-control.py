@@ -88,7 +88,8 @@ class Control(support.Case):
         self.assertEqual(self.run_gmblock("create", "--size=1G", store)[0], 0)
         server = self.serve("--export", f"={disk},pace=1G:seek=1us,delay=flush:1ms,fault=flush:EIO:nth=9",
                             "--export", f"golden={self.make_file('base', bytes(4096))},overlay=discard",
-                            "--export", f"log={store}")
+                            "--export", f"log={store}", "--state-folder", self.folder,
+                            "--config", self.make_file("conf", "nodes: [{name: a, uid: 1}]"))
         with nbdmini.open_export(server.uri) as client:
             client.read(0, 512)
         document = self.ask(STATS)["result"]
@@ -96,7 +97,7 @@ class Control(support.Case):
         shown = {"server": document["counters"], "export": export,
                  "operation": export["operations"][0], "rate": export["rate"],
                  "memory": export["memory"], "arena": document["arenas"][0],
-                 "direction": export["reads"], "client": document["clients"][0],
+                 "direction": export["reads"], "client": document["clients"][0], "node": document["nodes"][0],
                  **golden["store"], **export["store"], **log["store"]}
         described = self.ask(b'{"command": "counters"}\n')["result"]["counters"]
         names = {of: {entry["name"] for entry in described if entry["of"] == of} for of in shown}

@@ -35,7 +35,7 @@ class Nodes(support.Case):
               - {name: a, address: 127.0.0.4/30}
             """
         file = self.config(text)
-        server = self.start("--config", file, "--listen", "nbd://127.0.0.1:0",
+        server = self.start("--config", file, "--listen", "nbd://127.0.0.1:0", "--state-folder", self.folder,
                             "--access", "node=b address=127.0.0.3 rights=rw")
         for source, rights in ((1, None), (2, "rw"), (3, "rw"), (4, None), (5, "rw"), (7, "rw"), (8, None)):
             self.assertEqual(self.rights(server, f"127.0.0.{source}"), rights, source)

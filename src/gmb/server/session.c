@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "engine/fence.h"
 #include "gmb/server/session.h"
 
 /* Limit on consecutive messages of a client, after which other connections get a turn. */
@@ -222,6 +223,10 @@ static void take_list(struct native_session *session, const uint8_t *bytes, uint
 		native_session_fail(session, rule);
 		return;
 	}
+	if (session_is_fenced(&session->base)) {
+		answer_error(session, -EACCES, FENCE_REFUSAL);
+		return;
+	}
 	if (list.cursor != 0 && list.cursor != session->handshake->cursor) {
 		native_session_fail(session, "G4: invalid cursor in LIST");
 		return;
@@ -275,7 +280,8 @@ static bool gmb_session_choose(
 		return true;
 	}
 	if (result != 0) {
-		answer_error(session, -EBUSY, session_choose_text(result));
+		answer_error(
+			session, result == -EACCES ? -EACCES : -EBUSY, session_choose_text(result));
 		return true;
 	}
 	session->alive_ns = (uint64_t)open->head.alive_units * NATIVE_ALIVE_UNIT_MS * 1000000;
@@ -295,6 +301,10 @@ static void take_open(struct native_session *session, const uint8_t *bytes, uint
 
 	if (rule != NULL) {
 		native_session_fail(session, rule);
+		return;
+	}
+	if (session_is_fenced(&session->base)) {
+		answer_error(session, -EACCES, FENCE_REFUSAL);
 		return;
 	}
 	entry = session_export_find(&session->base, open.name.bytes, open.name.length);

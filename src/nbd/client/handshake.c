@@ -9,6 +9,7 @@
  *   EXTENDED ─▶ STRUCTURED ─┬▶ TAKEOVER ─▶ SELECT ─▶ GO ─▶ OLD_EXPORT
  *                           ├▶ CONTEXTS ─▶ GO
  *                           └▶ LIST ─▶ INFO ⇄ CONTEXTS
+ *   FLAGS, ENCRYPT ─▶ FENCE
  *
  * ABORT follows any state after FLAGS except ENCRYPT. FINISHED follows GO, OLD_EXPORT and ABORT.
  */
@@ -21,12 +22,12 @@
 
 #include "base/log.h"
 #include "nbd/client/client.h"
+#include "nbd/client/refusal.h"
 
 enum {
 	CONTEXT_REPLIES_MAX = 16,    /* limit on replies to the selection of one context */
 	TAKEOVER_REPLIES_MAX = 1024, /* unsolicited contexts */
 	INFO_REPLIES_MAX = 64,
-	REFUSAL_BYTES = 384,
 	LABEL_BYTES = 256,
 	/* The longest valid reply: REP_SERVER with a name and a description. */
 	REPLY_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + NBD_STRING_BYTES_MAX,
@@ -55,6 +56,7 @@ enum handshake_state {
 	STATE_STRUCTURED, /* answer to STRUCTURED_REPLY */
 	STATE_TAKEOVER,	  /* answer to LIST_META_CONTEXT for the server's own contexts */
 	STATE_SELECT,	  /* answer to SET_META_CONTEXT */
+	STATE_FENCE,	  /* answer to FENCE */
 	STATE_LIST,	  /* answer to LIST */
 	STATE_CONTEXTS,	  /* answer to LIST_META_CONTEXT for all contexts of an export */
 	STATE_INFO,	  /* answer to INFO */
@@ -90,9 +92,9 @@ struct nbd_handshake {
 	uint32_t current;
 	struct nbd_offers offers;
 	struct nbd_facts facts;
-	/* reason for which the server refused the current option, in words */
-	char refusal[REFUSAL_BYTES];
-	int refusal_code;
+	struct nbd_refusal refusal; /* why the server refused the current option */
+	enum nbd_fence_action fence_action;
+	char fence_node[NBD_HANDSHAKE_NODE_BYTES];
 	struct error outcome; /* code 0: no refusal */
 	uint8_t output[NBD_HANDSHAKE_OUTPUT_BYTES_MAX];
 	uint8_t input[REPLY_BYTES_MAX];
@@ -313,9 +315,20 @@ static int after_takeover(struct nbd_handshake *talk)
 	return after_style(talk, talk->offers.style);
 }
 
+static int ask_about_node(struct nbd_handshake *talk)
+{
+	nbd_handshake_ask(talk, STATE_FENCE);
+	append_u32(talk, talk->fence_action);
+	nbd_handshake_append(talk, talk->fence_node, strlen(talk->fence_node));
+	return 0;
+}
+
 /* Called after the greeting, and again after extended headers were refused. */
 static int ask_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 {
+	if (talk->goal == NBD_GOAL_FENCE) {
+		return ask_about_node(talk);
+	}
 	if (style == NBD_REPLIES_SIMPLE) {
 		return after_style(talk, style);
 	}
@@ -491,11 +504,11 @@ static bool refusal_is_final(struct nbd_handshake *talk)
 			    (EDGE(INFO) | EDGE(GO) | EDGE(CONTEXTS)) >> talk->state & 1;
 
 	if (talk->reply_type == NBD_REP_ERR_SHUTDOWN) {
-		error_set(&talk->outcome, -ESHUTDOWN, "%s", talk->refusal);
+		error_set(&talk->outcome, -ESHUTDOWN, "%s", talk->refusal.text);
 		return true;
 	}
 	if (talk->reply_type == NBD_REP_ERR_TLS_REQD && !about_export) {
-		error_set(&talk->outcome, -EPROTONOSUPPORT, "%s%s", talk->refusal,
+		error_set(&talk->outcome, -EPROTONOSUPPORT, "%s%s", talk->refusal.text,
 			talk->offers.protection.version != NULL ? ", although TLS is in use" : "");
 		return true;
 	}
@@ -508,7 +521,7 @@ static int tls_refused(struct nbd_handshake *talk)
 	error_set(&talk->outcome, -EPROTONOSUPPORT,
 		"the server does not offer TLS, which the URI requires: %s; enable TLS on the "
 		"server, or use nbd or nbd+unix if the network is trusted",
-		talk->refusal);
+		talk->refusal.text);
 	return nbd_handshake_leave(talk);
 }
 
@@ -516,7 +529,7 @@ static int style_refused(struct nbd_handshake *talk)
 {
 	if (talk->reply_type != NBD_REP_ERR_UNSUP) {
 		nbd_offers_note(&talk->offers, "%s: %s",
-			nbd_option_name(states[talk->state].option), talk->refusal);
+			nbd_option_name(states[talk->state].option), talk->refusal.text);
 	}
 	return ask_style(
 		talk, talk->state == STATE_EXTENDED ? NBD_REPLIES_STRUCTURED : NBD_REPLIES_SIMPLE);
@@ -532,20 +545,31 @@ static int select_refused(struct nbd_handshake *talk)
 static int list_refused(struct nbd_handshake *talk)
 {
 	if (talk->is_missing) {
-		nbd_offers_note(&talk->offers, "LIST: %s", talk->refusal);
+		nbd_offers_note(&talk->offers, "LIST: %s", talk->refusal.text);
 	} else {
 		bool cannot = talk->reply_type == NBD_REP_ERR_UNSUP ||
 			      talk->reply_type == NBD_REP_ERR_PLATFORM;
 
-		error_set(&talk->outcome, cannot ? -EOPNOTSUPP : talk->refusal_code,
-			"the server does not list its exports: %s", talk->refusal);
+		error_set(&talk->outcome, cannot ? -EOPNOTSUPP : talk->refusal.code,
+			"the server does not list its exports: %s", talk->refusal.text);
 	}
+	return nbd_handshake_leave(talk);
+}
+
+static int fence_refused(struct nbd_handshake *talk)
+{
+	int code = talk->reply_type == NBD_REP_ERR_INVALID    ? -EINVAL
+		   : talk->reply_type == NBD_REP_ERR_PLATFORM ? -EIO
+							      : talk->refusal.code;
+
+	error_set(&talk->outcome, code, "%s",
+		talk->refusal.said[0] != '\0' ? talk->refusal.said : talk->refusal.text);
 	return nbd_handshake_leave(talk);
 }
 
 static int keep_refusal(struct nbd_handshake *talk, char **slot)
 {
-	struct nbd_text text = { talk->refusal, (uint32_t)strlen(talk->refusal) };
+	struct nbd_text text = { talk->refusal.text, (uint32_t)strlen(talk->refusal.text) };
 
 	return nbd_offers_set_text(&talk->offers, slot, text, talk->error);
 }
@@ -595,8 +619,8 @@ static int export_refused(struct nbd_handshake *talk)
 	if (talk->goal == NBD_GOAL_LIST) {
 		return next_export(talk);
 	}
-	error_set(&talk->outcome, talk->refusal_code, "%s: %s", export_label(label, offer->name),
-		talk->refusal);
+	error_set(&talk->outcome, talk->refusal.code, "%s: %s", export_label(label, offer->name),
+		talk->refusal.text);
 	if (talk->reply_type != NBD_REP_ERR_UNKNOWN || talk->goal == NBD_GOAL_GO) {
 		return nbd_handshake_leave(talk);
 	}
@@ -604,41 +628,10 @@ static int export_refused(struct nbd_handshake *talk)
 	return nbd_handshake_ask(talk, STATE_LIST);
 }
 
-/* Stores the reason of a refusal in words, with the server's own text (rule P20). */
 static int take_refusal(struct nbd_handshake *talk)
 {
-	static const struct {
-		const char *words;
-		int code;
-	} refusals[] = {
-		[0] = { "refused with an unknown error", -EPROTONOSUPPORT },
-		[1] = { "not supported by the server", -EPROTONOSUPPORT },
-		[2] = { "rejected by the server's policy", -EACCES },
-		[3] = { "invalid according to the server", -EPROTONOSUPPORT },
-		[4] = { "not possible on the server's platform", -EPROTONOSUPPORT },
-		[5] = { "the server demands TLS (nbds:// or nbds+unix://)", -EPROTONOSUPPORT },
-		[6] = { "no such export", -ENOENT },
-		[7] = { "the server is shutting down", -ESHUTDOWN },
-		[8] = { "the server requires negotiation of block sizes", -EPROTONOSUPPORT },
-		[9] = { "too big for the server", -EPROTONOSUPPORT },
-		[10] = { "the server requires extended headers", -EPROTONOSUPPORT },
-	};
-	uint32_t idx = talk->reply_type & ~NBD_REP_ERROR_BIT;
-	char quoted[LABEL_BYTES];
-	struct nbd_text text;
-	int err =
-		nbd_text_take("an error text", talk->input, talk->reply_bytes, &text, talk->error);
-
-	if (err != 0) {
-		return err;
-	}
-	idx = idx < ARRAY_COUNT(refusals) ? idx : 0;
-	talk->refusal_code = refusals[idx].code;
-	log_escape(quoted, sizeof(quoted), text.bytes, text.length);
-	snprintf(talk->refusal, sizeof(talk->refusal), "%s%s%s%s", refusals[idx].words,
-		text.length > 0 ? " (it says: \"" : "", text.length > 0 ? quoted : "",
-		text.length > 0 ? "\")" : "");
-	return 0;
+	return nbd_refusal_take(
+		&talk->refusal, talk->reply_type, talk->input, talk->reply_bytes, talk->error);
 }
 
 /* --- messages ------------------------------------------------------------------------------ */
@@ -752,10 +745,10 @@ static int handle_flags(struct nbd_handshake *talk)
 		return error_set(talk->error, -EPROTONOSUPPORT,
 			"the server does not offer TLS, which the URI requires");
 	}
-	if (talk->goal == NBD_GOAL_LIST) {
+	if (talk->goal == NBD_GOAL_LIST || talk->goal == NBD_GOAL_FENCE) {
 		return error_set(talk->error, -EOPNOTSUPP,
 			"the server uses the first version of the newstyle protocol, which cannot "
-			"list exports");
+			"list exports or fence nodes");
 	}
 	return ask_old_export(talk);
 }
@@ -772,12 +765,12 @@ static const struct state_rule states[STATE_COUNT] = {
 	[STATE_STYLE] = { 0, "the server's greeting", EDGE(FLAGS), .message = handle_style },
 	[STATE_FLAGS] = { 0, "the server's greeting",
 		EDGE(TLS) | EDGE(EXTENDED) | EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(GO) |
-			EDGE(OLD_EXPORT),
+			EDGE(OLD_EXPORT) | EDGE(FENCE),
 		.message = handle_flags },
 	[STATE_TLS] = { NBD_OPT_STARTTLS, "the answer to STARTTLS", EDGE(ENCRYPT) | EDGE(ABORT),
 		.accepted = tls_accepted, .refused = tls_refused },
 	[STATE_ENCRYPT] = { 0, "the server's part of the TLS handshake",
-		EDGE(EXTENDED) | EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(GO) },
+		EDGE(EXTENDED) | EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(GO) | EDGE(FENCE) },
 	[STATE_EXTENDED] = { NBD_OPT_EXTENDED_HEADERS, "the answer to EXTENDED_HEADERS",
 		EDGE(STRUCTURED) | EDGE(TAKEOVER) | EDGE(SELECT) | EDGE(LIST) | EDGE(CONTEXTS) |
 			EDGE(ABORT),
@@ -792,6 +785,8 @@ static const struct state_rule states[STATE_COUNT] = {
 	[STATE_SELECT] = { NBD_OPT_SET_META_CONTEXT, "the answer to SET_META_CONTEXT",
 		EDGE(GO) | EDGE(ABORT), NBD_REP_META_CONTEXT, handle_context, ask_go,
 		select_refused },
+	[STATE_FENCE] = { NBD_OPT_FENCE, "the answer to FENCE", EDGE(ABORT),
+		.accepted = nbd_handshake_leave, .refused = fence_refused },
 	[STATE_LIST] = { NBD_OPT_LIST, "the answer to LIST", EDGE(INFO) | EDGE(ABORT),
 		NBD_REP_SERVER, handle_server, list_accepted, list_refused },
 	[STATE_CONTEXTS] = { NBD_OPT_LIST_META_CONTEXT, "the answer to LIST_META_CONTEXT",
@@ -916,7 +911,12 @@ static int nbd_handshake_take_options(struct nbd_handshake *talk,
 			copy_token(talk->replaces[i], options->replaces[i]);
 		}
 	}
-	if (options->goal == NBD_GOAL_LIST) {
+	if (options->goal == NBD_GOAL_FENCE) {
+		GMB_ASSERT(strlen(options->fence_node) < sizeof(talk->fence_node));
+		talk->fence_action = options->fence_action;
+		memcpy(talk->fence_node, options->fence_node, strlen(options->fence_node) + 1);
+	}
+	if (options->goal == NBD_GOAL_LIST || options->goal == NBD_GOAL_FENCE) {
 		return 0;
 	}
 	bytes = strlen(options->export_name);

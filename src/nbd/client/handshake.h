@@ -9,6 +9,8 @@
  *     INFO: ─▶ LIST_META_CONTEXT ─▶ GO ─▶ (EXPORT_NAME) ─▶ DISC
  *     LIST: ─▶ LIST ─▶ INFO, LIST_META_CONTEXT for each ─▶ ABORT
  *
+ *   greeting ─▶ (STARTTLS) ─▶ FENCE ─▶ ABORT
+ *
  * It negotiates from the most to the least capable style (rules P32, P36, P109), sends one option
  * at a time (P12), and ends the session properly (P14, P19, P21). INFO of a missing export
  * continues with LIST, so that the user sees the exports that exist. The states and their edges are
@@ -31,6 +33,7 @@
 enum {
 	NBD_HANDSHAKE_REPLACES_MAX = 32,
 	NBD_HANDSHAKE_TOKEN_BYTES_MAX = 48,
+	NBD_HANDSHAKE_NODE_BYTES = 256,
 	/* The longest option is an export name with context queries. */
 	NBD_HANDSHAKE_QUERIES_BYTES_MAX = 3072,
 	NBD_HANDSHAKE_OPTION_BYTES_MAX =
@@ -41,9 +44,10 @@ enum {
 };
 
 enum nbd_goal {
-	NBD_GOAL_GO,   /* enter the transmission phase of one export */
-	NBD_GOAL_INFO, /* collect the information about one export */
-	NBD_GOAL_LIST, /* collect the information about all listed exports */
+	NBD_GOAL_GO,	/* enter the transmission phase of one export */
+	NBD_GOAL_INFO,	/* collect the information about one export */
+	NBD_GOAL_LIST,	/* collect the information about all listed exports */
+	NBD_GOAL_FENCE, /* fence or unfence a node, or look whether it is fenced */
 };
 
 struct nbd_handshake;
@@ -65,6 +69,9 @@ struct nbd_handshake_options {
 	/* With a token: requests a sign of life at this interval, while commands wait and the
 	 * server has nothing else to send. 0: no request. */
 	uint32_t alive_ms;
+	/* FENCE only: the name has less than NBD_HANDSHAKE_NODE_BYTES bytes */
+	enum nbd_fence_action fence_action;
+	const char *fence_node;
 };
 
 GMB_MUST_CHECK int nbd_handshake_create(const struct nbd_handshake_options *options,
@@ -101,9 +108,11 @@ GMB_MUST_CHECK int nbd_handshake_end_of_stream(
 bool nbd_handshake_is_finished(const struct nbd_handshake *handshake);
 
 /* Called only when the handshake is finished. Returns 0 (GO: the connection is in the transmission
- * phase), or the server's refusal: -ENOENT no such export (INFO: the offers then contain the
- * existing exports, if the server lists them), -EACCES its policy, -ESHUTDOWN, -EPROTONOSUPPORT.
- * After a refusal, and after the goals LIST and INFO, the caller closes the connection. */
+ * phase; FENCE: it is done), or the server's refusal: -ENOENT no such export (INFO: the offers then
+ * contain the existing exports, if the server lists them), -EACCES its policy, -ESHUTDOWN,
+ * -EPROTONOSUPPORT. FENCE: -EINPROGRESS, -ENOENT the node is not fenced, -EACCES no right, -EINVAL
+ * no such node, -EIO, -EPROTONOSUPPORT. After a refusal, and after all goals except GO, the caller
+ * closes the connection. */
 GMB_MUST_CHECK int nbd_handshake_outcome(
 	const struct nbd_handshake *handshake, struct error *error);
 

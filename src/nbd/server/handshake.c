@@ -7,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "engine/fence.h"
 #include "nbd/server/session.h"
 #include "nbd/wire.h"
 
@@ -584,6 +585,27 @@ static void refuse_without_tls(struct nbd_session *session)
 	}
 }
 
+static void option_fence(struct nbd_session *session)
+{
+	char text[FENCE_TEXT_BYTES] = "";
+	uint32_t type = handshake_fence(session, text);
+
+	if (type == NBD_REP_ACK) {
+		reply_ack(session);
+	} else {
+		reply_error(session, type, "%s", text);
+	}
+}
+
+static void refuse_fenced(struct nbd_session *session)
+{
+	if (session->handshake->option == NBD_OPT_EXPORT_NAME) { /* it has no error reply */
+		session_terminate(&session->base, FENCE_REFUSAL);
+	} else {
+		reply_error(session, NBD_REP_ERR_POLICY, "%s", FENCE_REFUSAL);
+	}
+}
+
 /* Executes an option. ABORT is always accepted. If the address requires TLS and the connection does
  * not have it, all other options except STARTTLS are refused. While the server is stopping, all
  * other options are refused; EXPORT_NAME has no error reply, so its own handler checks whether the
@@ -604,6 +626,10 @@ static void handle_option(struct nbd_session *session)
 	}
 	if (session->base.stopping && handshake->option != NBD_OPT_EXPORT_NAME) {
 		reply_error(session, NBD_REP_ERR_SHUTDOWN, "%s", session_stop_text(&session->base));
+		return;
+	}
+	if (handshake->option != NBD_OPT_STARTTLS && session_is_fenced(&session->base)) {
+		refuse_fenced(session);
 		return;
 	}
 	switch (handshake->option) {
@@ -629,6 +655,9 @@ static void handle_option(struct nbd_session *session)
 		break;
 	case NBD_OPT_EXTENDED_HEADERS:
 		option_extended_headers(session);
+		break;
+	case NBD_OPT_FENCE:
+		option_fence(session);
 		break;
 	default:
 		reply_error(session, NBD_REP_ERR_UNSUP, "unknown option %u", handshake->option);

@@ -27,7 +27,7 @@
 #include <sys/uio.h>
 
 #include "base/list.h"
-#include "engine/engine.h"
+#include "engine/fence.h"
 #include "nbd/server/server.h"
 #include "nbd/wire.h"
 #include "stream/stream.h"
@@ -329,6 +329,10 @@ GMB_MUST_CHECK int handshake_adopt_tls(
 	struct nbd_session *session, const uint8_t *bytes, uint32_t count, struct error *error);
 /* Called when the session closes: removes it from the count of TLS sessions. */
 void handshake_tls_closed(struct nbd_session *session);
+
+/* handshake_fence.c */
+/* Carries out the option FENCE. Returns the type of the reply, and its text unless it is ACK. */
+uint32_t handshake_fence(struct nbd_session *session, char text[FENCE_TEXT_BYTES]);
 
 /* receive.c */
 /* Parses the received bytes into requests and receives more. */

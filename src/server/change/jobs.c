@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "server/change/snapshot.h"
+#include "server/fence/fencing.h"
 
 #define LOOK_S	  60
 #define REVIEW_S  5 /* seconds in which reactors must check their connections */
@@ -209,7 +210,13 @@ static void reviewed(void *context, uint64_t turn, uint32_t ended)
 int job_commit(struct job *job, struct error *error)
 {
 	struct jobs *jobs = job->jobs;
-	int rc = job->change != NULL ? change_prepare(job->change, error) : 0;
+	/* First, because if a later step fails, additional rules of fenced nodes do no harm. */
+	int rc = job->config != NULL ? fencing_configure(jobs->options.fencing, job->config, error)
+				     : 0;
+
+	if (rc == 0 && job->change != NULL) {
+		rc = change_prepare(job->change, error);
+	}
 
 	if (rc < 0) {
 		return rc;

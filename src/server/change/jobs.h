@@ -30,6 +30,7 @@ struct jobs_options {
 	const struct server_config *config;
 	struct exports *exports;       /* the served exports; changed only inside jobs_continue() */
 	struct rate_rules *rate_rules; /* rates of identities; or NULL */
+	struct fencing *fencing;       /* nodes; or NULL */
 	struct device *device;
 	struct credentials *credentials;
 	struct reactor *const *reactors;

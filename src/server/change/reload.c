@@ -26,6 +26,12 @@ static int read_config(struct job *job, struct error *error)
 		return rc;
 	}
 	job->config = config;
+	if (job->options->fencing == NULL && config->nodes.rule_count > 0) {
+		return error_set(error, -EINVAL,
+			"%s: the server was started without nodes, so it has not opened the folder "
+			"for the list of fenced nodes; restart it, or run 'gmblock upgrade'",
+			config->nodes.rules[0].origin);
+	}
 	return change_configure(job->change, config, error);
 }
 

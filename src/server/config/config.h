@@ -151,8 +151,10 @@ struct server_config {
 	enum sandbox_mode sandbox;
 	char *socket_mode;  /* default for Unix sockets, or NULL */
 	char *socket_group; /* default for Unix sockets, or NULL */
-	char *user;	    /* user to switch to during the start, or NULL */
-	char **commands;    /* --run, in order */
+	/* folder for state that survives the server, or NULL: the default */
+	char *state_folder;
+	char *user;	 /* user to switch to during the start, or NULL */
+	char **commands; /* --run, in order */
 	uint32_t command_count;
 	struct server_access access; /* rules in the file, for exports without rules of their own */
 	/* Nodes in the file: each rule has the condition ACCESS_NODE, which is the node's name, and
@@ -237,6 +239,7 @@ GMB_MUST_CHECK int server_export_parse(
 struct server_rule {
 	struct access_rule access; /* conditions and rights */
 	struct rate_rule rate;
+	bool fence;		      /* the client may fence nodes */
 	char text[SERVER_RULE_BYTES]; /* the conditions, in the syntax of --access */
 };
 

@@ -482,6 +482,12 @@ static const struct field fields[] = {
 		.type = FIELD_TEXT,
 		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE, AT(user),
 		.same = same_users },
+	{ "state-folder", "DIR",
+		"folder for the list of fenced nodes, if the configuration file has nodes; each "
+		"server needs its own (default: $STATE_DIRECTORY, or /var/lib/gmblock)",
+		.type = FIELD_TEXT,
+		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE,
+		AT(state_folder) },
 	{ "sandbox",
 		.help = "after the start, deny access to files and system calls that the "
 			"server does not need (auto: as far as the kernel supports it, and not "

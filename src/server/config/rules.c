@@ -142,7 +142,7 @@ static int set_rule_memory(void *object, const char *value, struct error *error)
 /* --- a rule ------------------------------------------------------------------------------------
  */
 
-enum { OF_RATES = 1, OF_ACCESS = 4, OF_NODE, OF_CONDITIONS };
+enum { OF_RATES = 1, OF_ACCESS = 4, OF_FENCE, OF_NODE, OF_CONDITIONS };
 
 /* The name of a node, the keys of rate rules, those of access rules, and the conditions of all. */
 static const struct field fields[] = {
@@ -152,6 +152,7 @@ static const struct field fields[] = {
 		FIELD_IN(struct server_rule, rate.connections_max) },
 	{ "memory", "SIZE", .set = set_rule_memory },
 	[OF_ACCESS] = { "rights", "rw|ro|none", .set = set_rights },
+	[OF_FENCE] = { "fence", .type = FIELD_FLAG, FIELD_IN(struct server_rule, fence) },
 	[OF_NODE] = { "node", "NODE", .set = add_node },
 	[OF_CONDITIONS] = { "psk", "NAME", .set = add_psk },
 	{ "cert-cn", "NAME", .set = add_cert_cn },
@@ -285,10 +286,11 @@ int server_access_add(struct server_access *access, struct server_rule *rule, co
 {
 	size_t word = 0;
 
-	while (rights_words[word].rights != rule->access.rights) {
+	while (rights_words[word].rights != rule->access.rights) { /* without ENGINE_RIGHT_FENCE */
 		word++;
 	}
 	add_word(rule->text, fields[OF_ACCESS].key, rights_words[word].word);
+	rule->access.rights |= rule->fence ? ENGINE_RIGHT_FENCE : 0;
 	return append_rule(access, &rule->access, origin, rule->text, error);
 }
 
@@ -446,6 +448,7 @@ static int add_option(
 		server_rule_fini(&rule);
 		return rc;
 	}
+	rule.access.rights |= rule.fence ? ENGINE_RIGHT_FENCE : 0;
 	return append_rule(&option->access, &rule.access, origin, text + strspn(text, " "), error);
 }
 
@@ -534,6 +537,28 @@ static int check_certificates(const struct server_config *config, struct error *
 				 rule->origin);
 }
 
+/* The right to fence nodes concerns the whole server, so it must not be in the rules of an export.
+ */
+static int check_fence(const struct server_config *config, struct error *error)
+{
+	const struct server_access *list;
+
+	for (uint32_t i = 1; (list = server_access_list(config, i)) != NULL; i++) {
+		bool is_common = i <= config->access_option_count &&
+				 config->access_options[i - 1].export_name == NULL;
+
+		for (uint32_t k = 0; !is_common && k < list->rule_count; k++) {
+			if ((list->rules[k].rights & ENGINE_RIGHT_FENCE) != 0) {
+				return error_set(error, -EINVAL,
+					"%s: fence: yes is for all exports; move the rule to the "
+					"rules for exports without rules of their own",
+					list->rules[k].origin);
+			}
+		}
+	}
+	return 0;
+}
+
 int server_access_finish(const struct server_config *config, struct error *error)
 {
 	for (uint32_t i = 0; i < config->access_option_count; i++) {
@@ -546,7 +571,8 @@ int server_access_finish(const struct server_config *config, struct error *error
 				option->access.rules[0].origin, quote(option->export_name));
 		}
 	}
-	return server_nodes_finish(config, error) ?: check_certificates(config, error);
+	return check_fence(config, error) ?: server_nodes_finish(config, error)
+		?: check_certificates(config, error);
 }
 
 /* Returns the command line's rules for an export; name NULL: for exports without rules of their

@@ -478,6 +478,19 @@ static void write_clients(struct writer *w)
 	write_requests(w, "client_", "Duration of a client's requests");
 }
 
+static void write_nodes(struct writer *w)
+{
+	for (uint32_t i = 0; i < w->totals->node_count; i++) {
+		const struct totals_node *node = &w->totals->nodes[i];
+		const struct subject subject = {
+			.label = "node", .value = node->name, .value_bytes = strlen(node->name)
+		};
+
+		add(w, &subject, node, false);
+	}
+	end_table(w, &totals_node_table);
+}
+
 int metrics_format(
 	const struct totals *totals, bool openmetrics, char **text_out, size_t *bytes_out)
 {
@@ -501,6 +514,7 @@ int metrics_format(
 	write_errors(&w);
 	write_operations(&w);
 	write_clients(&w);
+	write_nodes(&w);
 	free(w.series);
 	if (openmetrics) {
 		fputs("# EOF\n", w.out);

@@ -146,6 +146,19 @@ static json_t *client_json(const struct totals_client *client)
 	return whole;
 }
 
+static json_t *nodes_json(const struct totals *totals)
+{
+	json_t *nodes = json_array();
+
+	for (uint32_t i = 0; i < totals->node_count; i++) {
+		json_t *node = json_pack("{s:s}", "name", totals->nodes[i].name);
+
+		counters_add(node, &totals_node_table, &totals->nodes[i]);
+		json_array_append_new(nodes, node);
+	}
+	return nodes;
+}
+
 static json_t *stats_known(uint64_t value)
 {
 	return value > 0 ? json_integer((json_int_t)value) : json_null();
@@ -340,13 +353,13 @@ json_t *stats_document(const struct server_view *view, int *code)
 		for (int i = 0; i < ENGINE_INSTANCE_BYTES; i++) {
 			snprintf(instance + 2 * i, 3, "%02x", view->instance[i]);
 		}
-		document = json_pack("{s:s, s:I, s:s, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o}",
+		document = json_pack("{s:s, s:I, s:s, s:f, s:f, s:o, s:o, s:o, s:o, s:o, s:o, s:o}",
 			"version", GMBLOCK_VERSION, "pid", (json_int_t)getpid(), "instance",
 			instance, "uptime_seconds", (double)(totals.at_ns - view->start_ns) / 1e9,
 			"clock_seconds", (double)totals.at_ns / 1e9, "uris", uris_json(view),
 			"counters", counters_json(&engine_counter_table, &totals.counters),
 			"arenas", arenas_json(&totals), "rates", rules_json(view->rate_rules),
-			"exports", exports, "clients", clients);
+			"exports", exports, "clients", clients, "nodes", nodes_json(&totals));
 	}
 	totals_fini(&totals);
 	return document;
@@ -392,5 +405,6 @@ json_t *stats_counters(void)
 		}
 	}
 	observe_stats_describe(all, &totals_client_table);
+	observe_stats_describe(all, &totals_node_table);
 	return json_pack("{s:o}", "counters", all);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "server/fence/fencing.h"
 #include "store/kind.h"
 
 /* --- tables ---------------------------------------------------------------------------------- */
@@ -83,6 +84,17 @@ static const struct counter client_list[] = {
 
 const struct counter_table totals_client_table = { "client", "client", "client_", client_list,
 	ARRAY_COUNT(client_list) };
+
+static const struct counter node_list[] = {
+	COUNTER(struct totals_node, completed, TOTAL, ITEMS, "operations_completed",
+		"Operations that disks have completed for the clients of the node"),
+	COUNTER(struct totals_node, fenced, NOW, BOOL, "fenced", "The node is fenced"),
+	COUNTER(struct totals_node, ended, NOW, BOOL, "ended",
+		"The node is fenced, and its last operation has left all disks"),
+};
+
+const struct counter_table totals_node_table = { "node", "node", "node_", node_list,
+	ARRAY_COUNT(node_list) };
 
 /* --- sums ------------------------------------------------------------------------------------ */
 
@@ -211,6 +223,34 @@ static void add_client(struct totals *totals, const struct engine_client *client
 	}
 }
 
+/* Creates the nodes. */
+static int take_nodes(struct totals *totals)
+{
+	struct fencing_view *views = fencing_views(totals->view->fencing, &totals->node_count);
+
+	totals->nodes = calloc(MAX(totals->node_count, 1U), sizeof(*totals->nodes));
+	if (views == NULL || totals->nodes == NULL) {
+		free(views);
+		return -ENOMEM;
+	}
+	for (uint32_t i = 0; i < totals->node_count; i++) {
+		memcpy(totals->nodes[i].name, views[i].node, sizeof(totals->nodes[i].name));
+		totals->nodes[i].fenced = views[i].fenced;
+		totals->nodes[i].ended = views[i].ended;
+	}
+	free(views);
+	return 0;
+}
+
+static void count_node(struct totals *totals, const struct engine_node *node)
+{
+	for (uint32_t i = 0; i < totals->node_count; i++) {
+		if (strcmp(totals->nodes[i].name, node->name) == 0) {
+			totals->nodes[i].completed += node->operations;
+		}
+	}
+}
+
 /* Adds a reactor's counters. Called on the reactor's thread while the main thread waits. */
 static void inspect(struct engine *engine, void *context)
 {
@@ -232,6 +272,10 @@ static void inspect(struct engine *engine, void *context)
 		add_client(totals, list_entry(node, struct engine_client, node));
 	}
 	add_client(totals, &engine->other_clients);
+	list_for_each(node, &engine->nodes)
+	{
+		count_node(totals, list_entry(node, struct engine_node, node));
+	}
 }
 
 /* Sets the values that are the same for all reactors, such as the size of the export. */
@@ -257,7 +301,7 @@ int totals_collect(const struct server_view *view, struct totals *totals)
 
 	*totals = (struct totals){ .view = view };
 	totals->exports = calloc(MAX(view->export_count, 1U), sizeof(*totals->exports));
-	if (totals->exports == NULL) {
+	if (totals->exports == NULL || take_nodes(totals) < 0) {
 		return -ENOMEM;
 	}
 	for (uint32_t i = 0; i < view->export_count; i++) {
@@ -295,4 +339,5 @@ void totals_fini(struct totals *totals)
 	}
 	free(totals->exports);
 	free(totals->clients);
+	free(totals->nodes);
 }

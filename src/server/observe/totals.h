@@ -47,6 +47,14 @@ struct totals_client {
 	struct path_stats *operations[STORE_OP_COUNT]; /* NULL: no requests */
 };
 
+/* A node, see fence.h. */
+struct totals_node {
+	char name[ENGINE_NODE_NAME_BYTES];
+	uint64_t completed; /* struct engine_node.operations of all reactors */
+	uint64_t fenced;    /* 0 or 1, like the next member */
+	uint64_t ended;
+};
+
 struct totals {
 	const struct server_view *view;
 	uint64_t at_ns; /* time of completion, CLOCK_MONOTONIC */
@@ -56,6 +64,8 @@ struct totals {
 	struct totals_export *exports; /* one per export of the server_view, in its order */
 	struct totals_client *clients; /* names are unique */
 	uint32_t client_count;
+	struct totals_node *nodes; /* the configured and the fenced ones */
+	uint32_t node_count;
 
 	/* Private. */
 	uint32_t client_room;
@@ -76,6 +86,7 @@ enum { TOTALS_PARTS = 8 };
 extern const struct totals_part totals_parts[TOTALS_PARTS];
 
 extern const struct counter_table totals_client_table; /* describes struct totals_client */
+extern const struct counter_table totals_node_table;   /* describes struct totals_node */
 
 /* Collects the sums. -ETIMEDOUT: a reactor does not answer. -ENOMEM. Call totals_fini() in all
  * cases. */

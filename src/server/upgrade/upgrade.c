@@ -14,6 +14,7 @@
 #include "base/manager.h"
 #include "control/control.h"
 #include "server/change/jobs.h"
+#include "server/fence/fencing.h"
 #include "server/observe/scrape.h"
 #include "server/upgrade/fate.h"
 #include "server/upgrade/offer.h"
@@ -228,6 +229,7 @@ static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reaso
 		return false;
 	}
 	upgrade_send_failure(upgrade->tell.channel, reason);
+	fencing_release(upgrade->options.fencing);
 	for (uint32_t i = 0; i < upgrade->paused_count; i++) {
 		reactor_resume(upgrade->options.reactors[i]);
 	}
@@ -400,6 +402,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 	for (uint32_t i = 0; i < options->exports->count; i++) {
 		store_let_go(options->exports->exports[i]->store);
 	}
+	fencing_let_go(options->fencing);
 	for (uint32_t i = 0; i < options->listener_count; i++) {
 		listener_forget_path(&options->listeners[i]);
 	}
@@ -681,6 +684,12 @@ static bool wait_for_rest(struct upgrade *upgrade)
 	}
 	if (!has_flushed(upgrade, &serves)) {
 		return serves;
+	}
+	/* From here on the list of fenced nodes does not change, and no session of a fenced node is
+	 * left to be passed on. */
+	rc = fencing_hold(upgrade->options.fencing, &error);
+	if (rc < 0) {
+		return !upgrade_give_up(upgrade, rc, error.text);
 	}
 	upgrade_set_state(upgrade, UPGRADE_HANDING_OVER, START_NS);
 	return hand_over_all(upgrade);

@@ -45,6 +45,7 @@
 #include "server/listen/accept.h"
 
 struct upgrade;
+struct fencing;
 struct scrape;
 struct control_command;
 
@@ -56,6 +57,7 @@ struct upgrade_options {
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
 	struct jobs *jobs;
+	struct fencing *fencing;	/* or NULL */
 	_Atomic bool *acceptor_stopped; /* set by the acceptor's stopped() */
 };
 

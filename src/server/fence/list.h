@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * The file with the fenced nodes, DIR/fenced. It contains the rules of each node, so that a node
+ * stays fenced even if the configuration changes.
+ *
+ *   gmblock-fenced 1
+ *   node alpha 1764428490        name, and the time of the fence
+ *   when psk:616c706861          a rule: conditions, and their canonical bytes in hexadecimal
+ *   end 1 5a3c0f12               number of nodes, and the CRC-32C of all bytes before this line
+ *
+ * The file is replaced by rename(), and everything is flushed before fence_list_write() returns. So
+ * a file that is cut, changed or unreadable is not the result of a crash, and is an error.
+ *
+ * Threading: no state; the caller serializes the calls for a folder. Ownership: the caller owns a
+ * list. Errors: a negative errno and a message that names the file.
+ */
+#pragma once
+
+#include "engine/fence.h"
+#include "server/config/config.h"
+
+/* A node and its rules, which have no condition ACCESS_NODE. */
+struct fence_record {
+	char name[FENCE_NAME_BYTES];
+	uint64_t since_s; /* seconds since 1970 */
+	struct server_access rules;
+};
+
+struct fence_list {
+	struct fence_record *records;
+	uint32_t count;
+};
+
+enum { FENCE_FILE_BYTES_MAX = 16 << 20, FENCE_RULES_MAX = 256 };
+
+/* Parses the content of a file. */
+GMB_MUST_CHECK int fence_list_parse(
+	const char *text, size_t bytes, struct fence_list *list, struct error *error);
+/* Formats a list. The caller frees *text_out. -ENOMEM. */
+GMB_MUST_CHECK int fence_list_format(
+	const struct fence_list *list, char **text_out, size_t *bytes_out, struct error *error);
+void fence_list_fini(struct fence_list *list);
+
+/* Reads the file in the folder. A file that does not exist is an empty list. folder: its path, for
+ * messages. */
+GMB_MUST_CHECK int fence_list_read(
+	int folder_fd, const char *folder, struct fence_list *list, struct error *error);
+/* Replaces the file, and returns when it is durable. After an error, the file contains the old or
+ * the new list. */
+GMB_MUST_CHECK int fence_list_write(
+	int folder_fd, const char *folder, const char *text, size_t bytes, struct error *error);
+
+/* Adds copies of the rules that `into` does not contain, without the condition ACCESS_NODE. name:
+ * only rules of this node; NULL: all rules. Sets *grown if a rule was added. -ENOMEM. */
+GMB_MUST_CHECK int fence_rules_add(struct server_access *into, const struct server_access *from,
+	const char *name, bool *grown);
