@@ -425,6 +425,19 @@ static bool is_gone(struct nbd_disk *disk)
 	return nbd_kernel_status(&disk->orders, disk->kernel.index) == 0;
 }
 
+/* Makes all requests fail now. The disk stays attached, so that its state shows the reason. */
+static void fail_fenced(struct nbd_disk *disk, const char *reason)
+{
+	int rc;
+
+	log_error("%s: all requests fail: %s", disk->device.path, reason);
+	atomic_store(&disk->hurried, true); /* stop() does not disconnect the device again */
+	rc = nbd_kernel_disconnect(&disk->orders, disk->kernel.index);
+	if (rc != 0) {
+		log_error("%s: cannot disconnect it: %s", disk->device.path, strerror(-rc));
+	}
+}
+
 /* Replaces all dead sockets, however long it takes. Returns false if the watcher must end. */
 static bool reconnect(struct nbd_disk *disk)
 {
@@ -449,6 +462,10 @@ static bool reconnect(struct nbd_disk *disk)
 			log_error("%s: %s", disk->device.path, error.text);
 		}
 		health_set(&disk->device.health, false, error.text);
+		if (rc == -EACCES && strstr(error.text, EXPORT_URI_FENCED_TEXT) != NULL) {
+			fail_fenced(disk, error.text);
+			return false;
+		}
 		if (stop_within(disk, pause_ms)) {
 			return false;
 		}

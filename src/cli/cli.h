@@ -134,3 +134,5 @@ int cmd_reload(int argc, char **argv);
 int cmd_export(int argc, char **argv);
 int cmd_snapshot(int argc, char **argv);
 int cmd_upgrade(int argc, char **argv);
+int cmd_fence(int argc, char **argv);
+int cmd_unfence(int argc, char **argv);

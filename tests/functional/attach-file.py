@@ -339,6 +339,36 @@ class File(attach_tool.Case):
         table = self.gmblock("attach", "--list")[1]
         self.assertRegex(table, r" connected \(last lost: .*(refused|No such file).*\)\n$")
 
+    def test_requests_of_a_fenced_node_fail_at_once(self):
+        """Another node may use the disk already, so nobody waits for the end of the fence."""
+        os.mkdir(self.path("fences"))
+        conf = self.make_file("conf", "nodes: [{name: a, uid: 0}]\n"
+                              f"exports: [{{name: '', path: '{self.image()}'}}]\n")
+        self.serve("--config", conf, "--state-folder", self.path("fences"), "--control", self.path("control"))
+        disk = self.attach("--reconnect-timeout", "36000s")
+        with open(disk, "r+b", buffering=0) as file:
+            file.write(b"x" * 4096)
+            self.assertEqual(self.gmblock("fence", "a", "--server", self.path("control"))[0], 0)
+            for _ in range(3):
+                self.assertRaises(OSError, os.pwrite, file.fileno(), b"y" * 4096, 0)
+                self.assertRaises(OSError, os.pread, file.fileno(), 4096, 8 << 20)
+        fenced = "fenced: this node may not use the server until it is unfenced"
+        self.assertIn(fenced, self.attachments()[0]["state"])
+        self.assertIn(fenced, self.gmblock("attach", "--list")[1])
+        # The end of the fence does not bring the disk back: it may have changed.
+        self.assertEqual(self.gmblock("unfence", "a", "--server", self.path("control"))[0], 0)
+        self.assertIn(fenced, self.attachments()[0]["state"])
+        self.assertRaises(OSError, self.read_one, disk)
+        code, _, errors = self.gmblock("detach", "--force", disk)
+        self.assertEqual(code, 0, errors)
+        with open(self.path("image"), "rb") as file:
+            self.assertEqual(file.read(4096), b"x" * 4096)
+
+    @staticmethod
+    def read_one(path):
+        with open(path, "rb", buffering=0) as file:
+            return os.pread(file.fileno(), 4096, 4 << 20)
+
     def test_force_overtakes_a_detach_that_waits(self):
         self.serve(self.image())
         disk = self.attach("--reconnect-timeout", "3600s")

@@ -275,6 +275,9 @@ BEFORE = {
     "gmblock-export.1": """
         mkdir /srv/images; truncate -s 1M /srv/images/guest7.img
         serve 'gmblock serve null:1M --export-folder /srv/images'""",
+    "gmblock-fence.1": """
+        echo '{nodes: [{name: alpha, uid: 1}, {name: beta, uid: 2}], exports: [{name: disk1, path: "null:1M"}]}' >conf
+        serve 'gmblock serve --config conf --state-folder .'""",
     "gmblock-info.1": "storage",
     "gmblock-list.1": "storage",
     "gmblock-plot.1": "storage; load",

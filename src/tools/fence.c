@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tools/fence.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "base/clock.h"
+#include "control/control.h"
+#include "nbd/client/dial.h"
+#include "tools/show.h"
+
+#define PAUSE_NS     UINT64_C(5000000) /* first pause between two requests */
+#define PAUSE_MAX_NS UINT64_C(200000000)
+
+/* A server and the thread that asks it. */
+struct asker {
+	const struct fence_job *job;
+	struct fence_server *server;
+	uint64_t end_ns;
+	pthread_t thread;
+	bool has_thread;
+};
+
+static int left_ms(uint64_t end_ns)
+{
+	uint64_t left_ns = end_ns - MIN(clock_now_ns(), end_ns);
+
+	return (int)MIN(clock_milliseconds(left_ns) + 1, (uint32_t)CONTROL_TIMEOUT_MS);
+}
+
+static int ask_nbd(const struct asker *asker, struct error *error)
+{
+	static const enum nbd_fence_action actions[] = {
+		[FENCE_JOB_FENCE] = NBD_FENCE_FENCE,
+		[FENCE_JOB_UNFENCE] = NBD_FENCE_UNFENCE,
+		[FENCE_JOB_CHECK] = NBD_FENCE_LOOK,
+	};
+	const struct fence_job *job = asker->job;
+	struct export_uri uri = { 0 };
+	struct nbd_dial_options options = {
+		.uri = &uri,
+		.timeout_ns = (uint64_t)left_ms(asker->end_ns) * UINT64_C(1000000),
+		.handshake = { .goal = NBD_GOAL_FENCE,
+			.fence_action = actions[job->action],
+			.fence_node = job->node },
+	};
+	struct nbd_handshake *answers = NULL;
+	int rc = export_uri_parse(asker->server->server, &uri, error);
+
+	if (rc == 0 && strcmp(uri.protocol, "nbd") != 0) {
+		rc = error_set(error, -EINVAL, "a node can be fenced over NBD only, not over %s",
+			uri.protocol);
+	}
+	rc = rc ?: nbd_dial_wait(&options, -1, NULL, &answers, error);
+	nbd_handshake_destroy(answers);
+	export_uri_fini(&uri);
+	return rc;
+}
+
+static int ask_control(const struct asker *asker, struct error *error)
+{
+	const struct fence_job *job = asker->job;
+	static const char *const actions[] = {
+		[FENCE_JOB_FENCE] = "fence",
+		[FENCE_JOB_UNFENCE] = "unfence",
+		[FENCE_JOB_CHECK] = "look",
+	};
+	char path[STATS_PATH_BYTES];
+	json_t *result = NULL;
+	int rc = stats_find(asker->server->server, path, error);
+
+	rc = rc
+		     ?: control_ask(path, "fence",
+				json_pack("{s:s, s:s}", "action", actions[job->action], "node",
+					job->node),
+				left_ms(asker->end_ns), &result, error);
+	json_decref(result);
+	return rc;
+}
+
+/* Returns whether the request should be repeated. An error in the request itself is final. Anything
+ * else can change: the work is in progress, or the server is being restarted or upgraded. */
+static bool can_change(int rc)
+{
+	return rc != 0 && rc != -EINVAL && rc != -EACCES && rc != -EPERM && rc != -EIO &&
+	       rc != -EPROTONOSUPPORT;
+}
+
+static void pause_for(uint64_t ns)
+{
+	const struct timespec time = { .tv_nsec = (long)ns };
+
+	(void)clock_nanosleep(CLOCK_MONOTONIC, 0, &time, NULL);
+}
+
+static void *ask_server(void *context)
+{
+	struct asker *asker = context;
+	struct fence_server *server = asker->server;
+	bool is_uri = server->server != NULL && strstr(server->server, "://") != NULL;
+	uint64_t pause_ns = PAUSE_NS;
+
+	for (;;) {
+		uint64_t now_ns;
+
+		server->result = is_uri ? ask_nbd(asker, &server->error)
+					: ask_control(asker, &server->error);
+		now_ns = clock_now_ns();
+		if (!can_change(server->result) || now_ns >= asker->end_ns ||
+			asker->job->action == FENCE_JOB_CHECK) {
+			return NULL;
+		}
+		pause_for(MIN(pause_ns, asker->end_ns - now_ns));
+		pause_ns = MIN(2 * pause_ns, PAUSE_MAX_NS);
+	}
+}
+
+uint32_t fence_run(const struct fence_job *job)
+{
+	struct asker askers[FENCE_SERVERS_MAX];
+	uint64_t end_ns = clock_now_ns() + job->timeout_ns;
+	uint32_t failed = 0;
+
+	for (uint32_t i = 0; i < job->server_count; i++) {
+		struct asker *asker = &askers[i];
+		int code;
+
+		*asker = (struct asker){ .job = job, .server = &job->servers[i], .end_ns = end_ns };
+		code = pthread_create(&asker->thread, NULL, ask_server, asker);
+		asker->has_thread = code == 0;
+		if (code != 0) {
+			job->servers[i].result = error_set(&job->servers[i].error, -code,
+				"cannot start a thread: %s", strerror(code));
+		}
+	}
+	for (uint32_t i = 0; i < job->server_count; i++) {
+		if (askers[i].has_thread) {
+			pthread_join(askers[i].thread, NULL);
+		}
+		failed += job->servers[i].result != 0;
+	}
+	return failed;
+}
+
+json_t *fence_list(const char *server, uint64_t timeout_ns, struct error *error)
+{
+	char path[STATS_PATH_BYTES];
+	json_t *result = NULL;
+	json_t *nodes = NULL;
+
+	if (stats_find(server, path, error) == 0 &&
+		control_ask(path, "fence", json_pack("{s:s}", "action", "list"),
+			left_ms(clock_now_ns() + timeout_ns), &result, error) == 0) {
+		nodes = json_incref(json_object_get(result, "nodes"));
+		if (nodes == NULL) {
+			error_set(error, -EPROTO, "the server's answer has no list of nodes");
+		}
+	}
+	json_decref(result);
+	return nodes;
+}

@@ -1,0 +1,412 @@
+#!/usr/bin/python3
+"""Fencing: no operation of a fenced node follows the answer, over any protocol, and the fence outlasts the server."""
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import threading
+
+import nbdmini
+import support
+
+ERR_POLICY = 0x80000002
+BLOCK = 4096
+A, B = "127.0.0.2", "127.0.0.3"
+CONF = """
+nodes:
+  - {{ name: a, address: 127.0.0.2 }}
+  - {{ name: a, uid: {uid} }}
+  - {{ name: b, address: 127.0.0.3 }}
+access: [{{ node: a, rights: rw }}, {{ node: b, rights: rw }}]
+exports:
+{exports}
+"""
+
+
+class Fencing(support.Case):
+    def setUp(self):
+        super().setUp()
+        os.mkdir(self.path("state"))
+        self.control = self.path("control")
+
+    def config(self, *exports):
+        lines = "".join(f"  - {{ name: {name}, path: '{path}'{keys} }}\n" for name, path, keys in exports)
+        return self.make_file("conf", CONF.format(uid=os.geteuid(), exports=lines))
+
+    def serve(self, file, *arguments, listen=("nbd://127.0.0.1:0",), uri_count=1):
+        words = [word for uri in listen for word in ("--listen", uri)]
+        return self.start("--config", file, "--state-folder", self.path("state"), "--control", self.control, *words,
+                          *arguments, uri_count=uri_count * len(listen))
+
+    def fence(self, *arguments, command="fence"):
+        return self.run_gmblock(command, *arguments, "--server", self.control)
+
+    def check_fenced(self, *arguments):
+        self.assertEqual(self.fence(*arguments), (0, "", ""))
+
+    def nodes(self):
+        """Name of a node -> what the statistics say of it."""
+        code, output, errors = self.run_gmblock("stats", "--json", self.control)
+        self.assertEqual(code, 0, errors)
+        return {node["name"]: node for node in json.loads(output)["nodes"]}
+
+    def listed(self):
+        code, output, errors = self.fence("--list", "--json")
+        self.assertEqual(code, 0, errors)
+        return {node["node"]: (node["fenced"], node["ended"]) for node in json.loads(output)}
+
+    def check_refused_client(self, uri, source=A):
+        """A new connection of that address: every option is refused, and EXPORT_NAME closes."""
+        with nbdmini.Client(uri, source) as client:
+            client.hello()
+            for option in (nbdmini.OPT_LIST, nbdmini.OPT_GO, nbdmini.OPT_INFO):
+                client.send_option(option, b"\0\0\0\4disk\0\0" if option != nbdmini.OPT_LIST else b"")
+                with self.assertRaises(nbdmini.OptionRefused) as refused:
+                    client.option_replies(option)
+                self.assertEqual(refused.exception.code, ERR_POLICY)
+                self.assertIn("fenced: this node may not use the server", str(refused.exception))
+            client.send_option(nbdmini.OPT_EXPORT_NAME, b"disk")
+            self.assertTrue(client.at_end())
+
+    def open(self, uri, source=A):
+        client = nbdmini.open_export(uri, b"disk", source=source)
+        self.addCleanup(client.close)
+        return client
+
+
+class Load(Fencing):
+    def hammer(self, uri, source, stop, counts):
+        """Writes, and connects again, until told otherwise."""
+        while not stop.is_set():
+            with contextlib.suppress(OSError, nbdmini.OptionRefused):
+                with nbdmini.Client(uri, source) as client:
+                    client.hello()
+                    client.go(b"disk")
+                    while not stop.is_set():
+                        client.write(0, bytes(BLOCK))
+                        counts[source] += 1
+
+    def test_nothing_follows_the_answer(self):
+        """NBD and gmb, several connections and reactors, two exports."""
+        gmb = f"gmb+unix:///?socket={self.path('gmb')}"
+        file = self.config(("disk", "memory:16M", ", delay: [ 'any:1ms' ]"), ("other", "memory:16M", ""))
+        server = self.serve(file, "--threads", "2", listen=("nbd://127.0.0.1:0", gmb), uri_count=2)
+        uri = server.uris[0]
+        stop = threading.Event()
+        counts = {A: 0, B: 0}
+        threads = [threading.Thread(target=self.hammer, args=(uri, source, stop, counts))
+                   for source in (A, B) for _ in range(3)]
+        benches = [subprocess.Popen([support.program(), "bench", "--rw", "randwrite", "--force", "--depth", "8",
+                                     "--seconds", "600", f"gmb+unix:///{name}?socket={self.path('gmb')}"],
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) for name in ("disk", "other")]
+        for thread in threads:
+            thread.start()
+        try:
+            self.wait_for(lambda: counts[A] > 20 and counts[B] > 20 and self.nodes()["a"]["operations_completed"] > 200)
+            for _ in range(5):
+                self.check_fenced("a")
+                before = self.nodes()
+                self.assertEqual((before["a"]["fenced"], before["a"]["ended"]), (True, True))
+                done = counts[B]
+                for _ in range(5):
+                    self.check_refused_client(uri)
+                self.wait_for(lambda: counts[B] > done + 20)
+                after = self.nodes()
+                self.assertEqual(after["a"]["operations_completed"], before["a"]["operations_completed"])
+                self.assertGreater(after["b"]["operations_completed"], before["b"]["operations_completed"])
+                self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+                self.wait_for(lambda: self.nodes()["a"]["operations_completed"] > after["a"]["operations_completed"] + 20)
+        finally:
+            stop.set()
+            for bench in benches:
+                bench.kill()
+                bench.communicate()
+            for thread in threads:
+                thread.join()
+
+    def test_idle_connections_end(self):
+        server = self.serve(self.config(("disk", "memory:16M", "")))
+        idle, other = self.open(server.uri), self.open(server.uri, B)
+        self.check_fenced("a")
+        self.assertTrue(idle.at_end())
+        other.write(0, bytes(BLOCK))
+
+    def test_an_operation_in_a_store_is_waited_for(self):
+        """Its connection is open, or has gone long ago."""
+        def check(factor):
+            for leaves in (False, True):
+                disk = self.make_file(f"disk{factor}{leaves}", bytes(2 * BLOCK))
+                server = self.serve(self.config(("disk", disk, f", delay: [ 'write:{2 * factor}s' ]")))
+                client = self.open(server.uri)
+                client.send_request(nbdmini.CMD_WRITE, 1, BLOCK, BLOCK, b"late" * (BLOCK // 4))
+                client.send_request(nbdmini.CMD_FLUSH, 2)
+                self.assertEqual(client.reply(), (2, 0))  # so the write is in the store
+                if leaves:
+                    client.close()
+                code, output, errors = self.fence("a", "--timeout", "200ms")
+                try:
+                    self.assertEqual((code, output), (1, ""), errors)
+                    self.assertIn(f'not fenced at {self.control}: the node still has 1 connection with 1 request in '
+                                  f'flight, such as {A}:', errors)
+                    self.assertIn('at export "disk"', errors)
+                    self.assertEqual(self.listed()["a"], (True, False))
+                    code, output, errors = self.fence("--list")
+                    self.assertIn("but its operations may not have ended: the node still has 1 connection", output)
+                    self.check_refused_client(server.uri)
+                    code, _, errors = self.run_gmblock("upgrade", self.control)
+                    self.assertEqual(code, 1)
+                    self.assertRegex(errors, "node 'a' is being fenced|requests in flight did not complete")
+                    self.check_fenced("a", "--timeout", "60s")
+                    with open(disk, "rb") as file:
+                        self.assertEqual(file.read()[BLOCK:], b"late" * (BLOCK // 4))
+                    self.assertEqual(self.listed()["a"], (True, True))
+                finally:
+                    server.kill()
+                    shutil.rmtree(self.path("state"))
+                    os.mkdir(self.path("state"))
+
+        self.at_some_pace(check)
+
+    def test_operations_of_a_killed_server_are_waited_for(self):
+        disk = self.make_file("disk", bytes(BLOCK))
+        operations = os.open(disk, os.O_RDWR)  # what is left of a killed server: the lock on its descriptor
+        support.ask_writer_mark(operations, support.F_OFD_SETLK, fcntl.F_RDLCK)
+        server = self.serve(self.config(("disk", disk, ""), ("other", "memory:1M", "")), uri_count=2)
+        code, _, errors = self.fence("a", "--timeout", "100ms")
+        self.assertEqual(code, 1)
+        self.assertIn('operations of a killed server on the disks of 1 export are still in progress, such as "disk"',
+                      errors)
+        os.close(operations)
+        self.check_fenced("a")
+        self.open(server.uri, B).write(0, bytes(512))
+
+
+class Push(Fencing):
+    def test_jobs_end(self):
+        """A job belongs to who asked for it, at its source and at its destination."""
+        places = {}
+        for name in ("source", "target"):
+            os.mkdir(self.path(name))
+            disk = self.make_file(f"{name}.img", os.urandom(8 << 20))
+            places[name] = self.start("--config", self.config(("disk", disk, "")), "--state-folder", self.path(name),
+                                      "--control", self.path(name + ".control"), "--listen",
+                                      f"push+unix:///?socket={self.path(name + '.socket')}").uri
+        for name in places:
+            self.control = self.path(name + ".control")
+            push = subprocess.Popen([support.program(), "push", "--rate", "1M", places["source"], places["target"]],
+                                    stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                    text=True)
+            self.addCleanup(push.kill)
+            self.wait_for(lambda: self.nodes()["a"]["operations_completed"] > 0)
+            self.check_fenced("a")
+            before = self.nodes()["a"]["operations_completed"]
+            _, errors = push.communicate()
+            self.assertEqual(push.returncode, 1, errors)
+            code, _, errors = self.run_gmblock("push", places["source"], places["target"])
+            self.assertEqual(code, 1)
+            self.assertIn("fenced: this node may not use the server until it is unfenced", errors)
+            self.assertEqual(self.nodes()["a"]["operations_completed"], before)
+            self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+
+
+class Lasting(Fencing):
+    def test_it_outlasts_the_server_and_the_configuration(self):
+        text = self.config(("disk", "memory:16M", ""))
+        server = self.serve(text)
+        self.check_fenced("a")
+        server.signal(9)
+        server.process.wait()
+        server = self.serve(text)
+        self.check_refused_client(server.uri)
+        self.check_fenced("a") # and the answer comes again
+        code, _, errors = self.run_gmblock("reload", "--server", self.control)
+        self.assertEqual(code, 0, errors)
+        self.check_refused_client(server.uri)
+        # an entry of the node that comes later is fenced, too, and what it has lost stays fenced
+        with open(text, encoding="utf-8") as file:
+            content = file.read()
+        self.make_file("conf", content.replace("name: a, address: 127.0.0.2", "name: a, address: 127.0.0.9"))
+        code, _, errors = self.run_gmblock("reload", "--server", self.control)
+        self.assertEqual(code, 0, errors)
+        self.check_fenced("a")
+        for source in (A, "127.0.0.9"):
+            self.check_refused_client(server.uri, source)
+        code, output, errors = self.run_gmblock("upgrade", self.control)
+        self.assertEqual(code, 0, errors)
+        self.addCleanup(self.kill_new, output)
+        for source in (A, "127.0.0.9"):
+            self.check_refused_client(server.uri, source)
+        self.assertEqual(self.listed(), {"a": (True, True), "b": (False, False)})
+        self.check_fenced("b")
+        self.check_refused_client(server.uri, B)
+        self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+        self.open(server.uri, "127.0.0.9").write(0, bytes(512))
+        self.assertEqual(self.fence("b", command="unfence"), (0, "", ""))
+
+    def kill_new(self, output):
+        code, document, _ = self.run_gmblock("stats", "--json", self.control)
+        if code == 0:
+            os.kill(json.loads(document)["pid"], 9)
+
+    def test_a_node_without_entries_stays_fenced(self):
+        text = self.config(("disk", "memory:16M", ""))
+        server = self.serve(text)
+        self.check_fenced("a")
+        server.stop()
+        with open(text, encoding="utf-8") as file:
+            lines = [line for line in file if "name: a" not in line]
+        self.make_file("conf", "".join(lines).replace("{ node: a, rights: rw }", "rw"))
+        server = self.serve(text)
+        self.check_refused_client(server.uri)
+        self.assertEqual(self.listed(), {"a": (True, True), "b": (False, False)})
+        self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+        self.open(server.uri).read(0, 512)
+        code, _, errors = self.fence("a")
+        self.assertEqual(code, 1)
+        self.assertIn("the configuration of the server has no node 'a'", errors)
+
+    def test_a_damaged_list_stops_the_start(self):
+        text = self.config(("disk", "memory:16M", ""))
+        server = self.serve(text)
+        self.check_fenced("a")
+        self.check_fenced("b")
+        server.stop()
+        path = self.path("state/fenced")
+        with open(path, "rb") as file:
+            good = file.read()
+        arguments = ["serve", "--config", text, "--state-folder", self.path("state"), "--listen", "nbd://127.0.0.1:0"]
+        damaged = [good[:length] for length in range(0, len(good), 7)]
+        damaged += [good[:at] + bytes([good[at] ^ 1]) + good[at + 1:] for at in range(0, len(good), 11)]
+        damaged += [good + b"\n", good + good, b"\xff" * 100, good.replace(b"node b", b"node a")]
+        for content in damaged:
+            self.make_file("state/fenced", content)
+            self.check_refused(arguments, 1, f"{path}: line ", "the file is damaged")
+        os.unlink(path)
+        for make, fragment in ((lambda: os.mkdir(path), "the file is damaged"),
+                               (lambda: os.mkfifo(path), "the file is damaged"),
+                               (lambda: os.symlink(self.path("elsewhere"), path), "symbolic links")):
+            make()
+            self.check_refused(arguments, 1, f"{path}: ", fragment)
+            (os.rmdir if os.path.isdir(path) else os.unlink)(path)
+        self.make_file("state/fenced", good)
+        self.check_refused_client(self.serve(text).uri)
+
+    def test_a_list_that_cannot_be_written_fences_nobody(self):
+        server = self.serve(self.config(("disk", "memory:16M", "")))
+        client = self.open(server.uri)
+        os.rename(self.path("state"), self.path("moved"))
+        self.check_fenced("b") # the folder was opened at the start
+        shutil.rmtree(self.path("moved"))
+        for command, node in (("fence", "a"), ("unfence", "b")):
+            code, _, errors = self.fence(node, command=command)
+            self.assertEqual(code, 1)
+            self.assertIn(f"cannot write {self.path('state')}/fenced: No such file or directory", errors)
+        client.write(0, bytes(512))
+        self.check_refused_client(server.uri, B)
+
+    def test_one_folder_has_one_server(self):
+        text = self.config(("disk", "memory:16M", ""))
+        self.serve(text)
+        self.check_refused(["serve", "--config", text, "--state-folder", self.path("state"), "--control", "none"], 1,
+                           f"another server uses the state folder {self.path('state')}; give each server its own")
+        self.check_refused(["serve", "--config", text, "--state-folder", self.path("none"), "--control", "none"], 1,
+                           f"cannot open the state folder {self.path('none')}, which nodes need: No such file")
+
+    def test_servers_without_nodes(self):
+        text = self.make_file("plain", "exports: [{ name: disk, path: 'memory:1M' }]\n")
+        server = self.start("--config", text, "--control", self.control, "--listen", "nbd://127.0.0.1:0")
+        code, _, errors = self.fence("a")
+        self.assertEqual(code, 1)
+        self.assertIn("the server has no nodes", errors)
+        self.assertEqual(self.fence("--list"), (0, "", ""))
+        self.make_file("plain", "exports: [{ name: disk, path: 'memory:1M' }]\nnodes: [{ name: a, uid: 1 }]\n")
+        code, _, errors = self.run_gmblock("reload", "--server", self.control)
+        self.assertEqual(code, 1)
+        self.assertIn("plain:2: the server was started without nodes", errors)
+        nbdmini.open_export(server.uri, b"disk").close()
+
+
+class Commands(Fencing):
+    def test_several_servers(self):
+        """One that does not answer means not fenced, whatever the others say."""
+        server = self.serve(self.config(("disk", "memory:16M", "")))
+        lost = self.path("lost")
+        code, output, errors = self.run_gmblock("fence", "a", "--server", lost, "--server", self.control,
+                                                "--timeout", "300ms")
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn(f"not fenced at {lost} (but at others): {lost}: cannot connect: No such file", errors)
+        self.assertEqual(len(errors.splitlines()), 1)
+        self.check_refused_client(server.uri)
+        with socket.socket(socket.AF_UNIX) as silent:
+            silent.bind(lost)
+            silent.listen()
+            code, _, errors = self.run_gmblock("fence", "a", "--server", lost, "--timeout", "300ms")
+            self.assertEqual(code, 1)
+            self.assertIn("the server sent no response", errors)
+
+    def over_nbd(self, uri, *arguments, command="fence"):
+        code, output, errors = self.run_gmblock(command, *arguments, "--server", uri)
+        self.assertEqual(output, "")
+        return code, errors
+
+    def test_over_nbd(self):
+        """A rule with fence: yes, for peers on this machine, on a Unix socket or with TLS."""
+        text = CONF.replace("access: [", "access: [{{ uid: {uid}, fence: yes, rights: none }}, "
+                            "{{ psk: manager, rights: none, fence: yes }}, ")
+        text = text.replace("  - {{ name: a, uid: {uid} }}\n", "").format(
+            uid=os.geteuid(), exports="  - { name: disk, path: 'memory:1M' }\n")
+        keys = self.make_file("keys", f"manager:{'ab' * 32}\nsomebody:{'cd' * 32}\n")
+        os.chmod(keys, 0o600)
+        server = self.serve(self.make_file("conf", text), "--tls", "on", "--tls-psk", keys,
+                            listen=("nbd://127.0.0.1:0", self.socket_uri()))
+        tcp, local = server.uris
+        self.assertEqual(self.over_nbd(local, "a", "--check")[0], 3)
+        self.assertEqual(self.over_nbd(local, "a"), (0, ""))
+        self.assertEqual(self.over_nbd(local, "a", "--check"), (0, ""))
+        self.check_refused_client(tcp)
+        self.assertEqual(self.over_nbd(local, "a", command="unfence"), (0, ""))
+        self.open(tcp).write(0, bytes(512))
+        code, errors = self.over_nbd(local, "nobody")
+        self.assertEqual(code, 1)
+        self.assertIn("the configuration of the server has no node 'nobody'", errors)
+        for user, code in (("manager", 0), ("somebody", 1)):
+            with_tls = tcp.replace("nbd://", f"nbds://{user}@") + f"?tls-psk-file={keys}"
+            found, errors = self.over_nbd(with_tls, "b")
+            self.assertEqual(found, code, errors)
+            self.assertEqual(code == 1, "you may not fence nodes" in errors)
+        code, errors = self.over_nbd(tcp, "a") # on this machine, but no rule with fence: yes applies
+        self.assertEqual(code, 1)
+        self.assertIn("you may not fence nodes; the server needs an access rule with fence: yes", errors)
+        self.assertEqual(self.listed(), {"a": (False, False), "b": (True, True)})
+        # and the option itself
+        with nbdmini.Client(local) as client:
+            client.hello()
+            for data, code in ((b"", 3), (b"\0\0\0\1", 3), (b"\0\0\0\3a", 3), (b"\0\0\0\1a\0", 3),
+                               (b"\0\0\0\1" + 64 * b"a", 3), (b"\0\0\0\0a", 6), (b"\0\0\0\1z", 3)):
+                client.send_option(0x676d6246, data)
+                with self.assertRaises(nbdmini.OptionRefused) as refused:
+                    client.option_replies(0x676d6246)
+                self.assertEqual(refused.exception.code, 1 << 31 | code, data)
+            client.send_option(0x676d6246, b"\0\0\0\0b")
+            self.assertEqual(client.option_replies(0x676d6246), [])
+
+    def test_where_the_right_may_be(self):
+        export = "exports: [{ name: disk, path: 'memory:1M', access: [{ rights: rw, fence: yes }] }]\n"
+        self.check_refused(["serve", "--check", self.make_file("conf", export)], 2,
+                           "conf:1: fence: yes is for all exports")
+        self.check_refused(["serve", "memory:1M", "--access", ": rights=rw fence=yes"], 2, "fence: yes is for all exports")
+        self.check_refused(["fence", "a", "--server", "gmb://127.0.0.1"], 1, "over NBD only, not over gmb")
+
+    def test_usage(self):
+        for arguments, fragment in ((["fence"], "give"), (["fence", "a", "b"], "only one"),
+                                    (["fence", "a", "--json"], "--json is only for --list"),
+                                    (["fence", "--list", "a"], "--list takes no NODE"), (["unfence"], "give"),
+                                    (["unfence", "--list"], "--list")):
+            self.check_refused(arguments, 2, fragment)
+
+
+if __name__ == "__main__":
+    support.main()
