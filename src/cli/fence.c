@@ -147,7 +147,7 @@ static int fence_do(struct fence_arguments *arguments, const char *name, const c
 	for (uint32_t i = 0; i < job.server_count; i++) {
 		struct fence_server *server = &job.servers[i];
 
-		is_open &= server->result == 0 || server->result == -ENOENT;
+		is_open &= server->result == 0 || server->result == -ESRCH;
 		if (server->result == 0) {
 			continue;
 		}

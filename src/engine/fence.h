@@ -50,7 +50,7 @@ enum fence_action { FENCE_LOOK, FENCE_NODE, FENCE_RELEASE };
 /* The server's function for clients that may fence nodes. */
 struct fence_desk {
 	/* Starts to fence or to release a node, or reports the progress. FENCE_LOOK only reports
-	 * whether the node is fenced; -ENOENT: it is not. Any thread; does not block. Returns 0 if
+	 * whether the node is fenced; -ESRCH: it is not. Any thread; does not block. Returns 0 if
 	 * it is done, -EINPROGRESS, or another negative errno. text: the
 	 * reason if the result is not 0, a sentence without its full stop. */
 	int (*ask)(void *context, enum fence_action action, const char *node,

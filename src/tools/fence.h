@@ -28,7 +28,7 @@ struct fence_server {
 enum fence_job_action {
 	FENCE_JOB_FENCE,
 	FENCE_JOB_UNFENCE,
-	FENCE_JOB_CHECK, /* only reports; -ENOENT: the server answers that the node is not fenced */
+	FENCE_JOB_CHECK, /* only reports; -ESRCH: the server answers that the node is not fenced */
 };
 
 struct fence_job {

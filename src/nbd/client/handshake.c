@@ -560,6 +560,7 @@ static int fence_refused(struct nbd_handshake *talk)
 {
 	int code = talk->reply_type == NBD_REP_ERR_INVALID    ? -EINVAL
 		   : talk->reply_type == NBD_REP_ERR_PLATFORM ? -EIO
+		   : talk->reply_type == NBD_REP_ERR_UNKNOWN  ? -ESRCH
 							      : talk->refusal.code;
 
 	error_set(&talk->outcome, code, "%s",

@@ -110,7 +110,7 @@ bool nbd_handshake_is_finished(const struct nbd_handshake *handshake);
 /* Called only when the handshake is finished. Returns 0 (GO: the connection is in the transmission
  * phase; FENCE: it is done), or the server's refusal: -ENOENT no such export (INFO: the offers then
  * contain the existing exports, if the server lists them), -EACCES its policy, -ESHUTDOWN,
- * -EPROTONOSUPPORT. FENCE: -EINPROGRESS, -ENOENT the node is not fenced, -EACCES no right, -EINVAL
+ * -EPROTONOSUPPORT. FENCE: -EINPROGRESS, -ESRCH the node is not fenced, -EACCES no right, -EINVAL
  * no such node, -EIO, -EPROTONOSUPPORT. After a refusal, and after all goals except GO, the caller
  * closes the connection. */
 GMB_MUST_CHECK int nbd_handshake_outcome(

@@ -15,7 +15,7 @@ static uint32_t reply_of(int rc)
 		return NBD_REP_ERR_POLICY;
 	case EINVAL:
 		return NBD_REP_ERR_INVALID;
-	case ENOENT:
+	case ESRCH:
 		return NBD_REP_ERR_UNKNOWN;
 	case EINPROGRESS:
 	case EBUSY:

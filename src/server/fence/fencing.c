@@ -94,7 +94,7 @@ static int ask_look(
 	struct fencing *fencing, struct fencing_entry *entry, char text[FENCE_TEXT_BYTES])
 {
 	if (entry == NULL || !fencing_is_in_force(entry)) {
-		return ask_answer(text, -ENOENT, "the node is not fenced");
+		return ask_answer(text, -ESRCH, "the node is not fenced");
 	}
 	return entry->state == FENCING_ENDED ? 0 : ask_in_force(fencing, entry, text);
 }
