@@ -103,16 +103,15 @@ static void *ask_server(void *context)
 	uint64_t pause_ns = PAUSE_NS;
 
 	for (;;) {
-		uint64_t now_ns;
-
 		server->result = is_uri ? ask_nbd(asker, &server->error)
 					: ask_control(asker, &server->error);
-		now_ns = clock_now_ns();
-		if (!can_change(server->result) || now_ns >= asker->end_ns ||
-			asker->job->action == FENCE_JOB_CHECK) {
+		/* The last answer counts, so a request for which hardly any time is left is not
+		 * made. */
+		if (!can_change(server->result) || asker->job->action == FENCE_JOB_CHECK ||
+			clock_now_ns() + 2 * pause_ns >= asker->end_ns) {
 			return NULL;
 		}
-		pause_for(MIN(pause_ns, asker->end_ns - now_ns));
+		pause_for(pause_ns);
 		pause_ns = MIN(2 * pause_ns, PAUSE_MAX_NS);
 	}
 }

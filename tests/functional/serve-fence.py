@@ -146,7 +146,7 @@ class Load(Fencing):
                 self.assertEqual(client.reply(), (2, 0))  # so the write is in the store
                 if leaves:
                     client.close()
-                code, output, errors = self.fence("a", "--timeout", "200ms")
+                code, output, errors = self.fence("a", "--timeout", f"{400 * factor}ms")
                 try:
                     self.assertEqual((code, output), (1, ""), errors)
                     self.assertIn(f'not fenced at {self.control}: the node still has 1 connection with 1 request in '
@@ -175,7 +175,7 @@ class Load(Fencing):
         operations = os.open(disk, os.O_RDWR)  # what is left of a killed server: the lock on its descriptor
         support.ask_writer_mark(operations, support.F_OFD_SETLK, fcntl.F_RDLCK)
         server = self.serve(self.config(("disk", disk, ""), ("other", "memory:1M", "")), uri_count=2)
-        code, _, errors = self.fence("a", "--timeout", "100ms")
+        code, _, errors = self.fence("a", "--timeout", "2s")
         self.assertEqual(code, 1)
         self.assertIn('operations of a killed server on the disks of 1 export are still in progress, such as "disk"',
                       errors)
