@@ -100,6 +100,8 @@ struct fuse_file {
 
 	/* Used by both the file's thread and the daemon. */
 	pthread_t thread;
+	pthread_mutex_t wake_lock; /* protects whether the queue can be woken: takes_wakes */
+	bool takes_wakes;
 	int started_fd; /* readable: started, or failed with start_error */
 	int hurry_fd;	/* readable: do not wait for the last flush */
 	int start_result;

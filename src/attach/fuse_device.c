@@ -147,6 +147,23 @@ static int mount_file(struct fuse_file *file, struct error *error)
 	return 0;
 }
 
+/* An unmount can end the thread, which then destroys the queue. Later it cannot be woken. */
+static void set_takes_wakes(struct fuse_file *file, bool takes)
+{
+	pthread_mutex_lock(&file->wake_lock);
+	file->takes_wakes = takes;
+	pthread_mutex_unlock(&file->wake_lock);
+}
+
+static void wake_thread(struct fuse_file *file)
+{
+	pthread_mutex_lock(&file->wake_lock);
+	if (file->takes_wakes) {
+		gmb_queue_wake(file->remote.queue);
+	}
+	pthread_mutex_unlock(&file->wake_lock);
+}
+
 static void tell_started(struct fuse_file *file, int result)
 {
 	file->start_result = result;
@@ -171,11 +188,13 @@ static void *file_thread(void *argument)
 			remote_close(&file->remote, true, NULL);
 		}
 	}
+	set_takes_wakes(file, rc == 0);
 	tell_started(file, rc);
 	if (rc != 0) {
 		return NULL;
 	}
 	fuse_device_serve(file);
+	set_takes_wakes(file, false);
 	fuse_buffers_free(file);
 	file->close_result = remote_close(&file->remote, false, &file->close_error);
 	eventfd_write(file->device.ended_fd, 1);
@@ -277,6 +296,7 @@ static void file_free(struct fuse_file *file)
 		close(file->hurry_fd);
 	}
 	device_fini(&file->device);
+	pthread_mutex_destroy(&file->wake_lock);
 	free(file->slots);
 	free(file);
 }
@@ -290,6 +310,7 @@ static struct fuse_file *file_allocate(const struct attach_options *options)
 		return NULL;
 	}
 	rc = device_init(&file->device, &fuse_device_ops, NULL);
+	pthread_mutex_init(&file->wake_lock, NULL);
 	file->options = options;
 	file->started_fd = eventfd(0, EFD_CLOEXEC);
 	file->hurry_fd = eventfd(0, EFD_CLOEXEC);
@@ -399,7 +420,7 @@ static int fuse_device_stop(struct device *device, bool force, struct error *err
 		/* libfuse's session would not end while processes have the file open, so it is
 		 * ended here. */
 		fuse.session_exit(file->session);
-		gmb_queue_wake(file->remote.queue);
+		wake_thread(file);
 	}
 	if (file->skip_flush || (force && !join_unless_hurried(file, FORCED_MS_MAX))) {
 		/* Requests in flight still use the memory, so it is not freed. They end when the

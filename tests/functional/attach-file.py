@@ -361,6 +361,7 @@ class File(attach_tool.Case):
         self.assertRaises(OSError, self.read_one, disk)
         with open(self.path("image"), "rb") as file:
             self.assertEqual(file.read(4096), b"x" * 4096)
+        self.detach_by_force()
 
     @staticmethod
     def read_one(path):
