@@ -8,15 +8,17 @@
  * header and a share of a send. See docs/design/0008. */
 #define PART_COST_NS UINT64_C(16000)
 #define SECOND_NS    UINT64_C(1000000000)
+/* Minimum duration of a window. Other programs disturb shorter windows too much. */
+#define WINDOW_NS UINT64_C(2000000)
 
 enum {
 	AVERAGE_SHIFT = 3, /* weight of a new value in the averages: one eighth */
-	EARLY_MIN = OVERLAP_EARLY_ONE / 16,
-	GAIN_MIN = 2, /* minimum gain, as a multiple of the cost */
-	TRY_EVERY = 64,
-	CONTROL_SUSPICIOUS_EVERY = 8,
-	CONTROL_EVERY = 256,
+	GAIN_MIN = 2,	   /* minimum gain, as a multiple of the cost */
+	WINDOW_REQUESTS_MIN = 2,
 };
+
+/* Parts cost processor time, so a small gain is not worth it. */
+static const struct trial_rule rule = { .first_windows = 2, .try_every = 64, .margin = 16 };
 
 void overlap_init(struct overlap *overlap)
 {
@@ -60,27 +62,7 @@ static bool pays(const struct overlap *overlap, uint64_t length, uint32_t bytes,
 	return (rate >> 10) * GAIN_MIN * more_ns / SECOND_NS <= gain_bytes >> 10;
 }
 
-/* Returns whether all parts arrive at the end of the request, or requests in parts are clearly
- * slower than whole ones. (There is a margin, because the measured time of a whole request is too
- * short: when the socket has accepted the data, it is still in the network.) */
-static bool is_harmful(const struct overlap *overlap)
-{
-	return overlap->early < EARLY_MIN ||
-	       (overlap->cut_rate > 0 && overlap->cut_rate / 4 * 5 < overlap->whole_rate);
-}
-
-/* Returns whether a request for which cutting was chosen is not cut, so that both can be compared.
- * This applies to two of the first requests and rarely later, but more often while whole requests
- * seem to be faster. */
-static bool is_control(const struct overlap *overlap)
-{
-	bool suspicious = overlap->cut_rate / 9 * 10 < overlap->whole_rate;
-
-	return overlap->cuts == 2 || overlap->cuts == 4 || overlap->cuts % CONTROL_EVERY == 0 ||
-	       (suspicious && overlap->cuts % CONTROL_SUSPICIOUS_EVERY == 0);
-}
-
-uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t length,
+uint32_t overlap_choose(const struct overlap *overlap, uint64_t disk_rate, uint64_t length,
 	uint32_t chunk, uint32_t members)
 {
 	uint64_t rate = MAX(disk_rate, overlap->network_rate);
@@ -97,30 +79,48 @@ uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t le
 		}
 		bytes = MIN(bytes, chunk);
 	}
-	if (!pays(overlap, length, bytes, rate)) {
-		return OVERLAP_BYTES_MAX;
-	}
-	if (is_harmful(overlap) && ++overlap->since_try < TRY_EVERY) {
-		return OVERLAP_BYTES_MAX;
-	}
-	overlap->since_try = 0;
-	overlap->cuts++;
-	if (is_control(overlap)) {
-		return OVERLAP_BYTES_MAX;
-	}
-	overlap->chosen = bytes;
-	return bytes;
+	return pays(overlap, length, bytes, rate) ? bytes : OVERLAP_BYTES_MAX;
 }
 
-void overlap_learn_request(struct overlap *overlap, uint64_t bytes, uint64_t took_ns, bool cut)
-{
-	/* Calculated in KiB and units of 1024 ns, so that the product does not overflow. */
-	uint64_t rate = (bytes >> 10) * (SECOND_NS >> 10) / MAX(took_ns >> 10, UINT64_C(1)) << 10;
+/* --- requests in parts and whole ones -------------------------------------------------------- */
 
-	if (cut) {
-		overlap->cut_rate = average(overlap->cut_rate, rate);
-	} else {
-		overlap->whole_rate = average(overlap->whole_rate, rate);
+static void window_begin(struct overlap *overlap, uint64_t now_ns)
+{
+	overlap->window_start_ns = now_ns;
+	overlap->window_bytes = 0;
+	overlap->window_requests = 0;
+	overlap->window_skips = overlap->inflight;
+}
+
+bool overlap_begin(struct overlap *overlap, uint64_t now_ns)
+{
+	uint64_t pause_ns = now_ns - overlap->last_end_ns;
+
+	if (overlap->inflight++ == 0 && pause_ns > overlap->last_drain_ns) {
+		overlap->window_start_ns += pause_ns - overlap->last_drain_ns;
+	}
+	return overlap->trial.way == 1;
+}
+
+void overlap_end(struct overlap *overlap, uint64_t bytes, uint64_t drain_ns, uint64_t now_ns)
+{
+	uint64_t window_ns;
+
+	overlap->inflight--;
+	overlap->last_end_ns = now_ns;
+	overlap->last_drain_ns = drain_ns;
+	if (overlap->window_skips > 0) {
+		if (--overlap->window_skips == 0) {
+			overlap->window_start_ns = now_ns;
+		}
+		return;
+	}
+	overlap->window_bytes += bytes;
+	overlap->window_requests++;
+	window_ns = now_ns - overlap->window_start_ns;
+	if (overlap->window_requests >= WINDOW_REQUESTS_MIN && window_ns >= WINDOW_NS) {
+		trial_end_window(&overlap->trial, &rule, overlap->window_bytes, window_ns);
+		window_begin(overlap, now_ns);
 	}
 }
 
@@ -161,11 +161,23 @@ static uint64_t disk_rate_of(const struct path_request *request)
 static uint32_t best_part_size(struct path_request *request)
 {
 	const struct store_info *info = store_info(request->export->store);
+	struct overlap *overlap = overlap_of(request);
+	uint32_t bytes;
 
-	return request->measured
-		       ? overlap_choose(overlap_of(request), disk_rate_of(request), request->length,
-				 info->stripe_chunk, info->stripe_members)
-		       : PATH_PART_SIZE_MAX;
+	if (!request->measured) {
+		return PATH_PART_SIZE_MAX;
+	}
+	bytes = overlap_choose(overlap, disk_rate_of(request), request->length, info->stripe_chunk,
+		info->stripe_members);
+	if (bytes == OVERLAP_BYTES_MAX) {
+		return PATH_PART_SIZE_MAX;
+	}
+	request->compared = true;
+	if (!overlap_begin(overlap, request->edge_ns[PATH_STATE_WAIT])) {
+		return PATH_PART_SIZE_MAX;
+	}
+	overlap->chosen = bytes;
+	return bytes;
 }
 
 void cut_begin(struct path_request *request)
@@ -184,8 +196,8 @@ void cut_begin(struct path_request *request)
 
 	request->measured = times_disk && !request->internal;
 	request->counted = request->measured;
+	request->compared = false;
 	if (request->measured) {
-		request->alone = overlap_of(request)->request_bytes == 0;
 		overlap_of(request)->request_bytes += request->length;
 	}
 	if (asked == PATH_OVERLAP_OFF || request->whole || request->internal || durable ||
@@ -235,22 +247,23 @@ uint64_t cut_step_ns(const struct path_request *request)
 
 void cut_handed(struct path_request *request)
 {
-	struct overlap *overlap = overlap_of(request);
-
 	if (request->counted) {
-		request->alone &= overlap->request_bytes == request->length;
-		overlap->request_bytes -= request->length;
+		overlap_of(request)->request_bytes -= request->length;
 		request->counted = false;
 	}
 }
 
 void cut_end(struct path_request *request, uint64_t now_ns)
 {
-	uint64_t took_ns = now_ns - request->edge_ns[PATH_STATE_WAIT];
+	struct overlap *overlap = overlap_of(request);
+	bool transferred = request->error == 0 && !request->abandoned;
+	uint64_t rate = overlap->network_rate > 0 ? overlap->network_rate : disk_rate_of(request);
 
 	cut_handed(request);
-	if (request->alone && request->error == 0 && !request->abandoned) {
-		overlap_learn_request(overlap_of(request), request->length, took_ns, request->cut);
+	if (request->compared) {
+		overlap_end(overlap, transferred ? request->length : 0,
+			rate > 0 ? overlap->undelivered_bytes * SECOND_NS / rate : 0, now_ns);
+		overlap->undelivered_bytes = 0;
 	}
 }
 

@@ -16,15 +16,18 @@
  *
  * Some disks complete all parts of a request together, whatever their size, because they process
  * one command internally. Parts then only cost time. Other disks add latency to each part, so that
- * many parts take longer than one. So the path also measures how early parts arrive, and how long
- * requests take with and without parts. If a disk is faster with whole requests, they are not cut,
- * except for an occasional trial.
+ * many parts take longer than one. If the disk and the network are much faster than the CPU, parts
+ * cost more time than they save. So the path compares the throughput of whole requests and of
+ * requests in parts (base/trial.h), beginning with whole ones. Requests are cut only if this
+ * clearly increases the throughput. Pauses of the clients do not count, but when a request has
+ * ended, the network can still have bytes of its reply. The time to send these bytes counts,
+ * because it is what parts save.
  *
  * Threading: the path's thread. Ownership: plain data. Errors: none.
  */
 #pragma once
 
-#include "base/compiler.h"
+#include "base/trial.h"
 
 struct path_request;
 
@@ -48,26 +51,33 @@ struct overlap {
 	 * its bytes. */
 	uint64_t request_bytes;
 
-	/* Bytes per second of requests that ran alone, from their start to the last byte sent: of
-	 * requests that were cut, and of whole ones. 0 = unknown. */
-	uint64_t cut_rate;
-	uint64_t whole_rate;
+	/* Bytes of replies that the network still has. Set by the session before path_finish() of a
+	 * request that is compared; used once. */
+	uint64_t undelivered_bytes;
 
 	/* Private members. */
-	uint32_t since_try;
-	uint32_t cuts; /* number of requests for which cutting was chosen */
+	struct trial trial; /* way 0: whole requests, way 1: in parts */
+	uint64_t window_start_ns;
+	uint64_t window_bytes;	  /* their bytes */
+	uint32_t window_requests; /* requests that have ended in the window */
+	/* Number of requests that had begun before the window and have not ended. The window starts
+	 * after them. */
+	uint32_t window_skips;
+	uint32_t inflight; /* number of compared requests in flight */
+	uint64_t last_end_ns;
+	uint64_t last_drain_ns; /* of the request that has ended last, see overlap_end() */
 };
 
 void overlap_init(struct overlap *overlap);
 
 /*
  * Returns the best part size for a request of length bytes: a power of two or chunk, from
- * OVERLAP_BYTES_MIN to OVERLAP_BYTES_MAX. OVERLAP_BYTES_MAX means that the request is not cut. The
- * request must already be counted in request_bytes. disk_rate: bytes per second; 0 = unknown.
- * chunk: on a striped disk, bytes on one member before the data continues on the next one; 0 = not
- * striped. members: number of members of a striped disk.
+ * OVERLAP_BYTES_MIN to OVERLAP_BYTES_MAX. OVERLAP_BYTES_MAX means that parts would cost more than
+ * they save. The request must already be counted in request_bytes. disk_rate: bytes per second; 0 =
+ * unknown. chunk: on a striped disk, bytes on one member before the data continues on the next one;
+ * 0 = not striped. members: number of members of a striped disk.
  */
-uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t length,
+uint32_t overlap_choose(const struct overlap *overlap, uint64_t disk_rate, uint64_t length,
 	uint32_t chunk, uint32_t members);
 
 /* Records a completed request that was cut into parts. mean_ns: time from the start of the request
@@ -75,8 +85,13 @@ uint32_t overlap_choose(struct overlap *overlap, uint64_t disk_rate, uint64_t le
  * the last part was complete. */
 void overlap_learn_early(struct overlap *overlap, uint64_t mean_ns, uint64_t whole_ns);
 
-/* Records a request that ran alone. took_ns: its duration, > 0. */
-void overlap_learn_request(struct overlap *overlap, uint64_t bytes, uint64_t took_ns, bool cut);
+/* Called when a request begins for which overlap_choose() has returned a part size. Returns whether
+ * the request is cut. */
+bool overlap_begin(struct overlap *overlap, uint64_t now_ns);
+
+/* Called once for each overlap_begin(), when the request has ended. bytes: its length; 0 if it has
+ * failed. drain_ns: time that the network still needs for the reply. */
+void overlap_end(struct overlap *overlap, uint64_t bytes, uint64_t drain_ns, uint64_t now_ns);
 
 /* Records that the network sent these bytes and was busy for busy_ns (>= 1024). If the disk is
  * slower than the network, this is only a lower bound of the network's rate. */

@@ -264,7 +264,7 @@ struct path_request {
 	bool slow;     /* the request is included in path->slow_count */
 	bool cut;      /* the request is cut into parts, or reported in steps */
 	bool counted;  /* the request is included in overlap->request_bytes */
-	bool alone;    /* no other request was counted while this one was in flight */
+	bool compared; /* overlap_begin() was called for the request; read-only for sessions */
 	bool striped;  /* the parts are in an order that keeps all members busy */
 	bool stages;   /* blocks of the placement that are not aligned are copied */
 	bool page_cache_missed;

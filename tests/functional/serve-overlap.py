@@ -44,6 +44,14 @@ class Synchro(support.Case):
         self.assertEqual((code, errors), (0, ""))
         return json.loads(output)
 
+    def read_until_parts(self, uri, name, control, index):
+        """The first requests are whole, so that parts can be compared with them."""
+        with nbdmini.open_export(uri, name, structured=True) as client:
+            while self.told(control)["exports"][index]["reads"]["part_size"] is None:
+                for cookie in range(8):
+                    client.send_request(nbdmini.CMD_READ, cookie, 0, SIZE)
+                    self.check_whole(client.chunks(cookie))
+
     def check_whole(self, chunks):
         """All bytes once, all of them right, and nothing said to be done before."""
         self.assertTrue(all(not chunk.done for chunk in chunks[:-1]))
@@ -226,10 +234,8 @@ class Synchro(support.Case):
         server = self.start_unix("--control", control, "--export",
                                  f"={self.image},parts=64K,mode=direct", "--export",
                                  f"auto={self.image},mode=direct,readonly", uri_count=2)
-        with nbdmini.open_export(server.uri, b"auto", structured=True) as client:
-            for cookie in range(4):
-                client.send_request(nbdmini.CMD_READ, cookie, 0, SIZE)
-                client.chunks(cookie)
+        self.assertIsNone(self.told(control)["exports"][1]["reads"]["part_size"])
+        self.read_until_parts(server.uri, b"auto", control, 1)
         told = self.told(control)
         self.assertEqual([entry["overlap"] for entry in told["exports"]], [64 * KIB, "auto"])
         reads = told["exports"][1]["reads"]
@@ -253,12 +259,8 @@ class Synchro(support.Case):
         control = self.path("control")
         server = self.start_unix("--control", control, "--export",
                                  f"={self.image},mode=direct,pace=100M,readonly")
-        with nbdmini.open_export(server.uri, b"", structured=True) as client:
-            for cookie in range(4):
-                client.send_request(nbdmini.CMD_READ, cookie, 0, SIZE)
-                client.chunks(cookie)
+        self.read_until_parts(server.uri, b"", control, 0)
         reads = self.told(control)["exports"][0]["reads"]
-        self.assertIsNotNone(reads["part_size"])
         self.assertIsNone(reads["early"])
         code, output, _ = self.run_gmblock("stats", control)
         self.assertEqual(code, 0)

@@ -48,7 +48,8 @@ static struct disk disk_of_rate(uint64_t bytes_per_ms)
 
 enum { MEMBERS = 8 };
 
-static uint32_t ask(struct disk *disk, uint64_t length, uint64_t others, uint32_t chunk)
+/* Returns the part size of a request. others: bytes of other requests in flight. */
+static uint32_t choose(struct disk *disk, uint64_t length, uint64_t others, uint32_t chunk)
 {
 	uint32_t chosen;
 
@@ -57,13 +58,6 @@ static uint32_t ask(struct disk *disk, uint64_t length, uint64_t others, uint32_
 		chunk > 0 ? MEMBERS : 0);
 	disk->overlap.request_bytes = 0;
 	return chosen;
-}
-
-/* The answer to a request that is none of those which are left whole to compare with. */
-static uint32_t choose(struct disk *disk, uint64_t length, uint64_t others, uint32_t chunk)
-{
-	disk->overlap.cuts = 8;
-	return ask(disk, length, others, chunk);
 }
 
 static void the_disks_rate_is_measured_while_it_works(void **state)
@@ -183,67 +177,136 @@ static void members_make_parts_smaller(void **state)
 	assert_int_equal(choose(&disk, MIB, 0, 1024 * KIB), 64 * KIB);
 }
 
-/* A disk that completes all parts together is asked for whole requests, with a try now and then:
- * when it has changed its ways, that is found out. */
-static void parts_that_come_together_are_given_up(void **state)
-{
-	struct disk disk = disk_of_rate(3 * MIB);
-	int tries = 0;
+/* --- requests in parts and whole ones -------------------------------------------------------- */
 
-	(void)state;
-	assert_false(disk.overlap.early_measured);
-	for (int i = 0; i < 64; i++) {
-		overlap_learn_early(&disk.overlap, 350000, 350000);
+/* A client that keeps some requests of 1 MiB in flight, each of which takes that long. */
+struct client {
+	struct overlap overlap;
+	uint64_t now_ns;
+	uint32_t depth;
+	uint64_t whole_ns; /* until the socket has the reply */
+	uint64_t cut_ns;
+	uint64_t whole_drain_ns; /* after that, until the client has it */
+	uint64_t cut_drain_ns;
+	uint64_t think_ns; /* after each answer */
+};
+
+enum { DEPTH_MAX = 8 };
+
+/* Returns how many of these requests were cut. */
+static uint32_t run(struct client *client, uint32_t count)
+{
+	bool is_cut[DEPTH_MAX];
+	uint32_t cuts = 0;
+
+	for (uint32_t i = 0; i < count + client->depth; i++) {
+		uint64_t took_ns;
+		uint64_t drain_ns;
+
+		if (i >= client->depth) {
+			took_ns = is_cut[i % client->depth] ? client->cut_ns : client->whole_ns;
+			client->now_ns += took_ns / client->depth;
+			drain_ns = is_cut[i % client->depth] ? client->cut_drain_ns
+							     : client->whole_drain_ns;
+			overlap_end(&client->overlap, MIB, drain_ns, client->now_ns);
+			client->now_ns += drain_ns + client->think_ns;
+		}
+		if (i < count) {
+			is_cut[i % client->depth] = overlap_begin(&client->overlap, client->now_ns);
+			cuts += is_cut[i % client->depth];
+		}
 	}
-	assert_true(disk.overlap.early_measured);
-	assert_int_equal(disk.overlap.early, 0);
-	for (int i = 0; i < 6400; i++) {
-		tries += ask(&disk, MIB, 0, 0) < OVERLAP_BYTES_MAX;
-	}
-	assert_in_range(tries, 50, 200);
-	for (int i = 0; i < 64; i++) {
-		overlap_learn_early(&disk.overlap, 200000, 350000);
-	}
-	assert_int_equal(choose(&disk, MIB, 0, 0), 256 * KIB);
+	return cuts;
 }
 
-/* On a disk where every part pays a latency, many take longer than one: whole requests then, until
- * a try shows that it has changed. */
-static void parts_that_take_longer_are_given_up(void **state)
+static struct client client_of(uint32_t depth, uint64_t whole_ns, uint64_t cut_ns)
 {
-	struct disk disk = disk_of_rate(400 * KIB);
-	int tries = 0;
+	struct client client = {
+		.now_ns = 1, .depth = depth, .whole_ns = whole_ns, .cut_ns = cut_ns
+	};
 
-	(void)state;
-	overlap_learn_request(&disk.overlap, MIB, 6 * MS, false);
-	assert_int_equal(choose(&disk, MIB, 0, 0), 64 * KIB);
-	/* A little longer is no harm: what the network hides is not seen here. */
-	overlap_learn_request(&disk.overlap, MIB, 7 * MS, true);
-	assert_int_equal(choose(&disk, MIB, 0, 0), 64 * KIB);
-	for (int i = 0; i < 64; i++) {
-		overlap_learn_request(&disk.overlap, MIB, 18 * MS, true);
-	}
-	for (int i = 0; i < 6400; i++) {
-		tries += ask(&disk, MIB, 0, 0) < OVERLAP_BYTES_MAX;
-	}
-	assert_in_range(tries, 50, 200);
-	for (int i = 0; i < 64; i++) {
-		overlap_learn_request(&disk.overlap, MIB, 4 * MS, true);
-	}
-	assert_int_equal(choose(&disk, MIB, 0, 0), 64 * KIB);
+	overlap_init(&client.overlap);
+	return client;
 }
 
-/* Where parts are fine, whole requests are rare, but there are some to compare with. */
-static void whole_requests_are_tried_now_and_then(void **state)
+/* A new server does not know disk and network, so it begins with whole requests. */
+static void the_first_requests_are_whole(void **state)
 {
-	struct disk disk = disk_of_rate(400 * KIB);
-	int whole = 0;
+	(void)state;
+	for (uint32_t depth = 1; depth <= DEPTH_MAX; depth *= 8) {
+		struct client client = client_of(depth, MS, MS);
+
+		assert_int_equal(run(&client, 2), 0);
+	}
+}
+
+static void parts_that_pay_are_used(void **state)
+{
+	(void)state;
+	for (uint32_t depth = 1; depth <= DEPTH_MAX; depth *= 2) {
+		struct client client = client_of(depth, MS, MS * 3 / 4);
+
+		(void)run(&client, 100);
+		assert_in_range(run(&client, 10000), 9700, 9950);
+	}
+}
+
+/* Where parts take longer, or not clearly less, they are tried rarely, and for a short time first.
+ */
+static void parts_that_do_not_pay_are_given_up(void **state)
+{
+	static const uint64_t cut_ns[] = { MS * 3, MS * 5 / 4, MS, MS * 98 / 100 };
 
 	(void)state;
-	for (int i = 0; i < 10000; i++) {
-		whole += ask(&disk, MIB, 0, 0) == OVERLAP_BYTES_MAX;
+	for (size_t i = 0; i < sizeof(cut_ns) / sizeof(cut_ns[0]); i++) {
+		for (uint32_t depth = 1; depth <= DEPTH_MAX; depth *= 2) {
+			struct client client = client_of(depth, MS, cut_ns[i]);
+
+			assert_in_range(run(&client, 100), 4, 64);
+			assert_in_range(run(&client, 10000), 50, 300);
+		}
 	}
-	assert_in_range(whole, 20, 60);
+}
+
+static void a_change_of_the_disk_is_noticed(void **state)
+{
+	struct client client = client_of(1, MS, MS * 2);
+
+	(void)state;
+	(void)run(&client, 1000);
+	client.cut_ns = MS / 2;
+	(void)run(&client, 1000);
+	assert_in_range(run(&client, 1000), 950, 1000);
+	client.whole_ns = MS / 4;
+	(void)run(&client, 1000);
+	assert_in_range(run(&client, 1000), 0, 50);
+}
+
+/* A client that thinks longer than its requests take still waits for them. */
+static void pauses_hide_no_difference(void **state)
+{
+	struct client client = client_of(1, MS, MS * 3 / 4);
+
+	(void)state;
+	client.think_ns = 50 * MS;
+	(void)run(&client, 100);
+	assert_in_range(run(&client, 1000), 950, 1000);
+}
+
+/* The socket accepts a reply immediately, and a slow network needs as long for it as the disk. With
+ * parts, it has hardly anything left when the disk is ready. */
+static void what_the_network_still_has_counts(void **state)
+{
+	(void)state;
+	for (uint64_t think_ns = 0; think_ns <= 50 * MS; think_ns += 50 * MS) {
+		struct client client = client_of(1, 5 * MS, 5 * MS + MS / 10);
+
+		client.whole_drain_ns = 5 * MS;
+		client.cut_drain_ns = MS / 4;
+		client.think_ns = think_ns;
+		(void)run(&client, 100);
+		assert_in_range(run(&client, 1000), 950, 1000);
+	}
 }
 
 int main(void)
@@ -257,9 +320,12 @@ int main(void)
 		cmocka_unit_test(nothing_is_cut_before_something_is_known),
 		cmocka_unit_test(no_part_is_longer_than_a_chunk),
 		cmocka_unit_test(members_make_parts_smaller),
-		cmocka_unit_test(parts_that_take_longer_are_given_up),
-		cmocka_unit_test(whole_requests_are_tried_now_and_then),
-		cmocka_unit_test(parts_that_come_together_are_given_up),
+		cmocka_unit_test(the_first_requests_are_whole),
+		cmocka_unit_test(parts_that_pay_are_used),
+		cmocka_unit_test(parts_that_do_not_pay_are_given_up),
+		cmocka_unit_test(a_change_of_the_disk_is_noticed),
+		cmocka_unit_test(pauses_hide_no_difference),
+		cmocka_unit_test(what_the_network_still_has_counts),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -680,6 +680,10 @@ static void send_end(struct nbd_session *session)
 			if (slot->fragment.stream != NULL && slot->request->path.measured) {
 				look_at_network(session);
 			}
+			if (slot->fragment.stream != NULL && slot->request->path.compared) {
+				(void)stream_unacked(&session->stream,
+					&session->base.path_export->reads.undelivered_bytes);
+			}
 			request_end(slot->request);
 		}
 	}
