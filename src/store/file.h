@@ -25,6 +25,7 @@
 
 #include <stdatomic.h>
 
+#include "base/trial.h"
 #include "disk/disk.h"
 #include "store/file_gate.h"
 #include "store/store.h"
@@ -74,21 +75,19 @@ struct file_store {
 };
 
 /* See file_auto.c. */
-enum file_way { FILE_WAY_DIRECT, FILE_WAY_CACHED, FILE_WAY_COUNT };
+enum file_way { FILE_WAY_CACHED, FILE_WAY_DIRECT, FILE_WAY_COUNT };
 
 struct file_auto {
 	/* bitmaps of blocks that were read, two generations; NULL: not mode=auto */
 	uint64_t *seen[2];
 	uint64_t block_count;
-	uint64_t young_count;	       /* number of bits set in the younger generation */
-	bool young;		       /* index (0 or 1) of the younger generation */
-	enum file_way way;	       /* method of the reads in this window */
-	uint64_t rate[FILE_WAY_COUNT]; /* by method: measured bytes per second; 0 = unknown */
+	uint64_t young_count; /* number of bits set in the younger generation */
+	bool young;	      /* index (0 or 1) of the younger generation */
+	struct trial trial;   /* of the methods; its ways are enum file_way */
 	uint64_t window_offset;
 	uint64_t window_bytes; /* bytes read in this window; 0: the next read begins a window */
-	uint64_t window_ns;    /* duration of this window without the clients' pauses */
+	uint64_t window_ns;    /* duration of its timed part without the clients' pauses */
 	uint64_t last_ns;
-	uint64_t window_count;
 	/* bytes still to be read directly even if they are in the page cache, see file_auto.c */
 	uint64_t quiet_bytes;
 };

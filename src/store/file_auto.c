@@ -18,9 +18,9 @@
  * The faster method depends on the disk. If every command takes long and few are in flight, the
  * gain of the kernel's readahead exceeds the cost of the copy. So the throughput of both methods is
  * measured in windows of WINDOW_BYTES of consecutive reads, not counting pauses of the clients.
- * Each method gets two windows, direct I/O first; after that, the slower one gets one window in
- * WAY_TRY_EVERY. If clients pause after every read, cached reads are used, because readahead can
- * use the pauses.
+ * Each method gets one window, direct I/O first; after that, the slower one gets one window in 64
+ * (base/trial.h). If clients pause after every read, cached reads are used, because readahead
+ * can use the pauses.
  *
  * After a cached window, the kernel continues reading ahead while clients read the data that it has
  * read ahead. This would falsify the measurement of a direct window that follows. So all large
@@ -42,15 +42,14 @@ enum {
 	AUTO_BYTES_MIN = 256 << 10, /* smaller reads are faster through the page cache */
 	BLOCK_BYTES = AUTO_BYTES_MIN,
 	WINDOW_BYTES = 32 << 20, /* size of a window: several times the data in flight */
-	WAY_WINDOWS_FIRST = 2,
-	WAY_TRY_EVERY = 64,
-	RATE_SHIFT = 1, /* weight of a new value in the average rate: one half */
+	/* The requests of a client follow earlier answers, so the first requests of a window depend
+	 * on the method of the window before it. */
+	UNTIMED_BYTES = WINDOW_BYTES / 2,
 	WORD_BITS = 64,
 };
 #define BLOCKS_MIN   (UINT64_C(1) << 15) /* 8 GiB of the disk */
 #define BLOCKS_MAX   (UINT64_C(1) << 24) /* 4 TiB of the disk */
 #define PAUSE_NS_MAX UINT64_C(10000000)
-#define SECOND_NS    UINT64_C(1000000000)
 
 _Static_assert(BLOCK_BYTES <= AUTO_BYTES_MIN,
 	"a large read is at least one block long, so it contains the first byte of a block");
@@ -119,43 +118,19 @@ static bool range_mark(struct file_auto *ways, uint64_t offset, uint64_t length)
 
 /* --- comparing both methods ------------------------------------------------------------------ */
 
-static enum file_way way_better(const struct file_auto *ways)
-{
-	return ways->rate[FILE_WAY_DIRECT] > ways->rate[FILE_WAY_CACHED] ? FILE_WAY_DIRECT
-									 : FILE_WAY_CACHED;
-}
-
-static enum file_way way_next(const struct file_auto *ways)
-{
-	enum file_way other = ways->way == FILE_WAY_DIRECT ? FILE_WAY_CACHED : FILE_WAY_DIRECT;
-	enum file_way better = way_better(ways);
-
-	if (ways->window_count < 2 * WAY_WINDOWS_FIRST) {
-		return other;
-	}
-	if (ways->window_count % WAY_TRY_EVERY == 0) {
-		return better == FILE_WAY_DIRECT ? FILE_WAY_CACHED : FILE_WAY_DIRECT;
-	}
-	return better;
-}
+/* Direct I/O is used only if it is faster. With equal throughput, the clients' pauses hide the
+ * disk, and readahead can use them. */
+static const struct trial_rule rule = { .first_windows = 1, .try_every = 64, .margin = UINT32_MAX };
 
 static void window_end(struct file_auto *ways)
 {
-	uint64_t *rate = &ways->rate[ways->way];
-	enum file_way next;
-	/* Calculated in KiB and units of 1024 ns, so that the product does not overflow. */
-	uint64_t now = (ways->window_bytes >> 10) * (SECOND_NS >> 10) /
-			       MAX(ways->window_ns >> 10, UINT64_C(1))
-		       << 10;
+	bool was_cached = ways->trial.way == FILE_WAY_CACHED;
 
-	*rate = *rate == 0 ? now : *rate - (*rate >> RATE_SHIFT) + (now >> RATE_SHIFT);
+	trial_end_window(&ways->trial, &rule, ways->window_bytes - UNTIMED_BYTES, ways->window_ns);
 	ways->window_bytes = 0;
-	ways->window_count++;
-	next = way_next(ways);
-	if (ways->way == FILE_WAY_CACHED && next == FILE_WAY_DIRECT) {
+	if (was_cached && ways->trial.way == FILE_WAY_DIRECT) {
 		ways->quiet_bytes = WINDOW_BYTES;
 	}
-	ways->way = next;
 }
 
 /* Adds a read to the current window, or begins a window. */
@@ -164,7 +139,7 @@ static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length,
 	if (ways->window_bytes == 0) {
 		ways->window_offset = offset;
 		ways->window_ns = 0;
-	} else {
+	} else if (ways->window_bytes >= UNTIMED_BYTES) {
 		ways->window_ns += MIN(now_ns - ways->last_ns, PAUSE_NS_MAX);
 	}
 	ways->last_ns = now_ns;
@@ -179,7 +154,7 @@ static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length,
 static void window_add_resident(
 	struct file_auto *ways, uint64_t offset, uint64_t length, uint64_t now_ns)
 {
-	if (ways->way == FILE_WAY_CACHED && ways->window_bytes > 0 &&
+	if (ways->trial.way == FILE_WAY_CACHED && ways->window_bytes > 0 &&
 		offset - ways->window_offset < WINDOW_BYTES) {
 		window_add(ways, offset, length, now_ns);
 	}
@@ -201,7 +176,7 @@ bool file_auto_goes_direct(struct store_part *part)
 	struct file_queue *queue = file_queue_of(part);
 	struct file_auto *ways = &queue->ways;
 	uint64_t now_ns = ring_batch_ns(queue->base.ring);
-	bool direct = ways->way == FILE_WAY_DIRECT;
+	bool direct = ways->trial.way == FILE_WAY_DIRECT;
 
 	if (ways->seen[0] == NULL || part->length < AUTO_BYTES_MIN ||
 		!file_fits_direct(store, part->offset, part->memory, part->length)) {
@@ -222,7 +197,7 @@ bool file_auto_goes_direct(struct store_part *part)
 		queue->auto_again_bytes += part->length;
 		return false;
 	}
-	queue->auto_bytes[ways->way] += part->length;
+	queue->auto_bytes[ways->trial.way] += part->length;
 	window_add(ways, part->offset, part->length, now_ns);
 	return direct;
 }
@@ -251,6 +226,7 @@ bool file_auto_init(struct file_queue *queue)
 	struct file_auto *ways = &queue->ways;
 	uint64_t *bits;
 
+	ways->trial.way = FILE_WAY_DIRECT;
 	ways->block_count = blocks_of_memory();
 	/* Reserves only address space: a page of memory is used when a bit in it is set. One page
 	 * is enough for 8 GiB of disk. */

@@ -22,6 +22,7 @@ enum {
 	BLOCK_BYTES = 256 << 10, /* the smallest large read */
 	HINT_BYTES = 64 << 20,	 /* what the store takes of a hint */
 	ALIGN = 512,
+	WINDOW = 32, /* MiB of a window, and of the direct reads that end readahead */
 };
 #define DISK_BYTES (UINT64_C(1) << 46)
 #define MS	   UINT64_C(1000000)
@@ -306,7 +307,7 @@ static void test_the_faster_way_is_found(void **state)
 		uint64_t direct;
 
 		world_open(&world, STORE_MODE_CACHED, NULL);
-		(void)stream(&world, 5 * 32, disks[i].direct_ns, disks[i].cached_ns);
+		(void)stream(&world, 2 * WINDOW, disks[i].direct_ns, disks[i].cached_ns);
 		direct = stream(&world, 64, disks[i].direct_ns, disks[i].cached_ns);
 		assert_int_equal(direct, disks[i].prefers_direct ? 64 : 0);
 		world_close(&world);
@@ -320,10 +321,10 @@ static void test_a_disk_that_changes_is_tried_again(void **state)
 
 	GMB_UNUSED(state);
 	world_open(&world, STORE_MODE_CACHED, NULL);
-	(void)stream(&world, 5 * 32, 2 * MS, MS);
+	(void)stream(&world, 2 * WINDOW, 2 * MS, MS);
 	assert_int_equal(stream(&world, 64, 2 * MS, MS), 0);
 	/* Only a trial shows it: after 64 windows at the latest. */
-	(void)stream(&world, UINT64_C(66) * 32, MS / 4, MS);
+	(void)stream(&world, UINT64_C(66) * WINDOW, MS / 4, MS);
 	direct = stream(&world, 64, MS / 4, MS);
 	assert_int_equal(direct, 64);
 	world_close(&world);
@@ -337,11 +338,11 @@ static void test_pauses_do_not_count(void **state)
 	GMB_UNUSED(state);
 	world_open(&world, STORE_MODE_CACHED, NULL);
 	for (int i = 0; i < 8; i++) {
-		/* 16 of 32 reads; those that go direct are followed by the pause. */
-		(void)stream(&world, 15, MS, 2 * MS);
+		/* Half a window; reads that go direct are followed by the pause. */
+		(void)stream(&world, WINDOW / 2 - 1, MS, 2 * MS);
 		(void)stream(&world, 1, UINT64_C(10000) * MS, 2 * MS);
 	}
-	(void)stream(&world, 32, MS, 2 * MS);
+	(void)stream(&world, WINDOW, MS, 2 * MS);
 	assert_int_equal(stream(&world, 64, MS, 2 * MS), 64);
 	world_close(&world);
 }
@@ -355,15 +356,15 @@ static void test_readahead_ends_with_the_window(void **state)
 
 	GMB_UNUSED(state);
 	world_open(&world, STORE_MODE_CACHED, NULL);
-	(void)stream(&world, 32, MS, 2 * MS);
-	assert_int_equal(stream(&world, 32, MS, 2 * MS), 0);
+	(void)stream(&world, WINDOW, MS, 2 * MS);
+	assert_int_equal(stream(&world, WINDOW, MS, 2 * MS), 0);
 	/* As the kernel has done: the next ones are in the cache already. */
 	at = world.read_at;
 	memset(world.memory, 1, MIB);
-	for (uint64_t i = 0; i < 40; i++) {
+	for (uint64_t i = 0; i < WINDOW + 8; i++) {
 		run(&world, STORE_WRITE, at + i * MIB, MIB);
 	}
-	assert_int_equal(stream(&world, 32, MS, 2 * MS), 32);
+	assert_int_equal(stream(&world, WINDOW, MS, 2 * MS), WINDOW);
 	assert_int_equal(stream(&world, 8, MS, 2 * MS), 0);
 	world_close(&world);
 }
@@ -391,7 +392,7 @@ static void test_other_reads_are_sent_from_the_cache(void **state)
 
 	GMB_UNUSED(state);
 	world_open(&world, STORE_MODE_CACHED, NULL);
-	(void)stream(&world, 64, MS, 2 * MS);
+	(void)stream(&world, 2 * WINDOW, MS, 2 * MS);
 	memset(world.memory, 1, 2 * MIB);
 	run(&world, STORE_WRITE, world.read_at, 2 * MIB);
 	assert_false(is_sent(&world, world.read_at, BLOCK_BYTES));
