@@ -96,7 +96,8 @@ struct stream_keep_alive {
 };
 
 /* Takes a connected stream socket (TCP or Unix) and configures it: TCP sends without Nagle's delay,
- * and probes a silent peer (keep_alive); a Unix socket gets a buffer for a large reply. Settings
+ * probes a silent peer (keep_alive), and within this machine does not pace what it sends; a Unix
+ * socket gets a buffer for a large reply. Settings
  * that the system refuses keep the system's defaults. */
 void stream_open(struct stream *stream, struct ring *ring, int fd,
 	const struct stream_keep_alive *keep_alive);

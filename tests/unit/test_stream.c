@@ -5,7 +5,10 @@
  * real ring with socket pairs and, as another program, on the simulated one with partial transfers
  * and interruptions.
  */
+#include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -686,6 +689,54 @@ static void test_the_peer_of_a_unix_socket_is_known(void **state)
 }
 #endif
 
+#ifndef TEST_ON_SIM
+/* Returns the congestion control of a TCP connection from one loopback address to another, after
+ * one end has become a stream. */
+static void congestion_of(const char *from, const char *to, char *name_out, socklen_t bytes)
+{
+	static const struct stream_keep_alive keep_alive = { 60, 15, 4 };
+	struct sockaddr_in address = { .sin_family = AF_INET };
+	socklen_t address_bytes = sizeof(address);
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int client = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct stream stream;
+	struct ring *ring;
+	struct error error;
+
+	assert_int_equal(ring_create(&(struct ring_options){ 0 }, &ring, &error), 0);
+	assert_int_equal(inet_pton(AF_INET, from, &address.sin_addr), 1);
+	assert_int_equal(bind(client, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(inet_pton(AF_INET, to, &address.sin_addr), 1);
+	assert_int_equal(bind(listener, (struct sockaddr *)&address, sizeof(address)), 0);
+	assert_int_equal(listen(listener, 1), 0);
+	assert_int_equal(getsockname(listener, (struct sockaddr *)&address, &address_bytes), 0);
+	assert_int_equal(connect(client, (struct sockaddr *)&address, sizeof(address)), 0);
+	stream_open(&stream, ring, client, &keep_alive);
+	assert_int_equal(getsockopt(client, IPPROTO_TCP, TCP_CONGESTION, name_out, &bytes), 0);
+	stream_close(&stream);
+	close(listener);
+	ring_destroy(ring);
+}
+
+/* Only a connection that never leaves the machine is not the system's to slow down. */
+static void test_connections_within_the_machine_are_not_paced(void **state)
+{
+	enum { NAME_BYTES = 16 };
+	char name[NAME_BYTES] = "";
+	char usual[NAME_BYTES] = "";
+	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	socklen_t bytes = sizeof(usual);
+
+	(void)state;
+	assert_int_equal(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, usual, &bytes), 0);
+	close(fd);
+	congestion_of("127.0.0.1", "127.0.0.1", name, sizeof(name));
+	assert_string_equal(name, "reno");
+	congestion_of("127.0.0.1", "127.0.0.2", name, sizeof(name));
+	assert_string_equal(name, usual);
+}
+#endif
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -697,6 +748,7 @@ int main(void)
 		cmocka_unit_test(test_a_receive_can_be_cancelled_and_ends_with_the_stream),
 #ifndef TEST_ON_SIM
 		cmocka_unit_test(test_the_peer_of_a_unix_socket_is_known),
+		cmocka_unit_test(test_connections_within_the_machine_are_not_paced),
 #endif
 	};
 
