@@ -28,6 +28,7 @@ enum {
 	SEND_BYTES_MAX = 1 << 30,
 	/* Maximum number of consecutive turns without a system call. */
 	ENTERS_SKIPPED_MAX = 4,
+	TASK_WORK_CALLS_MAX = 32, /* maximum number in one turn */
 };
 
 /* The kernel reads a timer's argument, two 64-bit numbers, directly from the op. */
@@ -475,10 +476,16 @@ static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 				 ? enter_batch(ring)
 				 : enter_one(ring, limit_ns);
 	}
-	/* -EINTR: a signal; -EBUSY and -EAGAIN: completions must be collected first. The next turn
-	 * tries again. */
+	/* The next turn tries again after -EINTR (a signal) and -EBUSY, -EAGAIN (completions). */
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN ||
 		   result == -ETIME);
+	/* A system call runs only about 20 items of deferred kernel work. */
+	for (int i = 0; i < TASK_WORK_CALLS_MAX &&
+			(IO_URING_READ_ONCE(*ring->uring.sq.kflags) & IORING_SQ_TASKRUN) != 0;
+		i++) {
+		ring->counters.enters++;
+		(void)io_uring_get_events(&ring->uring);
+	}
 }
 
 static int uring_run_sources(struct ring *ring)

@@ -9,6 +9,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -346,6 +347,54 @@ static void a_receive_that_is_cancelled_does_not_wait_for_the_rest(void **state)
 	ring_destroy(ring);
 }
 
+static void nothing_done(struct ring_op *op, int result)
+{
+	(void)op;
+	(void)result;
+}
+
+/* The kernel runs only some of the deferred work of a ring in each system call. */
+static void all_that_has_arrived_completes_in_one_turn(void **state)
+{
+	enum { COUNT = 300 };
+	struct counted {
+		struct ring_op op;
+		struct ring_file file;
+		int peer;
+		char byte;
+	};
+	struct counted *ops = calloc(COUNT, sizeof(*ops));
+	struct ring_options options = { 0 };
+	struct ring *ring;
+	struct error error;
+
+	(void)state;
+	assert_non_null(ops);
+	assert_int_equal(ring_create(&options, &ring, &error), 0);
+	for (int i = 0; i < COUNT; i++) {
+		int fds[2];
+
+		assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, fds), 0);
+		ops[i].file = ring_file_add(ring, fds[0]);
+		ops[i].peer = fds[1];
+		ring_recv(ring, &ops[i].op, ops[i].file, &ops[i].byte, 1, false, nothing_done);
+	}
+	assert_int_equal(ring_turn(ring, false), 0);
+	for (int i = 0; i < COUNT; i++) {
+		assert_int_equal(write(ops[i].peer, "x", 1), 1);
+	}
+	assert_int_equal(ring_turn(ring, true), COUNT);
+	for (int i = 0; i < COUNT; i++) {
+		int fd = ops[i].file.fd;
+
+		ring_file_remove(ring, &ops[i].file);
+		close(fd);
+		close(ops[i].peer);
+	}
+	ring_destroy(ring);
+	free(ops);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -357,6 +406,7 @@ int main(void)
 		cmocka_unit_test(calls_take_no_signals),
 		cmocka_unit_test(files_that_come_along_are_got_rid_of),
 		cmocka_unit_test(a_receive_that_is_cancelled_does_not_wait_for_the_rest),
+		cmocka_unit_test(all_that_has_arrived_completes_in_one_turn),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
