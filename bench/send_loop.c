@@ -8,13 +8,11 @@
  *
  * WAY is what the server does for a block:
  *   map       sends from a mapping of the file
- *   populate  as map, while a second thread fills the page tables some MiB ahead
- *   copy      reads the block into a buffer, and sends this
- *   pieces    as copy, in pieces of 256 KiB
- *   relay     as pieces; a second thread reads pieces while the first one sends
- *   sendfile  sends with sendfile()
- *   memory    sends from one buffer, without any file
- *   direct    as copy, around the page cache
+ *   populate  as map, while a second thread fills the page tables some MiB ahead, one fault for 64
+ * KiB copy      reads the block into a buffer, and sends this pieces    as copy, in pieces of 256
+ * KiB relay     as pieces; a second thread reads pieces while the first one sends sendfile  sends
+ * with sendfile() memory    sends from one buffer, without any file direct    as copy, around the
+ * page cache
  *
  * The client reads blocks in order, from 0 to BYTES again and again. SECONDS: 0 ends after BYTES.
  * Server and client are two processes, so the page tables of the server are new. Prints one JSON
@@ -48,8 +46,11 @@ enum {
 	DEPTH_MAX = 64,
 	PIECE_BYTES = 256 << 10,
 	PIECES_AHEAD = 2,
-	POPULATE_BYTES = 2 << 20,
+	PAGE_BYTES = 4096,
+	/* The kernel maps the pages around a page at the same time, if they are cached. */
+	POPULATE_BYTES = 64 << 10,
 	POPULATE_AHEAD_BYTES = 16 << 20,
+	POPULATE_PAUSE_US = 500,
 	UNIX_BUFFER_BYTES = 4 << 20,
 };
 
@@ -111,10 +112,10 @@ static void *populate_ahead(void *argument)
 		uint64_t sent = atomic_load_explicit(&server->sent_bytes, memory_order_relaxed);
 
 		if (at >= sent + POPULATE_AHEAD_BYTES) {
-			usleep(50);
+			usleep(POPULATE_PAUSE_US);
 			continue;
 		}
-		if (madvise(server->map + at, POPULATE_BYTES, MADV_POPULATE_READ) < 0) {
+		if (madvise(server->map + at, PAGE_BYTES, MADV_POPULATE_READ) < 0) {
 			fail("populate");
 		}
 		at += POPULATE_BYTES;
@@ -244,6 +245,7 @@ static void connect_pair(bool is_tcp, int pair[2])
 	struct sockaddr_in address = { .sin_family = AF_INET,
 		.sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t length = sizeof(address);
+	static const char unpaced[] = "reno"; /* as gmblock within a machine */
 	int buffer = UNIX_BUFFER_BYTES;
 	int on = 1;
 	int listener;
@@ -271,6 +273,8 @@ static void connect_pair(bool is_tcp, int pair[2])
 	close(listener);
 	for (int i = 0; i < 2; i++) {
 		(void)setsockopt(pair[i], IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+		(void)setsockopt(
+			pair[i], IPPROTO_TCP, TCP_CONGESTION, unpaced, sizeof(unpaced) - 1);
 	}
 }
 
