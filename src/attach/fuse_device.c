@@ -240,6 +240,7 @@ static int check_mount_point(
 static int prepare_mount_point(struct fuse_file *file, const char *wanted, struct error *error)
 {
 	int fd = open(wanted, O_RDONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOCTTY, 0600);
+	struct statx fresh;
 	struct stat status;
 	char *real;
 	int rc;
@@ -254,7 +255,12 @@ static int prepare_mount_point(struct fuse_file *file, const char *wanted, struc
 		close(fd);
 	}
 	real = realpath(wanted, NULL);
-	rc = real == NULL || stat(real, &status) != 0 ? -errno : 0;
+	/* asks a daemon that may have died, instead of the kernel's cache of attributes */
+	rc = real == NULL ? -errno : 0;
+	if (rc == 0 && (statx(AT_FDCWD, real, AT_STATX_FORCE_SYNC, STATX_TYPE, &fresh) != 0 ||
+			       stat(real, &status) != 0)) {
+		rc = -errno;
+	}
 	if (rc == 0 && strlen(real) >= sizeof(file->device.path)) {
 		rc = -ENAMETOOLONG;
 	}
