@@ -346,9 +346,10 @@ static void leave_others(struct gmb_client *client, const struct connection *onl
 }
 
 /* Starts the remaining connections, or closes them if the server does not support several. */
-static void start_others(struct gmb_client *client, const struct connection *first)
+static void start_others(struct gmb_client *client, struct connection *first)
 {
 	if (!may_be_several(client)) {
+		first->retiring = false; /* it is the only one from now on */
 		client->connections_wanted = 1;
 		client->grow.enabled = false;
 		leave_others(client, first);
