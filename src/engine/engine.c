@@ -265,6 +265,7 @@ static bool engine_join(struct session *session)
 	}
 	path_client_fini(&session->client);
 	engine_client_leave(session);
+	engine_node_leave(session);
 	session_rates_leave(session);
 	engine_peer_put(session->of_peer);
 	session->kind->close(session);

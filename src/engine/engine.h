@@ -41,6 +41,7 @@
 
 struct engine;
 struct fence;
+struct fence_nodes;
 struct session;
 struct session_record;
 
@@ -376,7 +377,9 @@ struct session {
 	uint32_t *export_inflight_count;
 	struct engine_identity *of_identity; /* NULL: no rate rule matches the session */
 	struct engine_client *of_client;     /* NULL before session_choose() */
-	struct export *takeover_export;	     /* the export whose takeover group contains member */
+	/* the nodes that were configured when the session chose its export; or NULL */
+	struct fence_nodes *nodes;
+	struct export *takeover_export; /* the export whose takeover group contains member */
 	uint64_t deadline_ns; /* time at which the handshake or the wait in state LINGERING ends */
 	uint64_t stop_deadline_ns;
 	struct list_node node;		 /* in engine->sessions */

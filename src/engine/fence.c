@@ -156,6 +156,19 @@ static const struct fence_node *first_node(
 	return NULL;
 }
 
+/* Returns whether the session belonged to the node when it selected its export. */
+static bool session_was_of(const struct session *session, const char *name)
+{
+	for (uint32_t i = 0; session->nodes != NULL && i < session->nodes->count; i++) {
+		const struct fence_node *node = &session->nodes->nodes[i];
+
+		if (strcmp(node->name, name) == 0) {
+			return session_is_of(session, node);
+		}
+	}
+	return false;
+}
+
 bool session_is_fenced(struct session *session)
 {
 	struct fence *fence = session->engine->options.fence;
@@ -254,7 +267,7 @@ void engine_fence_look(
 		for (uint32_t i = 0; session->chosen != NULL && i < nodes->count; i++) {
 			const struct fence_node *node = &nodes->nodes[i];
 
-			if (!session_is_of(session, node)) {
+			if (!session_is_of(session, node) && !session_was_of(session, node->name)) {
 				continue;
 			}
 			session->fenced = true;
@@ -317,7 +330,13 @@ void engine_node_join(struct session *session)
 	if (node != NULL) {
 		session->client.operations = &node->operations;
 	}
-	fence_nodes_put(nodes);
+	session->nodes = nodes;
+}
+
+void engine_node_leave(struct session *session)
+{
+	fence_nodes_put(session->nodes);
+	session->nodes = NULL;
 }
 
 void engine_nodes_fini(struct engine *engine)

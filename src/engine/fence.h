@@ -96,7 +96,8 @@ struct fence_sight {
 };
 
 /* Ends the sessions of the nodes, and adds those that have not ended yet to sights, of which there
- * is one for each node. */
+ * is one for each node. A session also belongs to the nodes to which it belonged when it selected
+ * its export: a reload can change their rules, and does not wait for operations in stores. */
 void engine_fence_look(
 	struct engine *engine, const struct fence_nodes *nodes, struct fence_sight *sights);
 /* Returns the number of exports to whose disks writes of a killed server may be in flight (see
@@ -107,4 +108,5 @@ uint32_t engine_fence_barriers(struct engine *engine, char export[FENCE_NAME_BYT
 /* For use in src/engine only: adds a session that selects an export to the statistics of its node,
  * the first one in the list to which it belongs. If there is no memory, it is not counted. */
 void engine_node_join(struct session *session);
+void engine_node_leave(struct session *session);
 void engine_nodes_fini(struct engine *engine);

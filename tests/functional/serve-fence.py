@@ -170,6 +170,35 @@ class Load(Fencing):
 
         self.at_some_pace(check)
 
+    def test_a_reload_does_not_hide_an_operation(self):
+        """The node loses the rule by which its connection was accepted, while a write is in the store."""
+        def check(factor):
+            disk = self.make_file(f"disk{factor}", bytes(2 * BLOCK))
+            file = self.config(("disk", disk, f", delay: [ 'write:{4 * factor}s' ]"))
+            server = self.serve(file)
+            client = self.open(server.uri)
+            client.send_request(nbdmini.CMD_WRITE, 1, BLOCK, BLOCK, b"late" * (BLOCK // 4))
+            client.send_request(nbdmini.CMD_FLUSH, 2)
+            self.assertEqual(client.reply(), (2, 0))  # so the write is in the store
+            with open(file, encoding="utf-8") as old:
+                content = old.read()
+            self.make_file("conf", content.replace("address: 127.0.0.2", "address: 127.0.0.9"))
+            try:
+                code, _, errors = self.run_gmblock("reload", "--server", self.control)
+                self.assertEqual(code, 0, errors)
+                code, _, errors = self.fence("a", "--timeout", f"{200 * factor}ms")
+                self.assertEqual(code, 1, "the write is still in the store")
+                self.assertIn("the node still has 1 connection", errors)
+                self.check_fenced("a", "--timeout", "60s")
+                with open(disk, "rb") as written:
+                    self.assertEqual(written.read()[BLOCK:], b"late" * (BLOCK // 4))
+            finally:
+                server.kill()
+                shutil.rmtree(self.path("state"))
+                os.mkdir(self.path("state"))
+
+        self.at_some_pace(check)
+
     def test_operations_of_a_killed_server_are_waited_for(self):
         disk = self.make_file("disk", bytes(BLOCK))
         operations = os.open(disk, os.O_RDWR)  # what is left of a killed server: the lock on its descriptor

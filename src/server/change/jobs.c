@@ -210,6 +210,9 @@ static void reviewed(void *context, uint64_t turn, uint32_t ended)
 int job_commit(struct job *job, struct error *error)
 {
 	struct jobs *jobs = job->jobs;
+	const struct server_config *before =
+		jobs->config != NULL ? jobs->config : jobs->options.config;
+	struct error ignored;
 	/* First, because if a later step fails, additional rules of fenced nodes do no harm. */
 	int rc = job->config != NULL ? fencing_configure(jobs->options.fencing, job->config, error)
 				     : 0;
@@ -217,8 +220,12 @@ int job_commit(struct job *job, struct error *error)
 	if (rc == 0 && job->change != NULL) {
 		rc = change_prepare(job->change, error);
 	}
-
 	if (rc < 0) {
+		/* Other nodes have the rules by which clients are accepted: the previous ones. */
+		if (job->config != NULL &&
+			fencing_configure(jobs->options.fencing, before, &ignored) < 0) {
+			log_error("%s", ignored.text);
+		}
 		return rc;
 	}
 	if (job->credentials != NULL) {
