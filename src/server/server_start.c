@@ -417,6 +417,7 @@ static void remove_files(void *context)
 static void finish_take(struct server *server)
 {
 	upgrade_take_finish(server->take);
+	fencing_take_over(server->fencing);
 	server->take = NULL;
 	server->was_taken = true;
 	begin_control(server);
@@ -484,7 +485,7 @@ static int enter_sandbox(struct server *server, struct error *error)
 {
 	return server_sandbox_enter(server->config, server->credentials, server->listeners,
 		server->listener_count, &server->control_listener, &server->metrics_listener,
-		server->record, error);
+		server->record, server->fencing != NULL, error);
 }
 
 static bool has_control(const struct server_config *config)

@@ -297,6 +297,68 @@ class Lasting(Fencing):
         self.assertEqual(code, 1)
         self.assertIn("the configuration of the server has no node 'a'", errors)
 
+    def test_a_configuration_without_nodes_keeps_the_fences(self):
+        text = self.config(("disk", "memory:16M", ""))
+        server = self.serve(text)
+        self.check_fenced("a")
+        plain = "access: [rw]\nexports: [{ name: disk, path: 'memory:16M' }]\n"
+        for change in ("reload", "upgrade", "restart"):
+            self.make_file("conf", plain)
+            if change == "restart":
+                self.kill_new(None)
+                server.process.wait()
+                self.wait_for(self.is_unlocked)
+                server = self.serve(text)
+            else:
+                arguments = (self.control,) if change == "upgrade" else ("--server", self.control)
+                code, _, errors = self.run_gmblock(change, *arguments)
+                self.assertEqual(code, 0, errors)
+                self.addCleanup(self.kill_new, None)
+            self.check_refused_client(server.uri)
+            self.assertEqual(self.listed(), {"a": (True, True)})
+            self.check_fenced("a")
+        damaged = self.path("state/fenced")
+        with open(damaged, "rb") as file:
+            good = file.read()
+        server.stop()
+        self.make_file("state/fenced", good[:-1])
+        self.check_refused(["serve", "--config", text, "--state-folder", self.path("state"), "--control", "none"], 1,
+                           "the file is damaged")
+        self.make_file("state/fenced", good)
+        server = self.serve(text)
+        self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+        self.open(server.uri).write(0, bytes(512))
+        server.stop()
+        self.serve(text)
+        code, _, errors = self.fence("a")
+        self.assertEqual(code, 1)
+        self.assertIn("the server has no nodes", errors)
+
+    def is_unlocked(self):
+        folder = os.open(self.path("state"), os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(folder)
+        return True
+
+    def test_a_node_with_many_entries(self):
+        """What can be written can be read again."""
+        text = self.config(("disk", "memory:16M", ""))
+        with open(text, encoding="utf-8") as file:
+            content = file.read()
+        many = "".join(f"  - {{ name: a, address: 127.1.{i // 250}.{i % 250} }}\n" for i in range(1000))
+        self.make_file("conf", content.replace("nodes:\n", "nodes:\n" + many))
+        server = self.serve(text)
+        self.check_fenced("a")
+        server.signal(9)
+        server.process.wait()
+        server = self.serve(text)
+        for source in (A, "127.1.3.249"):
+            self.check_refused_client(server.uri, source)
+
     def test_a_damaged_list_stops_the_start(self):
         text = self.config(("disk", "memory:16M", ""))
         server = self.serve(text)
@@ -324,7 +386,8 @@ class Lasting(Fencing):
         self.check_refused_client(self.serve(text).uri)
 
     def test_a_list_that_cannot_be_written_fences_nobody(self):
-        server = self.serve(self.config(("disk", "memory:16M", "")))
+        file = self.config(("disk", "memory:16M", ""))
+        server = self.serve(file)
         client = self.open(server.uri)
         os.rename(self.path("state"), self.path("moved"))
         self.check_fenced("b") # the folder was opened at the start
@@ -335,12 +398,27 @@ class Lasting(Fencing):
             self.assertIn(f"cannot write {self.path('state')}/fenced: No such file or directory", errors)
         client.write(0, bytes(512))
         self.check_refused_client(server.uri, B)
+        # a restarted server would not know additional rules of the node, which are not in the file
+        with open(file, encoding="utf-8") as old:
+            content = old.read()
+        self.make_file("conf", content.replace("nodes:\n", "nodes:\n  - { name: b, address: 127.0.0.9 }\n"))
+        code, _, errors = self.run_gmblock("reload", "--server", self.control)
+        self.assertEqual(code, 0, errors)
+        code, _, errors = self.fence("b", "--timeout", "1s")
+        self.assertEqual(code, 1)
+        self.assertIn("cannot be written", errors)
 
     def test_one_folder_has_one_server(self):
         text = self.config(("disk", "memory:16M", ""))
         self.serve(text)
-        self.check_refused(["serve", "--config", text, "--state-folder", self.path("state"), "--control", "none"], 1,
-                           f"another server uses the state folder {self.path('state')}; give each server its own")
+        for upgraded in (False, True):
+            if upgraded:
+                code, _, errors = self.run_gmblock("upgrade", self.control)
+                self.assertEqual(code, 0, errors)
+                self.addCleanup(self.kill_new, None)
+            self.check_refused(["serve", "--config", text, "--state-folder", self.path("state"), "--control", "none",
+                                "--listen", "nbd://127.0.0.1:0"], 1,
+                               f"another server uses the state folder {self.path('state')}; give each server its own")
         self.check_refused(["serve", "--config", text, "--state-folder", self.path("none"), "--control", "none"], 1,
                            f"cannot open the state folder {self.path('none')}, which nodes need: No such file")
 

@@ -65,6 +65,7 @@ struct fencing_entry *fencing_add(struct fencing *fencing, const char *node)
 	snprintf(entry->record.name, sizeof(entry->record.name), "%s", node);
 	entry->record.since_s = (uint64_t)time(NULL);
 	entry->state = FENCING_WANTED;
+	entry->unwritten = true;
 	if (fence_rules_add(&entry->record.rules, &fencing->nodes, node, &grown) < 0) {
 		fenced_free(entry);
 		return NULL;
@@ -193,9 +194,13 @@ int fencing_grow(struct fencing *fencing)
 
 		rc = fence_rules_add(
 			&entry->record.rules, &fencing->nodes, entry->record.name, &grown);
+		if (grown) {
+			fencing->grown = true;
+			entry->unwritten = true;
+			entry->drafted = DRAFTED_NOT; /* a write in progress lacks the rules */
+		}
 		if (grown && fencing_is_in_force(entry)) {
 			fencing_look_again(entry, fencing->serial + 1);
-			fencing->grown = true;
 		}
 	}
 	return rc;

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/clock.h"
@@ -52,10 +53,20 @@ static int fencing_take_failure(
 	return rc;
 }
 
-/* Answers for a node whose last operation may be in progress. */
-static int ask_in_force(const struct fencing *fencing, const struct fencing_entry *entry,
-	char text[FENCE_TEXT_BYTES])
+/* Answers for a fenced node. */
+static int ask_in_force(
+	struct fencing *fencing, const struct fencing_entry *entry, char text[FENCE_TEXT_BYTES])
 {
+	if (entry->state == FENCING_ENDED && !entry->unwritten) {
+		return 0;
+	}
+	if (entry->state == FENCING_ENDED) {
+		/* A restarted server would not know all of the fence. */
+		fencing_wake(fencing);
+		return ask_answer(text, -EINPROGRESS,
+			"the list of fenced nodes is being written, or cannot be written (see the "
+			"log of the server)");
+	}
 	return ask_answer(text, -EINPROGRESS, "%s",
 		has_hanging_engine(fencing)
 			? "a thread of the server does not respond; a disk may hang"
@@ -68,13 +79,10 @@ static int ask_fence(struct fencing *fencing, struct fencing_entry *entry, const
 	if (entry != NULL && entry->state == FENCING_FAILED) {
 		return fencing_take_failure(fencing, entry, text);
 	}
-	if (entry != NULL && entry->state == FENCING_ENDED) {
-		return 0;
-	}
 	if (entry != NULL && entry->state == FENCING_UNWANTED) {
 		return ask_answer(text, -EBUSY, "another request is unfencing the node");
 	}
-	if (entry != NULL && entry->state == FENCING_FENCED) {
+	if (entry != NULL && fencing_is_in_force(entry)) {
 		return ask_in_force(fencing, entry, text);
 	}
 	if (entry == NULL && fencing->held) {
@@ -96,7 +104,7 @@ static int ask_look(
 	if (entry == NULL || !fencing_is_in_force(entry)) {
 		return ask_answer(text, -ESRCH, "the node is not fenced");
 	}
-	return entry->state == FENCING_ENDED ? 0 : ask_in_force(fencing, entry, text);
+	return ask_in_force(fencing, entry, text);
 }
 
 static int ask_release(
@@ -248,6 +256,7 @@ int fencing_hold(struct fencing *fencing, struct error *error)
 		}
 	}
 	if (rc == 0 && (fencing->writing || fencing->unpublished || fencing->grown)) {
+		fencing_wake(fencing); /* an earlier write can have failed */
 		rc = error_set(error, -EBUSY, "the list of fenced nodes is being written");
 	}
 	fencing->held = rc == 0;
@@ -295,6 +304,20 @@ void fencing_let_go(struct fencing *fencing)
 	}
 }
 
+void fencing_take_over(struct fencing *fencing)
+{
+	if (fencing != NULL) {
+		pthread_mutex_lock(&fencing->lock);
+		if (!fencing_lock_folder(fencing)) {
+			log_warning("another server uses the state folder %s; give each server its "
+				    "own with --state-folder",
+				quote(fencing->folder));
+		}
+		fencing_wake(fencing);
+		pthread_mutex_unlock(&fencing->lock);
+	}
+}
+
 /* --- life ------------------------------------------------------------------------------------- */
 
 const char *fencing_folder(const struct server_config *config)
@@ -330,6 +353,28 @@ static int open_folder(struct fencing *fencing, bool is_taking, struct error *er
 				 quote(fencing->folder));
 }
 
+/* Returns whether a configuration without nodes has a state folder whose list must be kept. The
+ * list of another server is not such a list. Nor is one in the default folder, if the server has no
+ * configuration file. */
+static bool has_old_list(const struct server_config *config, bool is_taking)
+{
+	bool is_named = config->file_path != NULL || config->state_folder != NULL ||
+			getenv("STATE_DIRECTORY") != NULL;
+	int fd = is_named ? open(fencing_folder(config), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
+	struct stat status;
+	bool is_free;
+	bool has;
+
+	if (fd < 0) {
+		return false;
+	}
+	is_free = flock(fd, LOCK_EX | LOCK_NB) == 0;
+	has = fstatat(fd, fence_list_file, &status, AT_SYMLINK_NOFOLLOW) == 0;
+	close(fd);
+	/* The old process can still fence nodes. */
+	return is_free ? has : is_taking;
+}
+
 int fencing_open(const struct server_config *config, bool is_taking, struct fencing **fencing_out,
 	struct error *error)
 {
@@ -338,7 +383,7 @@ int fencing_open(const struct server_config *config, bool is_taking, struct fenc
 	int rc;
 
 	*fencing_out = NULL;
-	if (config->nodes.rule_count == 0) {
+	if (config->nodes.rule_count == 0 && !has_old_list(config, is_taking)) {
 		return 0;
 	}
 	fencing = calloc(1, sizeof(*fencing));
@@ -360,6 +405,15 @@ int fencing_open(const struct server_config *config, bool is_taking, struct fenc
 	if (rc < 0) {
 		fencing_destroy(fencing);
 		return rc;
+	}
+	if (config->nodes.rule_count == 0 && fencing->entry_count == 0 && !is_taking) {
+		fencing_destroy(fencing);
+		return 0;
+	}
+	if (config->nodes.rule_count == 0 && fencing->entry_count > 0) {
+		log_warning("the configuration has no nodes, but %u nodes are fenced in %s/%s; "
+			    "they stay fenced until 'gmblock unfence'",
+			fencing->entry_count, quote(fencing->folder), fence_list_file);
 	}
 	*fencing_out = fencing;
 	return 0;

@@ -28,14 +28,15 @@
 
 struct fencing;
 
-/* Opens the state folder of the configuration and reads the list of fenced nodes. If the
- * configuration has no nodes, *fencing_out is NULL. is_taking: another process serves with the same
- * list. A list that cannot be read is an error. */
+/* Opens the state folder of the configuration and reads the list of fenced nodes. *fencing_out is
+ * NULL if the configuration has no nodes, and the folder has no fenced nodes: those that were
+ * fenced before the nodes were removed from the configuration stay fenced. is_taking: another
+ * process serves with the same list. A list that cannot be read is an error. */
 GMB_MUST_CHECK int fencing_open(const struct server_config *config, bool is_taking,
 	struct fencing **fencing_out, struct error *error);
 /* Returns what engines need; NULL if fencing is NULL. */
 struct fence *fencing_fence(struct fencing *fencing);
-/* Returns the state folder of a configuration with nodes. The main thread, before other threads
+/* Returns the state folder of a configuration. The main thread, before other threads
  * start. */
 const char *fencing_folder(const struct server_config *config);
 
@@ -61,6 +62,8 @@ void fencing_release(struct fencing *fencing);
 GMB_MUST_CHECK int fencing_read(struct fencing *fencing, struct error *error);
 /* Called in the old process, after fencing_hold(), when the new one serves: unlocks the list. */
 void fencing_let_go(struct fencing *fencing);
+/* Called in the new process, after that: locks the list against other servers. */
+void fencing_take_over(struct fencing *fencing);
 
 /* See struct fence_desk. -EINVAL: there is no such node. NULL: no nodes. */
 GMB_MUST_CHECK int fencing_ask(struct fencing *fencing, enum fence_action action, const char *node,

@@ -38,6 +38,7 @@ struct fencing_entry {
 	uint64_t serial;
 	/* bits of the reactors on which the node has no session left */
 	uint64_t clear;
+	bool unwritten;		     /* the file can lack the node, or rules of it */
 	bool barriers_open;	     /* no write of a killed server is in flight */
 	char text[FENCE_TEXT_BYTES]; /* what was in the way, or the error of a failed write */
 	bool has_failed;	     /* a release has failed; text is the reason */

@@ -13,7 +13,7 @@
 #include "base/crc32c.h"
 #include "base/log.h"
 
-static const char file_name[] = "fenced";
+const char fence_list_file[] = "fenced";
 static const char new_name[] = "fenced.new";
 static const char head[] = "gmblock-fenced 1\n";
 
@@ -151,6 +151,14 @@ int fence_list_format(
 		free(*text_out);
 		return error_oom_for(error, "the list of fenced nodes");
 	}
+	if (*bytes_out > FENCE_FILE_BYTES_MAX) {
+		free(*text_out);
+		*text_out = NULL;
+		return error_set(error, -EFBIG,
+			"the list of fenced nodes would be longer than %d bytes; give the nodes "
+			"fewer or shorter conditions",
+			FENCE_FILE_BYTES_MAX);
+	}
 	return 0;
 }
 
@@ -257,7 +265,7 @@ static int take_rule(struct reader *reader)
 	struct fence_record *record =
 		reader->list->count > 0 ? &reader->list->records[reader->list->count - 1] : NULL;
 	struct access_rule rule = { 0 };
-	int rc = record != NULL && record->rules.rule_count < FENCE_RULES_MAX ? 0 : -EPROTO;
+	int rc = record != NULL && record->rules.rule_count < ACCESS_RULES_MAX ? 0 : -EPROTO;
 
 	while (rc == 0 && !list_take(reader, "\n")) {
 		rc = take_condition(reader, &rule);
@@ -373,7 +381,7 @@ static int read_all(int fd, char **text_out, size_t *bytes_out)
 
 int fence_list_read(int folder_fd, const char *folder, struct fence_list *list, struct error *error)
 {
-	int fd = openat(folder_fd, file_name, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+	int fd = openat(folder_fd, fence_list_file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	char *text = NULL;
 	size_t bytes = 0;
 	int rc;
@@ -395,7 +403,7 @@ int fence_list_read(int folder_fd, const char *folder, struct fence_list *list, 
 	}
 	free(text);
 	if (rc < 0) {
-		error_prefix(error, "%s/%s", quote(folder), file_name);
+		error_prefix(error, "%s/%s", quote(folder), fence_list_file);
 	}
 	return rc;
 }
@@ -426,11 +434,11 @@ int fence_list_write(
 	}
 	/* The folder is flushed even if the new name is not reached, because an earlier call may
 	 * have failed after its rename. */
-	if (rc == 0 &&
-		(renameat(folder_fd, new_name, folder_fd, file_name) < 0 || fsync(folder_fd) < 0)) {
+	if (rc == 0 && (renameat(folder_fd, new_name, folder_fd, fence_list_file) < 0 ||
+			       fsync(folder_fd) < 0)) {
 		rc = -errno;
 	}
-	return rc < 0 ? error_set(error, rc, "cannot write %s/%s: %s", quote(folder), file_name,
-				strerror(-rc))
+	return rc < 0 ? error_set(error, rc, "cannot write %s/%s: %s", quote(folder),
+				fence_list_file, strerror(-rc))
 		      : 0;
 }

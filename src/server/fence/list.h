@@ -31,12 +31,15 @@ struct fence_list {
 	uint32_t count;
 };
 
-enum { FENCE_FILE_BYTES_MAX = 16 << 20, FENCE_RULES_MAX = 256 };
+extern const char fence_list_file[]; /* the file's name in the folder */
+
+enum { FENCE_FILE_BYTES_MAX = 16 << 20 };
 
 /* Parses the content of a file. */
 GMB_MUST_CHECK int fence_list_parse(
 	const char *text, size_t bytes, struct fence_list *list, struct error *error);
-/* Formats a list. The caller frees *text_out. -ENOMEM. */
+/* Formats a list. The caller frees *text_out. -ENOMEM. -EFBIG: the file would be longer than
+ * FENCE_FILE_BYTES_MAX. */
 GMB_MUST_CHECK int fence_list_format(
 	const struct fence_list *list, char **text_out, size_t *bytes_out, struct error *error);
 void fence_list_fini(struct fence_list *list);

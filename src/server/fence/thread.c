@@ -149,6 +149,7 @@ static void draft_done(struct fencing *fencing)
 	for (uint32_t i = fencing->entry_count; i-- > 0;) {
 		struct fencing_entry *entry = fencing->entries[i];
 
+		entry->unwritten &= entry->drafted != DRAFTED_IN;
 		if (entry->drafted == DRAFTED_IN && entry->state == FENCING_WANTED) {
 			log_info("node '%s' is fenced: its connections are being ended",
 				entry->record.name);
@@ -177,6 +178,7 @@ static void draft_failed(struct fencing *fencing, const struct error *error)
 		} else if (entry->drafted == DRAFTED_OUT && entry->state == FENCING_UNWANTED) {
 			fencing_set_state(entry, FENCING_FENCED);
 			fencing_look_again(entry, fencing->serial);
+			entry->unwritten = true; /* the file can be the new one */
 			entry->has_failed = true;
 		} else {
 			continue;
