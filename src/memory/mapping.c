@@ -30,9 +30,12 @@ static bool mapping_replace(uintptr_t address)
 	for (uint32_t i = 0; i < MAPPINGS_MAX; i++) {
 		/* Acquire pairs with the release in slot_take(): bytes belongs to start. */
 		uintptr_t start = atomic_load_explicit(&slots[i].start, memory_order_acquire);
-		uint64_t bytes = atomic_load_explicit(&slots[i].bytes, memory_order_relaxed);
+		uint64_t bytes = atomic_load_explicit(&slots[i].bytes, memory_order_acquire);
+		/* If another thread meanwhile gives the slot to another mapping, and bytes are the
+		 * new ones, the acquire shows that start has changed. */
+		bool is_same = atomic_load_explicit(&slots[i].start, memory_order_relaxed) == start;
 
-		if (start != 0 && address >= start && address - start < bytes) {
+		if (start != 0 && is_same && address >= start && address - start < bytes) {
 			atomic_store_explicit(&slots[i].is_broken, true, memory_order_relaxed);
 			return mmap((void *)start, bytes, PROT_READ | PROT_WRITE,
 				       MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1,
@@ -74,8 +77,9 @@ static int slot_take(struct mapping *mapping)
 	for (uint32_t i = 0; i < MAPPINGS_MAX; i++) {
 		if (atomic_load_explicit(&slots[i].start, memory_order_relaxed) == 0) {
 			atomic_store_explicit(&slots[i].is_broken, false, memory_order_relaxed);
+			/* Release: start is 0 for those who see the new value. */
 			atomic_store_explicit(
-				&slots[i].bytes, mapping->start_bytes, memory_order_relaxed);
+				&slots[i].bytes, mapping->start_bytes, memory_order_release);
 			atomic_store_explicit(
 				&slots[i].start, (uintptr_t)mapping->start, memory_order_release);
 			mapping->slot = i;
