@@ -197,10 +197,12 @@ class Rules(Case):
         self.assertIn("done c 0 write -1 ", self.drive("write c 0 512 0"))
 
     def test_a_disk_that_grows(self):
-        server = self.server()
+        server = self.server(features=vhost.FEATURES | vhost.bits(vhost.SIZE_MAX))
 
         def grow(driver):
-            teller = threading.Thread(target=server.connections[0].tell_config, args=(16384, True))
+            # only the size changes, not the limits
+            teller = threading.Thread(target=server.connections[0].tell_config, args=(16384, True),
+                                      kwargs={"size_max": 512, "seg_max": 1})
             teller.start()
             said = ""
             while "event" not in said:
@@ -209,10 +211,24 @@ class Rules(Case):
                 said += driver.stdout.readline()
             teller.join()
             return said
-        output = self.drive("read c 4193792 1024 0", meanwhile=grow)
+        output = self.drive("read c 4193792 1024 0", "write c 0 65536 0", meanwhile=grow)
         self.assertRegex(output, "opened c 4194304 ")
         self.assertIn("event c resized the export now has 8388608 bytes", output)
         self.assertIn("done c 0 read 0 ", output)
+        self.assertIn("done c 1 write 0 ", output)
+
+    def test_descriptors_that_nobody_needs_are_closed(self):
+        server = self.server()
+        count = 0
+
+        def check(driver):
+            nonlocal count
+            folder = f"/proc/{driver.pid}/fd"
+            count = count or len(os.listdir(folder))
+            self.wait_for(lambda: len(os.listdir(folder)) == count)
+        for more_files in (0, 1, 2):
+            server = self.restart(server, more_files=more_files)
+            self.drive("read c 0 4096 0", meanwhile=check)
 
     def test_a_connection_that_ends_in_the_handshake(self):
         server = self.server()

@@ -217,7 +217,8 @@ class Connection(threading.Thread):
             reply = struct.pack("<Q", 1 if request in self.server.refuses else 0)
         if reply is not None:
             reply = struct.pack("<III", request, 1 | REPLY, len(reply)) + reply
-            files = [os.memfd_create("inflight")] if request == GET_INFLIGHT_FD else []
+            files = [os.memfd_create("inflight")
+                     for _ in range((request == GET_INFLIGHT_FD) + self.server.more_files)]
             socket.send_fds(self.peer, [reply], files)
             for fd in files:
                 os.close(fd)
@@ -245,9 +246,9 @@ class Connection(threading.Thread):
             for fd in {fd for ring in self.rings.values() for fd in (ring.kick, ring.call)} - {None}:
                 os.close(fd)
 
-    def tell_config(self, sectors, reply=False):
-        """Changes the size of the disk and says so."""
-        self.server.config = config(sectors)
+    def tell_config(self, sectors, reply=False, **limits):
+        """Changes the size of the disk and says so. limits: of the new configuration."""
+        self.server.config = config(sectors, **limits)
         self.back.send(struct.pack("<III", BACK_CONFIG_CHANGE, 1 | (NEED_REPLY if reply else 0), 0))
         if reply:
             head = self.back.recv(20, socket.MSG_WAITALL)
@@ -267,6 +268,7 @@ class Server:
         self.slots = slots
         self.queues = queues
         self.answers = options.get("answers", {})
+        self.more_files = options.get("more_files", 0)  # descriptors with each reply that nobody needs
         self.refuses = options.get("refuses", ())
         self.hang_up_at = options.get("hang_up_at", ())
         # What the used ring says of a chain: its head, and by how much the index grows.

@@ -418,6 +418,7 @@ static const char *take_config(
 	struct front_carrier *carrier, const uint8_t *payload, uint32_t bytes)
 {
 	struct vhost_config head;
+	struct blk_config config = { 0 };
 	uint64_t before = carrier->base.facts.bytes;
 	const char *rule;
 
@@ -428,10 +429,13 @@ static const char *take_config(
 	if (head.bytes != BLK_CONFIG_BYTES) {
 		return "V4: GET_CONFIG has a reply of another length";
 	}
-	memcpy(&carrier->config, payload + sizeof(head), BLK_CONFIG_BYTES);
+	memcpy(&config, payload + sizeof(head), BLK_CONFIG_BYTES);
 	if (carrier->state != FRONT_READY) {
+		carrier->config = config;
 		return NULL;
 	}
+	/* Only the size can change, because commands have the limits that they were made for. */
+	carrier->config.sectors = config.sectors;
 	rule = front_facts(carrier);
 	if (rule == NULL && carrier->base.facts.bytes != before) {
 		carrier_resized(&carrier->base);
@@ -549,7 +553,7 @@ static void channel_read(struct front_carrier *carrier, struct front_channel *ch
 		.msg_iov = &channel->iov,
 		.msg_iovlen = 1,
 		.msg_control = channel->control,
-		.msg_controllen = sizeof(channel->control),
+		.msg_controllen = CMSG_LEN(sizeof(int)), /* no room for a second one */
 	};
 	ring_recvmsg(
 		carrier->base.ring, &channel->op, channel->file, &channel->message, true, done);
