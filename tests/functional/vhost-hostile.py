@@ -145,6 +145,31 @@ class Descriptors(Hostile):
         os.eventfd_read(full)
         select.select([full], [], [], support.WAIT_SECONDS)
 
+    def test_full_eventfds_at_the_end(self):
+        """Neither front ends that leave nor those that exchange the eventfd leave anything behind."""
+        full = os.eventfd(0, os.EFD_CLOEXEC)
+        self.addCleanup(os.close, full)
+        os.eventfd_write(full, 2**64 - 2)
+        folder = f"/proc/{self.server.process.pid}/fd"
+        self.device().read(0, 512)
+        before = len(os.listdir(folder))
+        for _ in range(3):
+            device = tool.Device(self.server.uri)
+            for _ in range(10):
+                device.check(tool.SET_VRING_CALL, struct.pack("=Q", 0), [full])
+            device.submit(tool.READ, 0, size=512)
+            self.wait_for(lambda: device.queue.read_used_index() == 1)  # pylint: disable=cell-var-from-loop
+            device.stop()
+            device.close()
+        self.wait_for(lambda: len(os.listdir(folder)) <= before)
+
+    def test_eventfds_of_queues_that_do_not_exist(self):
+        device = self.device()
+        for request in (tool.SET_VRING_KICK, tool.SET_VRING_CALL, tool.SET_VRING_ERR):
+            for number in (64, 64 | tool.NO_FD, 255 | tool.NO_FD):
+                self.assertFalse(device.acknowledged(request, struct.pack("=Q", number)), number)
+        self.assertEqual(device.read(0, 512), SECTOR)
+
     def test_kicks_that_never_end(self):
         device = self.device()
         semaphore = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_SEMAPHORE)
@@ -230,6 +255,25 @@ class Rings(Hostile):
             device.queue.make_available(0)
         other = self.device()
         self.assertEqual(other.read(0, 512), SECTOR)
+
+    def test_a_ring_that_fills_itself(self):
+        """The avail ring is the used ring, so each request that ends adds another one, which ends at once."""
+        device = self.device(start=False)
+        device.negotiate(tool.F_PROTOCOL | tool.F_VERSION_1)
+        device.share_memory()
+        queue = device.queue
+        queue.avail = queue.used
+        device.memory[device.HEAD:device.HEAD + 16] = struct.pack("=IIQ", 99, 0, 0)  # an unknown type
+        # elements of the used ring have the heads 0 and 1 when they are read as elements of the avail ring
+        queue.describe(0, tool.GUEST + device.HEAD, 16, tool.NEXT, 2)
+        queue.describe(1, tool.GUEST + device.HEAD, 16, tool.NEXT, 2)
+        queue.describe(2, tool.GUEST + device.STATUS_AT, 1, tool.WRITABLE)
+        queue.set_avail_index(1)
+        queue.setup()
+        self.wait_for(lambda: queue.read_used_index() > 200)
+        other = self.device()
+        for _ in range(10):
+            self.assertEqual(other.read(0, 512), SECTOR)
 
     def test_rings_outside_of_memory(self):
         device = self.device(start=False)

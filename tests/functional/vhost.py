@@ -254,6 +254,29 @@ class Lifetime(Vhost):
         self.assertEqual(device.queue.next_used(), (0, 1))
         self.assertEqual(device.read(0, 4096), b"d" * 4096)
 
+    def test_other_queues_continue_while_one_stops(self):
+        server = self.serve(keys=",delay=write:200ms")
+        device = self.device(server, queues=2)
+        one, two = device.queues
+        device.submit(tool.WRITE, 0, b"d" * 4096, queue=one)
+        self.wait_until_taken(device)
+        device.send(tool.GET_VRING_BASE, struct.pack("=II", one.index, 0))
+        device.submit(tool.READ, 64, size=4096, queue=two, slot=1)
+        self.assertEqual(device.receive()[:2], (tool.GET_VRING_BASE, struct.pack("=II", one.index, 1)))
+        self.assertEqual(two.next_used(), (0, 4097))
+        self.assertEqual(device.read(64, 512, queue=two), self.content(32768, 512))
+
+    def test_requests_end_while_their_ring_is_not_mapped(self):
+        server = self.serve(keys=",delay=read:200ms")
+        device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.SLOTS)
+        device.submit(tool.READ, 0, size=4096)
+        self.wait_until_taken(device)
+        self.assertTrue(device.acknowledged(tool.REM_MEM_REG, bytes(8) + device.region()))
+        self.wait_for(lambda: self.counters()["bytes_read"] == 4096)
+        self.assertTrue(device.acknowledged(tool.ADD_MEM_REG, bytes(8) + device.region(), [device.memory_fd]))
+        self.assertEqual(device.queue.next_used(), (0, 4097))
+        self.assertEqual(device.read(0, 512), self.content(0, 512))
+
     def test_resets(self):
         server = self.serve()
         device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.RESET | tool.STATUS)
@@ -279,33 +302,62 @@ class Lifetime(Vhost):
         self.assertEqual(offset, 0)
         return answer, fd
 
-    def test_a_killed_server_loses_no_request(self):
-        """Requests that were in flight are done by the next server, in order, and no other ones again."""
-        server = self.serve(keys=",delay=write:1h:range=512K+256K", content=bytes(MIB))
-        device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.INFLIGHT, start=False)
+    def recorded(self, server):
+        """A front end that has a record of requests in flight, and the record."""
+        device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.INFLIGHT | tool.STATUS, start=False)
         device.negotiate()
         answer, fd = self.inflight(device)
         self.assertTrue(device.acknowledged(tool.SET_INFLIGHT_FD, answer, [fd]))
         device.share_memory()
         device.queue.setup()
+        return device, (answer, fd)
+
+    def reconnected(self, server, device, record):
+        """The same front end after its server was killed."""
+        again = self.device(server, protocol=device.protocol, memory_fd=device.memory_fd, start=False)
+        queue = device.queue
+        again.queues = [queue]
+        queue.device = again
+        index = queue.avail_index
+        again.negotiate()
+        self.assertTrue(again.acknowledged(tool.SET_INFLIGHT_FD, record[0], [record[1]]))
+        again.share_memory()
+        queue.setup(base=queue.used_index)
+        queue.avail_index = index
+        return again
+
+    def test_requests_of_a_killed_server_end_before_a_queue_stops(self):
+        """The next front end, at the end of a migration, does not have the record."""
+        for stop in (lambda device: device.check(tool.SET_VRING_ENABLE, struct.pack("=II", 0, 0)),
+                     lambda device: device.check(tool.SET_STATUS, struct.pack("=Q", 0)),
+                     lambda device: None):
+            server = self.serve(keys=",delay=write:1h", content=bytes(MIB))
+            device, record = self.recorded(server)
+            for slot in range(10):
+                device.submit(tool.WRITE, 8 * slot, bytes([slot + 1]) * 4096, first=3 * slot, slot=slot)
+            self.wait_for(lambda: self.counters()["inflight"] == 10)
+            server.kill()
+            server = self.serve(keys=",rate=requests=20:burst=50ms")
+            again = self.reconnected(server, device, record)
+            stop(again)
+            self.assertEqual((again.stop(), again.queue.read_used_index()), (10, 10))
+            for slot in range(10):
+                self.assertEqual(self.content(4096 * slot, 4096), bytes([slot + 1]) * 4096)
+            server.stop()
+
+    def test_a_killed_server_loses_no_request(self):
+        """Requests that were in flight are done by the next server, in order, and no other ones again."""
+        server = self.serve(keys=",delay=write:1h:range=512K+256K", content=bytes(MIB))
+        device, record = self.recorded(server)
         device.write(0, b"1" * 4096, first=60)
         for slot in range(1, 6):  # these never end
             device.submit(tool.WRITE, 1024 + 8 * slot, bytes([slot]) * 4096, first=3 * slot, slot=slot)
         device.write(0, b"2" * 4096, first=60)
         server.kill()
-        queue, memory_fd, used = device.queue, device.memory_fd, device.queue.used_index
+        queue = device.queue
         with open(self.disk, "r+b") as file:
             file.write(b"3" * 4096)  # a request that was answered must not be done again
-        server = self.serve()
-        again = self.device(server, protocol=device.protocol, memory_fd=memory_fd, start=False)
-        again.queues = [queue]
-        queue.device = again
-        index = queue.avail_index
-        again.negotiate()
-        self.assertTrue(again.acknowledged(tool.SET_INFLIGHT_FD, answer, [fd]))
-        again.share_memory()
-        queue.setup(base=used)
-        queue.avail_index = index
+        again = self.reconnected(self.serve(), device, record)
         heads = [queue.next_used()[0] for _ in range(5)]
         self.assertEqual(sorted(heads), [3, 6, 9, 12, 15])
         for slot in range(1, 6):

@@ -465,7 +465,7 @@ static const char *set_vring_address(struct vhost_session *session)
 	memcpy(&queue->address, session->message.payload, sizeof(queue->address));
 	queue->has_address = true;
 	vhost_queue_locate(queue);
-	if (queue->entries > 0 && session->memory != NULL && queue->used == NULL) {
+	if (queue->entries > 0 && session->memory != NULL && !queue->is_mapped) {
 		return "the rings of a queue are not in guest memory";
 	}
 	vhost_queue_start(queue);
@@ -520,28 +520,28 @@ static const char *set_vring_event(struct vhost_session *session)
 	struct vhost_event **event;
 	struct vhost_queue *queue;
 	uint64_t number;
-	int fd = vhost_message_take_fd(session, 0);
+	int fd;
 	int rc;
 
 	memcpy(&number, session->message.payload, sizeof(number));
-	queue = &session->queues[number & VHOST_VRING_INDEX_MASK & (VHOST_SERVER_QUEUES - 1)];
-	if (fd >= 0 && ((number & VHOST_VRING_NO_FD) != 0 ||
-			       (number & VHOST_VRING_INDEX_MASK) >= VHOST_SERVER_QUEUES)) {
-		dispose_fd(fd, session->base.peer.credentials.uid, false);
+	if ((number & VHOST_VRING_INDEX_MASK) >= VHOST_SERVER_QUEUES) {
 		return "a message names a queue that does not exist";
 	}
+	queue = &session->queues[number & VHOST_VRING_INDEX_MASK];
+	fd = (number & VHOST_VRING_NO_FD) != 0 ? -1 : vhost_message_take_fd(session, 0);
 	event = is_kick				  ? &queue->kick
 		: request == VHOST_SET_VRING_CALL ? &queue->call
 						  : &queue->error;
-	vhost_event_drop(event);
+	vhost_event_drop(event, false); /* a queue that runs signals the new one */
 	if (fd < 0) {
 		return is_kick ? "a queue without an eventfd for kicks would have to be polled"
 			       : NULL;
 	}
 	rc = vhost_event_create(queue, fd, is_kick, event);
 	if (rc < 0) {
-		return rc == -EINVAL ? "the descriptor of a queue's event is not an eventfd"
-				     : "the server is out of memory";
+		return rc == -EINVAL   ? "the descriptor of a queue's event is not an eventfd"
+		       : rc == -EMFILE ? "the front end does not read its eventfds"
+				       : "the server is out of memory";
 	}
 	if (is_kick) {
 		vhost_queue_start(queue);
@@ -566,6 +566,20 @@ static const char *set_status(struct vhost_session *session)
 {
 	session->device_status = session->message.payload[0];
 	return session->device_status == 0 ? reset_device(session) : NULL;
+}
+
+/* Returns whether nothing is in flight. */
+static bool all_are_drained(struct vhost_session *session)
+{
+	bool drained = true;
+
+	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		if (!vhost_queue_is_drained(&session->queues[i])) {
+			vhost_queue_take(&session->queues[i]);
+			drained = false;
+		}
+	}
+	return drained;
 }
 
 /* Stops all queues, but keeps their positions: QEMU 7.2 resets the status before it asks for them
@@ -601,7 +615,7 @@ bool vhost_device_drained(struct vhost_session *session)
 		break;
 	}
 	case VHOST_WAITS_FOR_ALL:
-		if (!list_is_empty(&session->requests) || session->held != NULL) {
+		if (!all_are_drained(session)) {
 			return false;
 		}
 		reset_done(session);

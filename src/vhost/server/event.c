@@ -30,6 +30,7 @@ static void event_free(struct vhost_event *event)
 	int fd = event->file.fd;
 
 	session->event_count--;
+	list_remove(&event->node);
 	ring_file_remove(ring, &event->file);
 	dispose_fd(fd, session->base.peer.credentials.uid, false);
 	free(event);
@@ -80,11 +81,11 @@ static void call_done(struct ring_op *op, int result)
 	/* An error is ignored: -EAGAIN means that the counter is full, so the front end will
 	 * notice it anyway. */
 	GMB_UNUSED(result);
-	if (event->queue == NULL) {
-		event_free(event);
-	} else if (event->is_due) {
+	if (event->is_due) {
 		event->is_due = false;
 		vhost_event_signal(event);
+	} else if (event->queue == NULL) {
+		event_free(event);
 	}
 }
 
@@ -92,14 +93,17 @@ int vhost_event_create(
 	struct vhost_queue *queue, int fd, bool is_kick, struct vhost_event **event_out)
 {
 	struct vhost_session *session = queue->session;
-	struct vhost_event *event = is_eventfd(fd) ? calloc(1, sizeof(*event)) : NULL;
+	struct vhost_event *event = NULL;
+	int rc = !is_eventfd(fd) ? -EINVAL : session->event_count >= VHOST_EVENTS_MAX ? -EMFILE : 0;
 
-	if (event == NULL) {
-		bool known = is_eventfd(fd);
-
-		dispose_fd(fd, session->base.peer.credentials.uid, false);
-		return known ? -ENOMEM : -EINVAL;
+	if (rc == 0) {
+		event = calloc(1, sizeof(*event));
 	}
+	if (event == NULL) {
+		dispose_fd(fd, session->base.peer.credentials.uid, false);
+		return rc ?: -ENOMEM;
+	}
+	list_push_back(&session->events, &event->node);
 	event->session = session;
 	event->queue = queue;
 	event->is_kick = is_kick;
@@ -126,7 +130,7 @@ void vhost_event_signal(struct vhost_event *event)
 		mem_of(&event->value), sizeof(event->value), 0, false, call_done);
 }
 
-void vhost_event_drop(struct vhost_event **event)
+void vhost_event_drop(struct vhost_event **event, bool signals)
 {
 	struct vhost_event *dropped = *event;
 
@@ -137,7 +141,19 @@ void vhost_event_drop(struct vhost_event **event)
 	dropped->queue = NULL;
 	if (!dropped->op.in_flight) {
 		event_free(dropped);
-	} else if (dropped->is_kick) {
+	} else if (!signals) {
+		dropped->is_due = false;
 		ring_cancel(dropped->session->base.engine->ring, &dropped->op);
+	}
+}
+
+void vhost_events_cancel(struct vhost_session *session)
+{
+	list_for_each(node, &session->events)
+	{
+		struct vhost_event *event = list_entry(node, struct vhost_event, node);
+
+		event->is_due = false;
+		ring_cancel(session->base.engine->ring, &event->op);
 	}
 }

@@ -41,33 +41,55 @@ void vhost_queue_locate(struct vhost_queue *queue)
 	const struct vhost_memory *memory = queue->session->memory;
 	const struct vhost_vring_address *address = &queue->address;
 
-	queue->desc = NULL;
-	queue->avail = NULL;
-	queue->used = NULL;
+	const struct vring_desc *desc = NULL;
+	const struct vring_avail *avail = NULL;
+	struct vring_used *used = NULL;
+
 	if (queue->has_address && queue->entries > 0) {
-		queue->desc = vhost_memory_of_user(
+		desc = vhost_memory_of_user(
 			memory, address->desc, vring_desc_bytes(queue->entries), 16);
-		queue->avail = vhost_memory_of_user(
+		avail = vhost_memory_of_user(
 			memory, address->avail, vring_avail_bytes(queue->entries), 2);
-		queue->used = vhost_memory_of_user(
+		used = vhost_memory_of_user(
 			memory, address->used, vring_used_bytes(queue->entries), 4);
 	}
-	if (queue->desc == NULL || queue->avail == NULL || queue->used == NULL) {
-		queue->used = NULL;
-	}
+	queue->is_mapped = desc != NULL && avail != NULL && used != NULL;
+	if (queue->is_mapped) {
+		queue->desc = desc;
+		queue->avail = avail;
+		queue->used = used;
+		vhost_memory_put(queue->memory);
+		queue->memory = vhost_memory_get(queue->session->memory);
+	} else if (!queue->is_running) {
+		vhost_memory_put(queue->memory);
+		queue->memory = NULL;
+	} /* else requests that end meanwhile are put into the old used ring */
 }
 
-/* Returns whether requests of the queue can be taken and finished. */
-static bool queue_is_ready(const struct vhost_queue *queue)
+/* Returns whether chains can be read. */
+static bool queue_is_usable(const struct vhost_queue *queue)
 {
-	return queue->is_running && queue->is_enabled && !queue->is_broken && queue->used != NULL;
+	return queue->is_running && !queue->is_broken && queue->is_mapped;
+}
+
+/* Returns whether chains may be taken now. Chains of an earlier server are in flight, so they are
+ * also taken while the queue stops or is disabled. */
+static bool queue_may_take(const struct vhost_queue *queue)
+{
+	const struct vhost_session *session = queue->session;
+	bool stops = session->waits == VHOST_WAITS_FOR_ALL ||
+		     (session->waits == VHOST_WAITS_FOR_QUEUE && session->draining == queue);
+
+	return queue_is_usable(queue) && session->held == NULL && !session->base.stopping &&
+	       session->base.state == SESSION_READY &&
+	       (queue->again_next < queue->again_count || (queue->is_enabled && !stops));
 }
 
 void vhost_queue_start(struct vhost_queue *queue)
 {
 	const char *rule;
 
-	if (!queue->is_running && queue->is_enabled && queue->used != NULL && queue->kick != NULL) {
+	if (!queue->is_running && queue->is_enabled && queue->is_mapped && queue->kick != NULL) {
 		queue->is_running = true;
 		queue->used_index = ring_load(&queue->used->index);
 		queue->signalled = false;
@@ -87,16 +109,17 @@ bool vhost_queue_is_drained(const struct vhost_queue *queue)
 	const struct blk_request *held = queue->session->held;
 
 	return queue->inflight_count == 0 && (held == NULL || held->queue != queue) &&
-	       (queue->again_next == queue->again_count || !queue_is_ready(queue));
+	       (queue->again_next == queue->again_count || !queue_is_usable(queue));
 }
 
 void vhost_queue_stop(struct vhost_queue *queue)
 {
 	queue->is_running = false;
+	vhost_queue_locate(queue); /* does not keep old memory */
 	queue->is_broken = false;
-	vhost_event_drop(&queue->kick);
-	vhost_event_drop(&queue->call);
-	vhost_event_drop(&queue->error);
+	vhost_event_drop(&queue->kick, false);
+	vhost_event_drop(&queue->call, true);
+	vhost_event_drop(&queue->error, true);
 	free(queue->again);
 	queue->again = NULL;
 	queue->again_count = 0;
@@ -167,9 +190,7 @@ void vhost_queue_take(struct vhost_queue *queue)
 	struct blk_request *request;
 	uint16_t head;
 
-	while (queue_is_ready(queue) && session->held == NULL && !session->base.stopping &&
-		session->base.state == SESSION_READY &&
-		(session->waits == VHOST_WAITS_NOT || queue->again_next < queue->again_count)) {
+	while (queue_may_take(queue)) {
 		if (queue->inflight_count >= queue->entries ||
 			!engine_request_may(&session->base) ||
 			!vhost_queue_next_head(queue, &head)) {
@@ -210,7 +231,7 @@ static bool wants_call(struct vhost_queue *queue)
 void vhost_queue_publish(struct vhost_queue *queue)
 {
 	struct vhost_session *session = queue->session;
-	bool can_publish = queue->used != NULL && !queue->is_broken;
+	bool can_publish = queue->is_running && !queue->is_broken;
 	struct list_node *node;
 
 	if (list_is_empty(&queue->done)) {

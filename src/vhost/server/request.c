@@ -411,12 +411,18 @@ void vhost_request_answer(struct blk_request *request)
 
 	*mem_cpu_write(request->status_memory) = result;
 	if (vhost_session_logs(session)) {
-		bool reads = request->type == BLK_READ || request->type == BLK_GET_ID;
+		/* A rejected read can be as long as the guest likes, and has written nothing. */
+		uint64_t left = request->type == BLK_GET_ID ? BLK_ID_BYTES
+				: request->type == BLK_READ && request->is_started
+					? request->payload_bytes
+					: 0;
 
-		for (uint32_t i = 0; reads && i < request->payload_count; i++) {
+		for (uint32_t i = 0; left > 0 && i < request->payload_count; i++) {
+			uint64_t bytes = MIN(request->payload[i].bytes, left);
+
 			vhost_log_mark(&session->log,
-				vhost_guest_address(request->payload[i].memory),
-				request->payload[i].bytes);
+				vhost_guest_address(request->payload[i].memory), bytes);
+			left -= bytes;
 		}
 		vhost_log_mark(&session->log, vhost_guest_address(request->status_memory), 1);
 	}

@@ -65,6 +65,7 @@ int vhost_session_accept(void *context, const struct endpoint *endpoint)
 	session->inflight_fd = -1;
 	session->reply.fd = -1;
 	session->waits = VHOST_WAITS_FOR_EXPORT;
+	list_init(&session->events);
 	list_init(&session->requests);
 	list_init(&session->finished);
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
@@ -133,6 +134,22 @@ static bool is_broken(const struct vhost_session *session)
 	       mapping_is_broken(&session->inflight);
 }
 
+/* Takes requests for which the guest does not kick, because the queue was full. Requests that end
+ * at once are followed by others without end if the guest likes, so the share of a turn limits
+ * them; vhost_session_resume() takes the next ones. */
+static void take_more(struct vhost_queue *queue)
+{
+	struct session *base = &queue->session->base;
+	struct engine *engine = base->engine;
+
+	if (engine_turn_is_full(engine)) {
+		engine->limits_released = true;
+		turns_add(&engine->blocked, &base->blocked_turn);
+	} else {
+		vhost_queue_take(queue);
+	}
+}
+
 void vhost_session_flush(struct session *base, bool alone)
 {
 	struct vhost_session *session = vhost_session_of(base);
@@ -143,9 +160,7 @@ void vhost_session_flush(struct session *base, bool alone)
 		struct vhost_queue *queue = list_entry(node, struct vhost_queue, done_node);
 
 		vhost_queue_publish(queue);
-		/* Requests may be there for which the guest does not kick, because the queue was
-		 * full. */
-		vhost_queue_take(queue);
+		take_more(queue);
 	}
 	if (is_broken(session)) {
 		vhost_session_fail(session, "its memory was truncated, or cannot be allocated");
@@ -207,10 +222,11 @@ void vhost_session_abort(struct session *base)
 		}
 	}
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
-		vhost_event_drop(&session->queues[i].kick);
-		vhost_event_drop(&session->queues[i].call);
-		vhost_event_drop(&session->queues[i].error);
+		vhost_event_drop(&session->queues[i].kick, true);
+		vhost_event_drop(&session->queues[i].call, true);
+		vhost_event_drop(&session->queues[i].error, true);
 	}
+	vhost_events_cancel(session);
 	ring_cancel(ring, &session->poll_op);
 	ring_cancel(ring, &session->back_op);
 }
@@ -239,6 +255,7 @@ void vhost_session_close(struct session *base)
 
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
 		free(session->queues[i].again);
+		vhost_memory_put(session->queues[i].memory);
 	}
 	vhost_message_drop_fds(session);
 	vhost_memory_put(session->memory);

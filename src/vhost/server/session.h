@@ -30,6 +30,9 @@ enum {
 	VHOST_SERVER_QUEUES = 64,
 	VHOST_SLOTS = 32, /* regions of guest memory of one session */
 	VHOST_ENTRIES_MAX = 1024,
+	/* eventfds of one session: those of its queues, and some that were dropped while a signal
+	 * was under way */
+	VHOST_EVENTS_MAX = 4 * VHOST_SERVER_QUEUES,
 	/* Descriptors of a request: header, payload and status, with room for a payload that
 	 * crosses the borders of regions. */
 	VHOST_PAYLOAD_SEGMENTS_MAX = 254,
@@ -58,7 +61,7 @@ struct vhost_guest_region {
 
 /* An immutable table of regions; a change creates another table. */
 struct vhost_memory {
-	uint32_t users; /* the session, and requests in flight */
+	uint32_t users; /* the session, its queues, and requests in flight */
 	uint32_t count;
 	struct vhost_guest_region *regions[VHOST_SLOTS];
 };
@@ -103,6 +106,7 @@ struct vhost_session;
 /* An eventfd of the front end, read (kick) or written (call, error) through the ring, because its
  * other side determines whether these calls block. */
 struct vhost_event {
+	struct list_node node; /* in session->events */
 	struct ring_op op;
 	struct ring_file file;
 	struct vhost_session *session;
@@ -114,13 +118,16 @@ struct vhost_event {
 
 /* event.c */
 /* Takes over the descriptor. A kick event then calls vhost_queue_take() after each kick. -EINVAL:
- * it is not an eventfd; -ENOMEM. */
+ * it is not an eventfd; -ENOMEM; -EMFILE: the session has VHOST_EVENTS_MAX events. */
 GMB_MUST_CHECK int vhost_event_create(
 	struct vhost_queue *queue, int fd, bool is_kick, struct vhost_event **event_out);
 /* Signals the event soon. NULL is a no-op. */
 void vhost_event_signal(struct vhost_event *event);
-/* Ends the use of the event and sets the pointer to NULL. No-op if it is NULL. */
-void vhost_event_drop(struct vhost_event **event);
+/* Ends the use of the event and sets the pointer to NULL. No-op if it is NULL. signals: a signal
+ * that is due still reaches the front end; otherwise it is cancelled. */
+void vhost_event_drop(struct vhost_event **event, bool signals);
+/* Cancels what the dropped events of a session wait for, because the session ends. */
+void vhost_events_cancel(struct vhost_session *session);
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
@@ -134,7 +141,10 @@ struct vhost_queue {
 	bool has_address;
 	bool signalled; /* signalled_index is valid */
 	struct vhost_vring_address address;
-	/* In guest memory; NULL if not mapped. */
+	bool is_mapped; /* the memory of the session contains the rings */
+	/* the memory that contains desc, avail and used: that of the session if is_mapped,
+	 * otherwise an earlier one, if the queue runs */
+	struct vhost_memory *memory;
 	const struct vring_desc *desc;
 	const struct vring_avail *avail;
 	struct vring_used *used;
@@ -269,6 +279,7 @@ struct vhost_session {
 	uint16_t inflight_queues;
 	uint16_t inflight_entries;
 	uint32_t event_count;
+	struct list_node events;   /* also those that were dropped and are not freed yet */
 	struct list_node requests; /* all requests in flight */
 	struct list_node finished; /* queues with requests to be put into the used ring */
 	/* a request that waits for its rate limit; the session takes no other one */
