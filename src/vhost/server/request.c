@@ -411,7 +411,7 @@ void vhost_request_answer(struct blk_request *request)
 
 	*mem_cpu_write(request->status_memory) = result;
 	if (vhost_session_logs(session)) {
-		/* A rejected read can be as long as the guest likes, and has written nothing. */
+		/* A rejected read has written nothing. Its length has no limit. */
 		uint64_t left = request->type == BLK_GET_ID ? BLK_ID_BYTES
 				: request->type == BLK_READ && request->is_started
 					? request->payload_bytes

@@ -134,9 +134,9 @@ static bool is_broken(const struct vhost_session *session)
 	       mapping_is_broken(&session->inflight);
 }
 
-/* Takes requests for which the guest does not kick, because the queue was full. Requests that end
- * at once are followed by others without end if the guest likes, so the share of a turn limits
- * them; vhost_session_resume() takes the next ones. */
+/* Takes requests for which the guest does not kick, because the queue was full. The share of a turn
+ * limits their number, because a guest can make each request that ends at once add another one.
+ * vhost_session_resume() takes the others. */
 static void take_more(struct vhost_queue *queue)
 {
 	struct session *base = &queue->session->base;

@@ -126,7 +126,7 @@ void vhost_event_signal(struct vhost_event *event);
 /* Ends the use of the event and sets the pointer to NULL. No-op if it is NULL. signals: a signal
  * that is due still reaches the front end; otherwise it is cancelled. */
 void vhost_event_drop(struct vhost_event **event, bool signals);
-/* Cancels what the dropped events of a session wait for, because the session ends. */
+/* Cancels the pending operations of all events of a session that ends. */
 void vhost_events_cancel(struct vhost_session *session);
 
 /* --- queues ----------------------------------------------------------------------------------- */
