@@ -331,6 +331,7 @@ ELSEWHERE = {
     r"fi_pingpong": "tests/interop/clan-fi.py",
     r"export |omniNames|LD_PRELOAD": "tests/interop/clan-omniorb.py",
     r"cc first.c": "tests/functional/client-install.py",
+    r"pcs ": "tests/functional/fence-agent.py",
 }
 
 
