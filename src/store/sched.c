@@ -259,7 +259,8 @@ static void row_begin(struct stream *stream, bool is_moved, uint64_t now_ns)
 
 /* Returns the stream that goes on elsewhere with this part, or NULL. A client that reads one file
  * after the other has a single stream, and no other parts: its sequence before this part is a
- * stream, and the latest of its sequences, and no other one had a part since this one began. */
+ * stream of several parts, and the latest of its sequences, and no other one had a part since this
+ * one began. A single part is no sequence: a random reader's requests can be as long. */
 static struct stream *stream_move(
 	struct sched_store *store, const struct store_part *part, uint64_t now_ns)
 {
@@ -279,9 +280,9 @@ static struct stream *stream_move(
 			others_ns = MAX(others_ns, stream->arrived_ns);
 		}
 	}
-	if (last == NULL || last->op != part->op || !is_quiet(last) ||
-		last->row_bytes < STREAM_BYTES_MIN || others_ns >= last->row_start_ns ||
-		part->length < STREAM_BYTES_SOME_MIN) {
+	if (last == NULL || last->op != part->op || !is_quiet(last) || !is_long(last) ||
+		last->part_count < 2 || last->row_bytes < STREAM_BYTES_MIN ||
+		others_ns >= last->row_start_ns || part->length < STREAM_BYTES_SOME_MIN) {
 		return NULL;
 	}
 	row_begin(last, true, now_ns);

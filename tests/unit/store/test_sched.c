@@ -522,6 +522,40 @@ static void nothing_waits_alone(void **state)
 	}
 }
 
+/* Large requests at random offsets are no stream, although each of them is as long as one: a reader
+ * of small blocks gets as much beside them as without the scheduler. So they are if the client was
+ * a stream before. */
+static void large_random_requests_are_no_stream(void **state)
+{
+	static const uint64_t stream_seconds[] = { 0, 2 };
+
+	(void)state;
+	for (size_t i = 0; i < ARRAY_COUNT(stream_seconds); i++) {
+		struct client large = { .op = STORE_READ, .bytes = MIB };
+		struct client small = {
+			.op = STORE_READ, .pattern = PATTERN_RANDOM, .bytes = 4 * KIB
+		};
+		uint32_t reads[2];
+
+		for (int with = 0; with < 2; with++) {
+			struct world world;
+			struct client *turns;
+			struct client *reader;
+
+			world_open(&world, 1, DISK, with ? "auto" : "off");
+			turns = add(&world, &large);
+			reader = add(&world, &small);
+			run_until(sim_now_ns() + stream_seconds[i] * SECOND_NS);
+			turns->pattern = PATTERN_RANDOM;
+			run(&world, 20);
+			reads[with] = reader->latency_count;
+			world_close(&world);
+		}
+		print_message("small reads beside large ones: %u, off %u\n", reads[1], reads[0]);
+		assert_true(reads[1] * 100 >= reads[0] * 98);
+	}
+}
+
 /* A disk that only says that it seeks, as those of virtual machines do. */
 static void nothing_waits_on_fast_disks(void **state)
 {
@@ -684,6 +718,7 @@ int main(void)
 		cmocka_unit_test(a_far_client_keeps_its_share),
 		cmocka_unit_test(many_streams_wait_no_longer),
 		cmocka_unit_test(nothing_waits_alone),
+		cmocka_unit_test(large_random_requests_are_no_stream),
 		cmocka_unit_test(nothing_waits_on_fast_disks),
 		cmocka_unit_test(nothing_waits_on_parallel_disks),
 		cmocka_unit_test(all_parts_are_done),
