@@ -469,6 +469,7 @@ void core_after_fork(void)
 	}
 	close_own(&core.epoll_fd);
 	close_own(&core.kick_fd);
+	atomic_store(&lock_waiters, 0); /* the threads exist only in the parent */
 	atomic_store(&core.sleepers, 0);
 	atomic_store(&core.kick_left, 0);
 	core.kick_waiters = 0;
