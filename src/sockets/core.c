@@ -318,6 +318,14 @@ static bool begin_to_poll(uint64_t deadline_ns)
 	return spinner_begin(&core_spinner, deadline_ns, LOOKS_BETWEEN_YIELDS);
 }
 
+/* Returns whether a thread that polls must let others in: it has events for sleeping threads, which
+ * core_sleep() wakes, or threads wait for the lock, or a signal is deferred. */
+static bool others_are_due(void)
+{
+	return (core.news && atomic_load(&core.sleepers) > 0) || atomic_load(&lock_waiters) > 0 ||
+	       core_deferred != 0;
+}
+
 /* See sockets.h. Returns at each yield, so that the caller can ask the kernel. The lock is not
  * released between two looks, because signal handlers are deferred only while it is held: a signal
  * must end the wait that follows (core_sleep()). */
@@ -331,14 +339,15 @@ bool core_polls(struct core_poll *poll, uint64_t deadline_ns)
 		poll->has_begun = true;
 		poll->goes_on = begin_to_poll(deadline_ns);
 	}
+	poll->goes_on = poll->goes_on && !others_are_due();
 	while (poll->goes_on && !has_yielded) {
 		core_look(false);
 		if (core.changes != seen) {
 			poll->news = true;
 			return true;
 		}
-		poll->goes_on = core_deferred == 0 && atomic_load(&lock_waiters) == 0 &&
-				core.queue != NULL && spin_goes_on(&core_spinner.spin);
+		poll->goes_on =
+			!others_are_due() && core.queue != NULL && spin_goes_on(&core_spinner.spin);
 		has_yielded = core_spinner.spin.looks % LOOKS_BETWEEN_YIELDS == 0;
 	}
 	return poll->goes_on;

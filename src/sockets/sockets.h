@@ -378,9 +378,10 @@ void core_look(bool all);
 /* Called with the lock when something has changed for which a thread might wait. */
 void core_changed(void);
 /* Polls before a sleep, if this makes the calls of this thread faster. Called with the lock, until
- * it returns false or the wait is over; releases the lock in between if another thread wants it.
- * deadline_ns: end of the wait; UINT64_MAX: none. Returns true if the caller must check again:
- * poll->news, or descriptors that only the kernel checks. */
+ * it returns false or the wait is over; keeps the lock, but returns false if another thread waits
+ * for the lock, or sleeps while there is an event that it may wait for. deadline_ns: end of the
+ * wait; UINT64_MAX: none. Returns true if the caller must check again: poll->news, or descriptors
+ * that only the kernel checks. */
 GMB_MUST_CHECK bool core_polls(struct core_poll *poll, uint64_t deadline_ns);
 /* Prepares for sleeping; called with the lock. Returns 0 if the caller may sleep: the lock is
  * released, and *epoch_out is the argument for core_slept(). Returns 1 if the caller must check
