@@ -232,8 +232,7 @@ static ssize_t buffer_read(struct conn *conn, const struct iovec *iov, int iov_c
 	return (ssize_t)copied;
 }
 
-/* --- comparing with TCP ------------------------------------------------------------------------
- */
+/* --- comparing with TCP ----------------------------------------------------------------------- */
 
 void data_asked(struct conn *conn)
 {
@@ -269,13 +268,16 @@ static void compare_write(struct conn *conn)
 }
 
 /* A connection that was on TCP for long is carried again: polling may be better by now, for example
- * because another program has ended. */
-static void spin_again(struct conn *conn)
+ * because another program has ended. Returns true at the first read. */
+static bool spin_again(struct conn *conn)
 {
+	bool is_first = conn->spins_again;
+
 	conn->spins_again = false;
-	if (clock_now_ns() - core_spinner.policy.chosen_ns > SPINS_AGAIN_NS) {
+	if (is_first && clock_now_ns() - core_spinner.policy.chosen_ns > SPINS_AGAIN_NS) {
 		wait_policy_retry(&core_spinner.policy);
 	}
+	return is_first;
 }
 
 /* Called after a read of data from the ring. Returns the connections of the group to TCP if that is
@@ -286,21 +288,22 @@ static void compare_read(struct conn *conn)
 	struct compare_costs costs = { .sleeps = core.sleeps, .reads = ++core.reads };
 	struct compare *compare = conn->compare;
 	enum compare_verdict verdict;
-	uint64_t bells;
 
-	if (compare == NULL || conn->clan == NULL || conn->side.out_place != SWITCH_OUT_RING ||
-		!compare_is_due(compare) || !has_chosen()) {
+	if (compare == NULL) {
 		return;
 	}
-	if (conn->spins_again) {
-		spin_again(conn);
+	if (conn->clan == NULL || conn->side.out_place != SWITCH_OUT_RING ||
+		!compare_is_due(compare) || !has_chosen() || spin_again(conn)) {
+		/* The current round trip and the wake-ups so far do not count later either. */
+		atomic_store_explicit(&conn->asked_ns, 0, memory_order_relaxed);
+		conn->bells = UINT64_MAX;
 		return;
 	}
 	clan_conn_get_stats(conn->clan, &clan);
-	bells = clan.bells_rung - conn->bells;
-	conn->bells = clan.bells_rung;
 	data_answered(conn, COMPARE_RING);
-	verdict = compare_judge(compare, &costs, bells);
+	verdict =
+		compare_judge(compare, &costs, clan.bells_rung - MIN(conn->bells, clan.bells_rung));
+	conn->bells = clan.bells_rung;
 	if (verdict != COMPARE_GOES_ON) {
 		conn_leave_group(compare, verdict == COMPARE_SLOW ? REASON_SLOW : REASON_COMPARE);
 	}

@@ -189,7 +189,9 @@ struct conn {
 	_Atomic(struct compare *) compare;
 	_Atomic(uint64_t) asked_ns; /* when a round trip began; 0: none has begun */
 	bool is_compared;	    /* counted in compare->carried */
-	uint64_t bells;		    /* number of wake-ups of the peer at the last sample */
+	/* number of wake-ups of the peer until the last sample; UINT64_MAX: the next wake-ups are
+	 * not counted, up to a sample */
+	uint64_t bells;
 	uint32_t after;	  /* calls before the first conn_advance(); grows with each return to TCP */
 	uint32_t attempt; /* number of attempts of the connector */
 	bool connector;
