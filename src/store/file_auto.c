@@ -17,10 +17,10 @@
  *
  * The faster method depends on the disk. If every command takes long and few are in flight, the
  * gain of the kernel's readahead exceeds the cost of the copy. So the throughput of both methods is
- * measured in windows of WINDOW_BYTES of consecutive reads, not counting pauses of the clients.
- * Each method gets one window, direct I/O first; after that, the slower one gets one window in 64
- * (base/trial.h). If clients pause after every read, cached reads are used, because readahead
- * can use the pauses.
+ * measured in windows of consecutive reads, at least WINDOW_BYTES, not counting pauses of the
+ * clients. Each method gets one window, direct I/O first; after that, the slower one gets one
+ * window in 64 (base/trial.h). If clients pause after every read, cached reads are used, because
+ * readahead can use the pauses.
  *
  * After a cached window, the kernel continues reading ahead while clients read the data that it has
  * read ahead. This would falsify the measurement of a direct window that follows. So all large
@@ -41,7 +41,7 @@
 enum {
 	AUTO_BYTES_MIN = 256 << 10, /* smaller reads are faster through the page cache */
 	BLOCK_BYTES = AUTO_BYTES_MIN,
-	WINDOW_BYTES = 32 << 20, /* size of a window: several times the data in flight */
+	WINDOW_BYTES = 32 << 20, /* minimum size of a window: several times the data in flight */
 	/* The requests of a client follow earlier answers, so the first requests of a window depend
 	 * on the method of the window before it. */
 	UNTIMED_BYTES = WINDOW_BYTES / 2,
@@ -50,6 +50,9 @@ enum {
 #define BLOCKS_MIN   (UINT64_C(1) << 15) /* 8 GiB of the disk */
 #define BLOCKS_MAX   (UINT64_C(1) << 24) /* 4 TiB of the disk */
 #define PAUSE_NS_MAX UINT64_C(10000000)
+/* A window lasts at least this long. The parts of a large request, which arrive at the same time,
+ * would otherwise be a window that takes no time. */
+#define WINDOW_NS_MIN UINT64_C(1000000)
 
 _Static_assert(BLOCK_BYTES <= AUTO_BYTES_MIN,
 	"a large read is at least one block long, so it contains the first byte of a block");
@@ -144,7 +147,7 @@ static void window_add(struct file_auto *ways, uint64_t offset, uint64_t length,
 	}
 	ways->last_ns = now_ns;
 	ways->window_bytes += length;
-	if (ways->window_bytes >= WINDOW_BYTES) {
+	if (ways->window_bytes >= WINDOW_BYTES && ways->window_ns >= WINDOW_NS_MIN) {
 		window_end(ways);
 	}
 }

@@ -330,6 +330,20 @@ static void test_a_disk_that_changes_is_tried_again(void **state)
 	world_close(&world);
 }
 
+/* The parts of a very large request arrive at the same time. They say nothing about the disk before
+ * the next request. */
+static void test_a_burst_is_not_fast(void **state)
+{
+	struct world world;
+
+	GMB_UNUSED(state);
+	world_open(&world, STORE_MODE_CACHED, NULL);
+	assert_int_equal(stream(&world, WINDOW, 0, 0), WINDOW);
+	(void)stream(&world, UINT64_C(24) * WINDOW, 2 * MS, MS);
+	assert_int_equal(stream(&world, 64, 2 * MS, MS), 0);
+	world_close(&world);
+}
+
 /* A client that rests says nothing about the disk. */
 static void test_pauses_do_not_count(void **state)
 {
@@ -413,6 +427,7 @@ int main(void)
 		cmocka_unit_test(test_what_many_exports_read_stays_in_the_cache),
 		cmocka_unit_test(test_the_faster_way_is_found),
 		cmocka_unit_test(test_a_disk_that_changes_is_tried_again),
+		cmocka_unit_test(test_a_burst_is_not_fast),
 		cmocka_unit_test(test_pauses_do_not_count),
 		cmocka_unit_test(test_readahead_ends_with_the_window),
 		cmocka_unit_test(test_other_reads_are_sent_from_the_cache),
