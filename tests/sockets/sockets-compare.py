@@ -30,7 +30,7 @@ if role == "server":
     memory = counters()
     while data := conn.recv(1):
         if returns_and_carried(memory)[1] == (slow_place == "ring"):
-            time.sleep(0.005)
+            time.sleep(0.02)
         conn.sendall(data)
 else:
     conn = socket.create_connection(("127.0.0.1", port))
