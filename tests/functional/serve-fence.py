@@ -275,6 +275,34 @@ class Lasting(Fencing):
         self.open(server.uri, "127.0.0.9").write(0, bytes(512))
         self.assertEqual(self.fence("b", command="unfence"), (0, "", ""))
 
+    def test_an_upgrade_keeps_the_state_folder(self):
+        """A new process with another folder, or without nodes, would not know the fenced nodes."""
+        text = self.config(("disk", "memory:16M", ""))
+        with open(text, encoding="utf-8") as file:
+            content = file.read()
+        plain = "access: [rw]\nexports: [{ name: disk, path: 'memory:16M' }]\n"
+        other = self.path("other")
+        os.mkdir(other)
+        here, there = (f"state-folder: {folder}\n" for folder in (self.path("state"), other))
+        self.make_file("conf", here + content)
+        server = self.start("--config", text, "--control", self.control, "--listen", "nbd://127.0.0.1:0")
+        self.check_fenced("a")
+        for changed, fragment in ((there + content, "the running server has another state folder than the new process"),
+                                  (there + plain, "the new process has no nodes")):
+            self.make_file("conf", changed)
+            code, _, errors = self.run_gmblock("upgrade", self.control)
+            self.assertEqual(code, 1)
+            self.assertIn(fragment, errors)
+            self.check_refused_client(server.uri)
+            self.check_fenced("a")
+        os.symlink(self.path("state"), self.path("same"))
+        self.make_file("conf", f"state-folder: {self.path('same')}\n" + content)
+        code, output, errors = self.run_gmblock("upgrade", self.control)
+        self.assertEqual(code, 0, errors)
+        self.addCleanup(self.kill_new, output)
+        self.check_refused_client(server.uri)
+        self.check_fenced("a")
+
     def kill_new(self, output):
         code, document, _ = self.run_gmblock("stats", "--json", self.control)
         if code == 0:

@@ -62,11 +62,29 @@ static void test_end_without_reason(void **state)
 	close(ends[0]);
 }
 
+static void test_fences(void **state)
+{
+	const int *ends = *state;
+	const struct upgrade_message sent = {
+		.type = UPGRADE_FENCES, .fd = -1, .device = 0x123456789, .inode = UINT64_MAX
+	};
+	struct upgrade_message message;
+
+	assert_int_equal(upgrade_send(ends[0], &sent), 0);
+	assert_int_equal(receive(ends[1], &message), 0);
+	assert_int_equal(message.type, UPGRADE_FENCES);
+	assert_int_equal(message.device, sent.device);
+	assert_true(message.inode == sent.inode);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(test_reason_after_unread_messages, create_channel),
 		cmocka_unit_test_setup(test_end_without_reason, create_channel),
+		cmocka_unit_test_setup(test_fences, create_channel),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -274,6 +274,18 @@ void fencing_release(struct fencing *fencing)
 	}
 }
 
+int fencing_place(const struct fencing *fencing, uint64_t *device_out, uint64_t *inode_out)
+{
+	struct stat status;
+
+	if (fstat(fencing->folder_fd, &status) < 0) {
+		return -errno;
+	}
+	*device_out = status.st_dev;
+	*inode_out = status.st_ino;
+	return 0;
+}
+
 int fencing_read(struct fencing *fencing, struct error *error)
 {
 	struct fence_list list;

@@ -57,6 +57,9 @@ GMB_MUST_CHECK int fencing_configure(
  * fence is in progress. */
 GMB_MUST_CHECK int fencing_hold(struct fencing *fencing, struct error *error);
 void fencing_release(struct fencing *fencing);
+/* Stores the device and the inode of the state folder. Returns 0 or the error of fstat(). */
+GMB_MUST_CHECK int fencing_place(
+	const struct fencing *fencing, uint64_t *device_out, uint64_t *inode_out);
 /* Called in the new process, before it serves: reads the list again, because the old process could
  * change it since fencing_open(). */
 GMB_MUST_CHECK int fencing_read(struct fencing *fencing, struct error *error);

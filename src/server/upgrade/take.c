@@ -14,6 +14,7 @@
 #include "base/text.h"
 #include "base/trust.h"
 #include "server/control.h"
+#include "server/fence/fencing.h"
 #include "server/upgrade/added.h"
 
 enum {
@@ -54,6 +55,10 @@ struct deferred_session {
 struct upgrade_take {
 	int channel;
 	bool keeps_all; /* fail if this process refuses a connection */
+	/* The old process can fence nodes; device and inode of its state folder. */
+	bool has_fences;
+	uint64_t fences_device;
+	uint64_t fences_inode;
 	/* fd -1: the socket was returned by upgrade_take_socket() already */
 	struct upgrade_socket *sockets;
 	uint32_t socket_count;
@@ -251,6 +256,10 @@ static int receive_all(struct upgrade_take *take, struct server_config *config, 
 			rc = keep_export(take, &message, error);
 		} else if (message.type == UPGRADE_ADDED || message.type == UPGRADE_SNAPSHOT) {
 			rc = keep_added(config, &message, error);
+		} else if (message.type == UPGRADE_FENCES) {
+			take->has_fences = true;
+			take->fences_device = message.device;
+			take->fences_inode = message.inode;
 		} else {
 			rc = out_of_turn(&message, error);
 		}
@@ -358,6 +367,34 @@ int upgrade_take_begin(struct upgrade_take *take, struct server_config *config, 
 	rc = upgrade_send(take->channel, &hello);
 	return rc < 0 ? error_set(error, rc, "the running server has exited: %s", strerror(-rc))
 		      : receive_all(take, config, error);
+}
+
+int upgrade_take_check_fences(
+	const struct upgrade_take *take, const struct fencing *fencing, struct error *error)
+{
+	uint64_t device;
+	uint64_t inode;
+	int rc;
+
+	if (take == NULL || !take->has_fences) {
+		return 0;
+	}
+	if (fencing == NULL) {
+		return error_set(error, -EBUSY,
+			"the running server can have fenced nodes, but the new process has no "
+			"nodes, and does not use the state folder of the running server; name this "
+			"folder with state-folder");
+	}
+	rc = fencing_place(fencing, &device, &inode);
+	if (rc < 0) {
+		return error_set(error, rc, "cannot access the state folder: %s", strerror(-rc));
+	}
+	return device == take->fences_device && inode == take->fences_inode
+		       ? 0
+		       : error_set(error, -EBUSY,
+				 "the running server has another state folder than the new "
+				 "process, which would not know its fenced nodes; use the same "
+				 "folder, or stop the server and move the folder");
 }
 
 /* --- sockets --------------------------------------------------------------------------------- */

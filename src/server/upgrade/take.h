@@ -16,6 +16,7 @@
 #include "server/listen/accept.h"
 
 struct upgrade_take;
+struct fencing;
 
 /* Checks the environment for an old process, without reading its data. -EPERM, with *take_out set:
  * another user can write to the configuration file that was read. */
@@ -26,6 +27,11 @@ GMB_MUST_CHECK int upgrade_take_find(
  * run as the same user. Exports that commands added there are appended to the configuration. */
 GMB_MUST_CHECK int upgrade_take_begin(
 	struct upgrade_take *take, struct server_config *config, struct error *error);
+/* Checks that this process has the list of fenced nodes of the old one. -EBUSY: the old process can
+ * fence nodes, and this one has another state folder, or no nodes and no state folder. fencing: of
+ * this process, or NULL; take may be NULL. */
+GMB_MUST_CHECK int upgrade_take_check_fences(
+	const struct upgrade_take *take, const struct fencing *fencing, struct error *error);
 struct upgrade_socket {
 	int fd;
 	bool of_manager;

@@ -13,6 +13,8 @@
 #include "server/listen/listen.h"
 #include "server/upgrade/wire.h"
 
+struct fencing;
+
 struct upgrade_tell {
 	int channel;	     /* socket to the new process, or -1 */
 	bool needs_room;     /* the last call stopped because the channel was full */
@@ -40,9 +42,10 @@ void upgrade_tell_init(struct upgrade_tell *tell, int channel);
 /* Returns true if the call that returned rc failed only because the socket was full, or too many
  * descriptors are in flight. The caller then repeats the call, which continues where it stopped. */
 bool upgrade_tell_waits(struct upgrade_tell *tell, int rc);
-/* Sends all sockets and disks. */
+/* Sends all sockets and disks, and the state folder of the fencing, which may be NULL. */
 GMB_MUST_CHECK int upgrade_tell_all(struct upgrade_tell *tell,
-	const struct upgrade_sockets *sockets, const struct exports *exports);
+	const struct upgrade_sockets *sockets, const struct exports *exports,
+	const struct fencing *fencing);
 /* A callback for engine_hand_over(). */
 GMB_MUST_CHECK int upgrade_tell_session(void *tell, const struct session_record *record);
 /* Sends the end of the list of sessions. ended_count: number of sessions that were ended because

@@ -463,7 +463,8 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 		.control = own_control(upgrade),
 		.metrics = scrape_listener(upgrade->scrape),
 	};
-	int rc = upgrade_tell_all(&upgrade->tell, &sockets, upgrade->options.exports);
+	int rc = upgrade_tell_all(
+		&upgrade->tell, &sockets, upgrade->options.exports, upgrade->options.fencing);
 
 	if (upgrade_tell_waits(&upgrade->tell, rc)) {
 		return;
