@@ -46,6 +46,8 @@ class Agent(serve_fence.Fencing):
             self.assertLessEqual({"on", "off", "status", "monitor", "list", "metadata"}, set(actions))
             self.assertNotIn("reboot", actions)
             self.assertEqual(actions["on"].get("automatic"), "0")
+            required = {parameter.get("name") for parameter in root.iter("parameter") if parameter.get("required") == "1"}
+            self.assertEqual(required, {"action", "plug", "servers"})
             for parameter in root.iter("parameter"):
                 self.assertIsNotNone(parameter.find("content").get("type"))
                 self.assertTrue(parameter.find("shortdesc").text)
@@ -96,14 +98,27 @@ class Agent(serve_fence.Fencing):
                 ([], "action=off\n", "plug, the name of the node, is missing"),
                 ([], "action\n", "'action' on standard input is not of the form name=value"),
                 (["-o", "off", "-n", "a", "-t", "soon"], "", "timeout=soon is not a number of seconds"),
+                (["-o", "off", "-n", "a", "-t", "\u00b2"], "", "timeout=\u00b2 is not a number of seconds"),
+                ([], f"action=off\nplug=a\nserver={self.uri}\nprogram={support.program()}\n", "servers, the servers"),
+                *((["-o", action, "-n", "a", "-N", "a"], "", "servers, the servers that must fence the node, is missing")
+                  for action in ("on", "off", "status", "monitor", "list-status")),
+                (["-o", "off", "-n", "a", "-s", f"local,{self.uri}"], "", "cannot be combined with other servers"),
                 (["--nothing"], "", "option --nothing not recognized"),
                 (["-o", "off", "-n", "--help", "-s", self.uri, "-p", support.program()], "", "no node '--help'"),
                 (["-o", "off", "a"], "", "unexpected argument 'a'"),
-                (["-o", "off", "-n", "a", "-p", self.path("none")], "", "cannot run")):
+                (["-o", "off", "-n", "a", "-s", self.uri, "-p", self.path("none")], "", "cannot run")):
             code, output, errors = self.run_agent(*arguments, text=text)
             self.assertEqual((code, output), (FAILED, ""), arguments)
             self.assertIn(fragment, errors)
+        self.assertEqual(self.listed(), {"a": (False, False), "b": (False, False)})
         self.assertEqual(self.run_agent("--help")[0], 0)
+
+    def test_the_local_server(self):
+        """gmblock is called without --server."""
+        program = self.make_file("program", "#!/bin/sh\necho \"$@\" >&2\n")
+        os.chmod(program, 0o700)
+        self.assertEqual(self.run_agent("-o", "off", "-n", "a", "-s", "local", "-p", program),
+                         (0, "", "fence --timeout 30s -- a\n"))
 
 
 if __name__ == "__main__":
