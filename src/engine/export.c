@@ -494,12 +494,13 @@ static void barrier_ask(struct engine_export *entry)
 
 bool engine_export_watch_barrier(struct engine_export *entry)
 {
-	entry->watched = !entry->engine->draining &&
-			 store_barrier(entry->path.store, false) == STORE_BARRIER_CLOSED;
+	bool closed = store_barrier(entry->path.store, false) == STORE_BARRIER_CLOSED;
+
+	entry->watched = closed && !entry->engine->draining;
 	if (entry->watched) {
 		barrier_ask(entry);
 	}
-	return entry->watched;
+	return closed;
 }
 
 int engine_export_barrier(struct engine_export *entry, struct session *session)

@@ -4,9 +4,11 @@
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
+#include <strings.h>
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/place.h"
 #include "control/control.h"
 #include "nbd/client/dial.h"
 #include "tools/show.h"
@@ -28,6 +30,18 @@ static int left_ms(uint64_t end_ns)
 	uint64_t left_ns = end_ns - MIN(clock_now_ns(), end_ns);
 
 	return (int)MIN(clock_milliseconds(left_ns) + 1, (uint32_t)CONTROL_TIMEOUT_MS);
+}
+
+/* Returns whether somebody in the network could change or forge the answer. Servers refuse such
+ * requests, too. */
+static bool is_unprotected(const struct export_uri *uri)
+{
+	uint8_t address[NETWORK_ADDRESS_BYTES];
+
+	if (uri->tls || uri->is_unix || strcasecmp(uri->host, "localhost") == 0) {
+		return false;
+	}
+	return !address_parse(uri->host, address) || !address_is_loopback(address);
 }
 
 static int ask_nbd(const struct asker *asker, struct error *error)
@@ -52,6 +66,11 @@ static int ask_nbd(const struct asker *asker, struct error *error)
 	if (rc == 0 && strcmp(uri.protocol, "nbd") != 0) {
 		rc = error_set(error, -EINVAL, "a node can be fenced over NBD only, not over %s",
 			uri.protocol);
+	}
+	if (rc == 0 && is_unprotected(&uri)) {
+		rc = error_set(error, -EINVAL,
+			"a node can be fenced over the network only with TLS: use nbds://, or a "
+			"Unix socket");
 	}
 	rc = rc ?: nbd_dial_wait(&options, -1, NULL, &answers, error);
 	nbd_handshake_destroy(answers);

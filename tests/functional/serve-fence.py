@@ -534,6 +534,8 @@ class Commands(Fencing):
                            "conf:1: fence: yes is for all exports")
         self.check_refused(["serve", "memory:1M", "--access", ": rights=rw fence=yes"], 2, "fence: yes is for all exports")
         self.check_refused(["fence", "a", "--server", "gmb://127.0.0.1"], 1, "over NBD only, not over gmb")
+        for host in ("192.0.2.1", "[2001:db8::1]", "storage.example"):
+            self.check_refused(["fence", "a", "--server", f"nbd://{host}"], 1, "only with TLS: use nbds://")
 
     def test_usage(self):
         for arguments, fragment in ((["fence"], "give"), (["fence", "a", "b"], "only one"),
