@@ -421,6 +421,7 @@ static void expire_stopping(struct engine *engine, uint64_t now_ns)
 			continue;
 		}
 		if (session->stop_deadline_ns <= now_ns) {
+			session->overdue = true;
 			session_terminate(
 				session, engine->draining ? "the client's requests did not finish "
 							    "before the server stopped"
@@ -654,7 +655,7 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns)
 	struct engine *engine = session->engine;
 	uint64_t now_ns = ring_now_ns(engine->ring);
 
-	if (session->state == SESSION_TERMINATING) {
+	if (session->state == SESSION_TERMINATING && !engine->draining) {
 		return;
 	}
 	session->stop_deadline_ns = session->stopping
@@ -667,7 +668,9 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns)
 		session->deadline_ns =
 			MIN(session->deadline_ns, now_ns + ENGINE_HANDSHAKE_STOPPING_NS);
 	}
-	if (!session->stopping) {
+	if (session->state == SESSION_TERMINATING) {
+		session->stopping = true;
+	} else if (!session->stopping) {
 		session->stopping = true;
 		if (rate_waits(&session->rate)) { /* reject the request that waits for the rate */
 			rate_give_up(&session->rate);

@@ -350,6 +350,7 @@ struct session {
 	struct tls_policy *tls;		/* see struct endpoint */
 	enum session_state state;	/* changed by session_set_state() */
 	bool stopping;			/* must end: drain() was called */
+	bool overdue;			/* its stop deadline has passed */
 	bool handing_over;		/* must be handed over to another process; see handover.h */
 	bool paused;			/* starts no requests and receives no data */
 	bool was_told;			/* the session's state was sent to the other process */
@@ -699,7 +700,8 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns);
 /* Returns 0 if the store's barrier is open for the session, otherwise an error of
  * session_choose(). */
 int engine_export_barrier(struct engine_export *entry, struct session *session);
-/* Returns whether the store's barrier is closed, and makes the engine check it until it is open. */
+/* Returns whether the store's barrier is closed, and makes the engine, unless it drains, check it
+ * until it is open. */
 bool engine_export_watch_barrier(struct engine_export *entry);
 /* Returns the properties of the session's peer that rules are compared with; valid as long as the
  * session. */

@@ -70,6 +70,16 @@ static void nbd_again_done(struct ring_op *op, int result)
 	GMB_UNUSED(result);
 }
 
+/* Returns whether the session must exist until the other server has answered what was sent: a
+ * fence, also a later one, waits for the session. Only a server that stops does not wait longer
+ * than its time limit. */
+static bool awaits_answers(const struct push_nbd *nbd)
+{
+	const struct session *base = &nbd->source->session->base;
+
+	return client_in_flight(nbd->client) > 0 && !(base->overdue && base->engine->draining);
+}
+
 /* Called at the end of each batch of the ring, outside of all callbacks of the clients. Processes
  * the queue of libgmblock, and ends clients. */
 static void batch_end(struct ring_batch_end *end)
@@ -81,9 +91,7 @@ static void batch_end(struct ring_batch_end *end)
 	{
 		struct push_nbd *nbd = list_entry(node, struct push_nbd, node);
 
-		/* A fence waits until the other server has answered everything that was sent. */
-		if (!nbd->was_ended && nbd->source->session->base.fenced &&
-			client_in_flight(nbd->client) > 0) {
+		if (!nbd->was_ended && awaits_answers(nbd)) {
 			continue;
 		}
 		if (!nbd->was_ended) {

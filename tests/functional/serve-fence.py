@@ -6,9 +6,11 @@ import json
 import os
 import shutil
 import socket
+import struct
 import subprocess
 import threading
 
+import fake_server
 import nbdmini
 import support
 
@@ -239,6 +241,50 @@ class Push(Fencing):
             self.assertIn("fenced: this node may not use the server until it is unfenced", errors)
             self.assertEqual(self.nodes()["a"]["operations_completed"], before)
             self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+
+    def test_a_destination_that_has_not_answered(self):
+        """A push to an NBD server whose requester has gone, and a write there that has not been answered."""
+        written, answers = threading.Event(), threading.Event()
+
+        def script(dialogue):
+            dialogue.greet()
+            while dialogue.option()[0] != fake_server.GO:
+                dialogue.reply(dialogue.asked, fake_server.UNSUP)
+            dialogue.info_export(1 << 20, 5)  # writable, with FLUSH
+            dialogue.ack()
+            while True:
+                _, _, command, cookie, _, length = struct.unpack(">IHHQQI", dialogue.receive(28))
+                if command == nbdmini.CMD_WRITE:
+                    dialogue.receive(length)
+                    written.set()
+                    answers.wait()
+                if command == fake_server.DISC:
+                    return
+                dialogue.send(struct.pack(">IIQ", 0x67446698, 0, cookie))
+
+        disk = self.make_file("disk", os.urandom(1 << 20))
+        with fake_server.FakeServer(script) as target, contextlib.ExitStack() as stack:
+            stack.callback(answers.set)  # so that the script ends
+            source = self.serve(self.config(("disk", disk, "")), "--push-to", f"nbd:{target.path}",
+                                listen=(f"push+unix:///?socket={self.path('push')}",)).uri
+            push = subprocess.Popen([support.program(), "push", source, target.uri()], stdin=subprocess.DEVNULL,
+                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            self.addCleanup(push.kill)
+            self.assertTrue(written.wait(20), target.failures)
+            push.kill()
+            push.wait()
+
+            def is_over():
+                _, output, _ = self.run_gmblock("push", "--json", "--list", source)
+                return json.loads(output)[0]["state"] == "failed"
+
+            self.wait_for(is_over)
+            code, _, errors = self.fence("a", "--timeout", "300ms")
+            self.assertEqual(code, 1)
+            self.assertIn("the node still has 1 connection", errors)
+            answers.set()
+            self.check_fenced("a", "--timeout", "60s")
+        self.assertEqual(target.failures, [])
 
 
 class Lasting(Fencing):
