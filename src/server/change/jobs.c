@@ -214,8 +214,9 @@ int job_commit(struct job *job, struct error *error)
 		jobs->config != NULL ? jobs->config : jobs->options.config;
 	struct error ignored;
 	/* First, because if a later step fails, additional rules of fenced nodes do no harm. */
-	int rc = job->config != NULL ? fencing_configure(jobs->options.fencing, job->config, error)
-				     : 0;
+	int rc = job->config != NULL
+			 ? fencing_configure(jobs->options.fencing, job->config, true, error)
+			 : 0;
 
 	if (rc == 0 && job->change != NULL) {
 		rc = change_prepare(job->change, error);
@@ -223,7 +224,7 @@ int job_commit(struct job *job, struct error *error)
 	if (rc < 0) {
 		/* Other nodes have the rules by which clients are accepted: the previous ones. */
 		if (job->config != NULL &&
-			fencing_configure(jobs->options.fencing, before, &ignored) < 0) {
+			fencing_configure(jobs->options.fencing, before, false, &ignored) < 0) {
 			log_error("%s", ignored.text);
 		}
 		return rc;
@@ -633,6 +634,9 @@ static struct job *end_job(struct jobs *jobs)
 {
 	struct job *job = jobs->job;
 
+	if (job->is_applied && count_behind(jobs) == 0) {
+		fencing_settle(jobs->options.fencing);
+	}
 	job->ended = jobs->ended;
 	jobs->ended = job->result == 0 ? 0 : jobs->ended;
 	jobs->job = NULL;

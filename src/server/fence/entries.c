@@ -232,15 +232,18 @@ static struct fence_nodes *all_nodes(const struct fencing *fencing)
 	return nodes;
 }
 
-/* Copies the nodes of a configuration, with their names. */
+/* Adds copies of the nodes in `from`, with their names, that `out` does not contain. After an
+ * error, `out` is empty. */
 static int copy_nodes(const struct server_access *from, struct server_access *out)
 {
 	int rc = 0;
 
-	*out = (struct server_access){ 0 };
 	for (uint32_t i = 0; rc == 0 && i < from->rule_count; i++) {
 		struct access_rule copy = { 0 };
 
+		if (fence_rules_has(out, &from->rules[i])) {
+			continue;
+		}
 		for (uint32_t k = 0; rc == 0 && k < from->rules[i].condition_count; k++) {
 			const struct access_condition *condition = &from->rules[i].conditions[k];
 
@@ -262,12 +265,13 @@ static int copy_nodes(const struct server_access *from, struct server_access *ou
 	return rc;
 }
 
-int fencing_configure(
-	struct fencing *fencing, const struct server_config *config, struct error *error)
+int fencing_configure(struct fencing *fencing, const struct server_config *config, bool keeps,
+	struct error *error)
 {
-	struct server_access nodes;
+	struct server_access nodes = { 0 };
 	struct access *rights = NULL;
 	struct fence_nodes *all;
+	uint32_t count;
 	int rc;
 
 	if (fencing == NULL) {
@@ -278,12 +282,19 @@ int fencing_configure(
 		return rc;
 	}
 	fence_set_rights(fencing->fence, rights);
-	if (copy_nodes(&config->nodes, &nodes) < 0) {
+	rc = copy_nodes(&config->nodes, &nodes);
+	count = nodes.rule_count;
+	/* Only this thread changes fencing->nodes. */
+	if (rc == 0 && keeps) {
+		rc = copy_nodes(&fencing->nodes, &nodes);
+	}
+	if (rc < 0) {
 		return error_oom_for(error, "the nodes");
 	}
 	pthread_mutex_lock(&fencing->lock);
 	server_access_fini(&fencing->nodes);
 	fencing->nodes = nodes;
+	fencing->previous_count = nodes.rule_count - count;
 	rc = fencing_grow(fencing);
 	fencing_publish(fencing);
 	all = rc == 0 ? all_nodes(fencing) : NULL;
@@ -294,4 +305,24 @@ int fencing_configure(
 	}
 	fence_set_nodes(fencing->fence, all);
 	return 0;
+}
+
+void fencing_settle(struct fencing *fencing)
+{
+	struct fence_nodes *all;
+
+	if (fencing == NULL || fencing->previous_count == 0) {
+		return;
+	}
+	pthread_mutex_lock(&fencing->lock);
+	while (fencing->previous_count > 0) {
+		fencing->previous_count--;
+		fencing->nodes.rule_count--;
+		access_rule_fini(&fencing->nodes.rules[fencing->nodes.rule_count]);
+	}
+	all = all_nodes(fencing);
+	pthread_mutex_unlock(&fencing->lock);
+	if (all != NULL) { /* otherwise sessions belong to their previous nodes, too */
+		fence_set_nodes(fencing->fence, all);
+	}
 }

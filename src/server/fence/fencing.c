@@ -412,7 +412,7 @@ int fencing_open(const struct server_config *config, bool is_taking, struct fenc
 		desk.context = fencing;
 		fence_set_desk(fencing->fence, &desk);
 		rc = open_folder(fencing, is_taking, error) ?: fencing_read(fencing, error)
-			?: fencing_configure(fencing, config, error);
+			?: fencing_configure(fencing, config, false, error);
 	}
 	if (rc < 0) {
 		fencing_destroy(fencing);

@@ -49,9 +49,12 @@ void fencing_stop(struct fencing *fencing);
 void fencing_destroy(struct fencing *fencing);
 
 /* Replaces the nodes and rights after a change of the configuration. Fenced nodes also keep their
- * previous rules. Called on the main thread. */
-GMB_MUST_CHECK int fencing_configure(
-	struct fencing *fencing, const struct server_config *config, struct error *error);
+ * previous rules. keeps: other nodes keep them, too, until fencing_settle(), because clients can
+ * still be accepted by the previous configuration. Called on the main thread. */
+GMB_MUST_CHECK int fencing_configure(struct fencing *fencing, const struct server_config *config,
+	bool keeps, struct error *error);
+/* Called on the main thread when all sessions were checked by the new configuration. */
+void fencing_settle(struct fencing *fencing);
 
 /* For upgrades; the main thread. Stops changes of the list. Fails with -EBUSY if a change or a
  * fence is in progress. */

@@ -76,6 +76,7 @@ struct fencing {
 	bool grown;		    /* a fenced node has rules that are not in the file */
 	bool unpublished;	    /* the engines do not use the entries in force yet */
 	struct server_access nodes; /* of the configuration, with ACCESS_NODE */
+	uint32_t previous_count;    /* the last rules of `nodes`: only in previous configurations */
 	struct fencing_entry *entries[FENCE_NODES_MAX];
 	uint32_t entry_count;
 	/* the node that was unfenced last, because it can be in no list any more */

@@ -42,7 +42,7 @@ static const struct {
 
 /* --- rules ------------------------------------------------------------------------------------ */
 
-static bool has_rule(const struct server_access *access, const struct access_rule *rule)
+bool fence_rules_has(const struct server_access *access, const struct access_rule *rule)
 {
 	for (uint32_t i = 0; i < access->rule_count; i++) {
 		if (access_rule_same(&access->rules[i], rule)) {
@@ -90,7 +90,7 @@ int fence_rules_add(
 					&copy, condition->kind, condition->data, condition->bytes);
 			}
 		}
-		if (rc < 0 || !is_rule_of(rule, name) || has_rule(into, &copy)) {
+		if (rc < 0 || !is_rule_of(rule, name) || fence_rules_has(into, &copy)) {
 			access_rule_fini(&copy);
 			continue;
 		}

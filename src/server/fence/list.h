@@ -53,6 +53,7 @@ GMB_MUST_CHECK int fence_list_read(
 GMB_MUST_CHECK int fence_list_write(
 	int folder_fd, const char *folder, const char *text, size_t bytes, struct error *error);
 
+bool fence_rules_has(const struct server_access *access, const struct access_rule *rule);
 /* Adds copies of the rules that `into` does not contain, without the condition ACCESS_NODE. name:
  * only rules of this node; NULL: all rules. Sets *grown if a rule was added. -ENOMEM. */
 GMB_MUST_CHECK int fence_rules_add(struct server_access *into, const struct server_access *from,
