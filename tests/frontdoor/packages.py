@@ -28,8 +28,8 @@ if os.geteuid() == 0 and os.readlink("/proc/self/ns/mnt") == os.readlink(f"/proc
 ROOT = ""
 WORK = ""
 RELEASES = []
-PACKAGES = ["gmblock", "libgmblock0", "libgmblock-dev", "libclan0", "libclan-dev", "clan-run", "clan-fi",
-            "clan-omniorb", "python3-gmblock"]
+PACKAGES = ["gmblock", "gmblock-cluster", "libgmblock0", "libgmblock-dev", "libclan0", "libclan-dev", "clan-run",
+            "clan-fi", "clan-omniorb", "python3-gmblock"]
 TOOLS = ("mmdebstrap", "dpkg-buildpackage", "lintian", "dh", "setpriv", "nbdcopy", "umoci")
 CONFIG = "/etc/gmblock/gmblock.conf"
 BUILDER = {"DEBFULLNAME": "gmblock test", "DEBEMAIL": "test@example.org"}
