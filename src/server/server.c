@@ -56,8 +56,9 @@ enum { URI_BYTES_MAX = 3 * SERVER_NAME_BYTES_MAX + 1024 };
 static void format_uri(
 	const struct listener *listener, const struct export *entry, char out[URI_BYTES_MAX])
 {
-	int rc = export_uri_format(
-		&listener->uri, entry->name, entry->name_bytes, out, URI_BYTES_MAX);
+	const char *name = entry != NULL ? entry->name : listener->uri.export_name;
+	size_t bytes = entry != NULL ? entry->name_bytes : name != NULL ? strlen(name) : 0;
+	int rc = export_uri_format(&listener->uri, name, (uint32_t)bytes, out, URI_BYTES_MAX);
 
 	GMB_ASSERT(rc == 0);
 }
@@ -80,9 +81,35 @@ static void print_uris(const struct server *server)
 	}
 }
 
-/* Returns the export whose URI --run commands get: the default export, otherwise the first one. */
+/* Warns of addresses with one export (vhost-user-blk) that does not exist. It can be added later.
+ */
+static void warn_of_missing_exports(const struct server *server)
+{
+	char uri[URI_BYTES_MAX];
+
+	for (uint32_t i = 0; i < server->listener_count; i++) {
+		bool found = false;
+
+		for (uint32_t k = 0; k < server->exports.count; k++) {
+			found |= listen_address_serves(
+				&server->listeners[i], server->exports.exports[k]);
+		}
+		if (!found && export_uri_has_one_export(&server->listeners[i].uri)) {
+			format_uri(&server->listeners[i], NULL, uri);
+			log_warning("%s: there is no such export; clients of this address are "
+				    "disconnected until the export is added",
+				uri);
+		}
+	}
+}
+
+/* Returns the export whose URI --run commands get: the default export, otherwise the first one.
+ * NULL: the export of the address. */
 static const struct export *run_export(const struct server *server)
 {
+	if (export_uri_has_one_export(&server->listeners[0].uri)) {
+		return NULL;
+	}
 	for (uint32_t i = 0; i < server->exports.count; i++) {
 		if (server->exports.exports[i]->name_bytes == 0) {
 			return server->exports.exports[i];
@@ -343,6 +370,7 @@ static void server_serve(struct server *server)
 	};
 
 	listen_address_warn(server->listeners, server->listener_count, admits_all(server));
+	warn_of_missing_exports(server);
 	server_announce(server);
 	if (config->command_count == 0) {
 		if (!server->was_taken) {

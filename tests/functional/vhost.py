@@ -414,7 +414,18 @@ class Rights(Vhost):
         connection = tool.Connection(f"vhost-user-blk+unix:///other?socket={self.path('other')}")
         self.addCleanup(connection.close)
         connection.gone()
-        self.assertIn("there is no such export", server.stop()[1])
+        self.assertRegex(server.stop()[1], r"///other\?.*there is no such export; clients of this address")
+
+    def test_attach_does_not_use_it(self):
+        self.check_refused(["attach", "--fuse", self.path("file"), f"vhost-user-blk+unix:///a?socket={self.path('b')}"],
+                           2, "use an nbd+unix:// or gmb+unix:// address of the server")
+
+    def test_the_uri_of_a_command(self):
+        """That of the address, not of the first export."""
+        code, output, errors = self.run_gmblock(
+            "serve", "--export", "a=null:1M", "--export", "b=null:1M", "--listen",
+            f"vhost-user-blk+unix:///b?socket={self.path('b')}", "--run", "echo $uri")
+        self.assertEqual((code, output), (0, f"vhost-user-blk+unix:///b?socket={self.path('b')}\n"), errors)
 
     def test_access_rules(self):
         server = self.serve("--access", f"disk: uid={os.geteuid()} rights=ro")
