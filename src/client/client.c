@@ -60,7 +60,8 @@ void gmb_get_info(const struct gmb_client *client, struct gmb_info *info)
 		.block_preferred = facts->block_preferred,
 		.payload_max = MIN(facts->payload_max, (uint32_t)CLIENT_PAYLOAD_MAX),
 		.connections = connections,
-		.depth = client->command_count,
+		.depth = MIN(
+			client->command_count, client->options.depth * client->connections_wanted),
 		.replies = facts->replies,
 		.atomic_bytes = facts->atomic_bytes,
 	};
