@@ -743,7 +743,6 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 {
 	struct gmb_client *client = calloc(1, sizeof(*client));
 	uint64_t secret[2];
-	uint32_t command_count;
 	size_t command_bytes;
 	int err;
 
@@ -775,19 +774,18 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 		client_client_free(client);
 		return err;
 	}
-	command_count = client->options.depth * client->connections_wanted;
-	client->command_count = command_count;
+	client->command_count = client->options.depth * client->connections_wanted;
 	client->uri_text = strdup(uri);
 	snprintf(client->token, sizeof(client->token), "%016llx%016llx",
 		(unsigned long long)secret[0], (unsigned long long)secret[1]);
 	command_bytes = (sizeof(struct command) + client->ops->command_bytes + 15) & ~(size_t)15;
-	client->commands = calloc(command_count, command_bytes);
+	client->commands = calloc(client->command_count, command_bytes);
 	if (client->uri_text == NULL || client->commands == NULL ||
 		connection_create(client, &client->connections[0]) != 0) {
 		client_client_free(client);
 		return error_oom(error);
 	}
-	for (uint32_t i = 0; i < command_count; i++) {
+	for (uint32_t i = 0; i < client->command_count; i++) {
 		struct command *command =
 			(struct command *)(void *)(client->commands + i * command_bytes);
 

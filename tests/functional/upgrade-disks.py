@@ -169,7 +169,10 @@ class UpgradeDisks(upgrades.Case):
             self.assertTrue(client.read(0, len(expected)) == expected)
             client.flush()
         readonly = ["--export", export[1] + ",readonly"]
-        self.assertRegex(self.upgrade(*command[:-2], *readonly)[2], "for writing .* a flash store that is served read-only")
+        refused = "for writing .* a flash store that is served read-only"
+        # While the kernel ends the operations of a killed process, that is the reason.
+        self.wait_for(lambda: "still waits for disk operations" not in self.upgrade(*command[:-2], *readonly)[2])
+        self.assertRegex(self.upgrade(*command[:-2], *readonly)[2], refused)
         server.signal(signal.SIGKILL)
         server.wait()
         server = self.serve(*readonly)
