@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Nodes: the names of the machines of a cluster, each with the conditions by which the machine's
- * connections are recognized. So all connections of a machine can be fenced, whichever protocol and
- * credentials they use. */
+/* A node is a machine of a cluster: a name, and conditions that all connections of the machine meet.
+ * So they can be fenced together, whichever protocol and credentials they use. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,8 +31,8 @@ static bool same_value(const struct access_condition *a, const struct access_con
 
 /* --- rules that name a node ------------------------------------------------------------------- */
 
-/* Writes the rule with the conditions of the node's rule instead of its own ACCESS_NODE. The values
- * still belong to the two rules. Returns -EEXIST if both have a condition of one kind, with
+/* Replaces ACCESS_NODE in a copy of the rule by the conditions of the node's rule. The values still
+ * belong to the two rules. Returns -EEXIST if both have a condition of one kind, with
  * different values, and -EINVAL if no client can meet all conditions. */
 static int node_merge(const struct access_rule *rule, const struct access_rule *of_node,
 	struct access_rule *out, struct error *error)
@@ -192,7 +191,7 @@ static bool implies(const struct access_rule *rule, const struct access_rule *of
 /* Writers of an export, over all of its rules. */
 struct writers {
 	bool nodes;			 /* nodes can write */
-	const struct access_rule *other; /* a rule by which others can write, or NULL */
+	const struct access_rule *other; /* a rule that lets others write, or NULL */
 };
 
 static void find_writers(const struct server_access *nodes, const struct server_access *access,

@@ -7,7 +7,7 @@
  * thread, while the log continues in others.
  *
  * Wear: the free segment with the fewest erases is written next. That alone would never erase
- * segments with static data, so the garbage collector moves one of them now and then.
+ * segments with static data, so the garbage collector sometimes moves such a segment.
  *
  * Invariant: only segments that no durable anchor needs are erased. Called when a checkpoint ends,
  * by flash_pump(), and once after recovery.
@@ -154,7 +154,7 @@ bool flash_erase_step(struct flash *flash)
 	struct flash_erase *erase = &flash->erase;
 
 	/* No discard begins while a start waits for its last operations, because the start
-	 * completes only when nothing is in flight. */
+	 * completes only when no operation is in flight. */
 	if (flash->table.state_counts[GC_ERASING] == 0 || erase->op.in_flight ||
 		flash->start_has_ended || flash->is_quiet) {
 		return false;
