@@ -217,29 +217,24 @@ class Control(support.Case):
 class Files(support.Case):
     """Open files that take an hour to close come with the answer."""
 
-    def answer(self, listener, with_hello, flags, kept):
-        """Files come with the hello or with the answer."""
+    def answer(self, listener, with_hello, flags, slow):
+        """The file comes with the hello or with the answer."""
         hello = {"service": "gmblock control", "protocol": 1, "version": "0", "pid": 1}
-        client = listener.accept()[0]
-        kept.append(client)
-        with contextlib.suppress(OSError):
+        with listener.accept()[0] as client, contextlib.suppress(OSError):
             if with_hello:
-                self.give(client, flags, kept)
+                self.give(client, flags, slow)
             client.sendall(json.dumps(hello).encode() + b"\n")
             client.recv(4096)
             if not with_hello:
-                self.give(client, flags, kept)
+                self.give(client, flags, slow)
             client.sendall(json.dumps({"result": {"exports": []}}).encode() + b"\n")
             client.recv(4096)
 
     @staticmethod
-    def give(client, flags, kept):
-        slow = lingering_socket.make(kept)
-        try:
+    def give(client, flags, slow):
+        """If the command ends without having received the file, this close() waits, until the peers are closed."""
+        with slow, contextlib.suppress(OSError):
             socket.send_fds(client, [b" "], [slow.fileno()], flags)
-        except OSError:
-            slow.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
-        slow.close()
 
     def test_no_command_waits_for_their_end(self):
         environment = {"LD_PRELOAD": NO_PASSRIGHTS} if NO_PASSRIGHTS else {}
@@ -247,20 +242,22 @@ class Files(support.Case):
             for with_hello in (False, True):
                 for flags in (0, socket.MSG_OOB):
                     with self.subTest(command=command, with_hello=with_hello, flags=flags):
-                        path, kept = self.path("files"), []
-                        with socket.socket(socket.AF_UNIX) as listener:
+                        path, peers = self.path("files"), []
+                        with socket.socket(socket.AF_UNIX) as listener, lingering_socket.make(peers) as slow:
                             listener.bind(path)
                             listener.listen()
-                            thread = threading.Thread(target=self.answer, args=(listener, with_hello, flags, kept))
+                            thread = threading.Thread(target=self.answer, args=(listener, with_hello, flags, slow))
                             thread.start()
-                            # Only what waits for an hour fails here.
-                            subprocess.run([support.program(), *command, "--server", path], capture_output=True,
-                                           check=False, timeout=support.WAIT_SECONDS,
-                                           env=dict(os.environ, **environment))
-                            thread.join()
+                            try:
+                                # Only what waits for an hour fails here.
+                                subprocess.run([support.program(), *command, "--server", path], capture_output=True,
+                                               check=False, timeout=support.WAIT_SECONDS,
+                                               env=dict(os.environ, **environment))
+                            finally:
+                                for peer in peers:
+                                    peer.close()
+                                thread.join()
                         os.unlink(path)
-                        for peer in kept:
-                            peer.close()
 
 
 class Daemon(support.Case):
