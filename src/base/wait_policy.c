@@ -18,11 +18,6 @@ enum {
 	/* Batching is tried only if a turn of the event loop has, on average, at least this many
 	 * tenths of a request. */
 	BATCHES_TENTHS_MIN = 11,
-	/* Polling is tried only if a turn after a sleep has fewer requests than this on average.
-	 * A wake-up for more requests costs little per request. Besides, the thread and its peer
-	 * might share a CPU: then no idle CPU has to be woken, but a thread that polls
-	 * would drive its peer to another CPU. */
-	SPIN_TURN_REQUESTS_MAX = 12,
 };
 
 /* Minimum duration of a window with WAIT_WINDOW_REQUESTS_MIN requests. */
@@ -58,13 +53,6 @@ static bool fills_batches(const struct wait_policy *policy)
 		       (uint64_t)policy->window_turns * BATCHES_TENTHS_MIN;
 }
 
-/* Returns whether the turns of a window without polling have so few requests that polling may be
- * better. */
-static bool is_for_spin(const struct wait_policy *policy)
-{
-	return policy->window_requests < policy->window_turns * SPIN_TURN_REQUESTS_MAX;
-}
-
 static void block_for_a_while(struct wait_policy *policy)
 {
 	hold(policy, WAIT_BLOCK, policy->backoff_windows);
@@ -98,7 +86,7 @@ static void start_trial(struct wait_policy *policy)
 static void choose_ways(struct wait_policy *policy)
 {
 	policy->in_trial[WAIT_BATCH] = policy->may_batch && fills_batches(policy);
-	policy->in_trial[WAIT_SPIN] = policy->may_spin && is_for_spin(policy);
+	policy->in_trial[WAIT_SPIN] = policy->may_spin;
 	policy->windows_left = ways_in_trial(policy) * WAIT_TRIAL_WINDOWS;
 	if (policy->windows_left == WAIT_TRIAL_WINDOWS) {
 		policy->kept_ns = 0;
@@ -179,9 +167,6 @@ static void trial_window_done(struct wait_policy *policy, uint64_t elapsed_ns)
 	policy->windows_left--;
 	if (policy->way_now == WAIT_BATCH && !fills_batches(policy)) {
 		leave_out(policy, WAIT_BATCH); /* batching only delays these requests */
-	}
-	if (policy->way_now == WAIT_BLOCK && policy->in_trial[WAIT_SPIN] && !is_for_spin(policy)) {
-		leave_out(policy, WAIT_SPIN);
 	}
 	if (policy->windows_left == 0) {
 		judge_trial(policy);
