@@ -286,7 +286,7 @@ void connection_lose(struct connection *connection, const struct error *error);
  * the loop later, and does not reconnect. */
 void connection_leave(struct connection *connection);
 /* Closes a connection when its commands have been answered. It does not reconnect, except to
- * replace a lost connection. */
+ * replace a lost connection, which can be itself. */
 void connection_retire(struct connection *connection);
 bool connection_has_room(const struct connection *connection);
 /* Adds a command; there must be room. */

@@ -445,9 +445,11 @@ void connection_start(struct connection *connection, uint64_t delay_ns)
 
 void connection_retire(struct connection *connection)
 {
-	if (connection->state == CONNECTION_READY) {
-		connection->retiring = true; /* connection_flush() closes it */
-	} else {
+	bool is_starting =
+		connection->state == CONNECTION_BACKOFF || connection->state == CONNECTION_STARTING;
+
+	connection->retiring = true; /* connection_flush() closes it */
+	if (is_starting && connection->client->lost_count == 0) {
 		connection_leave(connection);
 	}
 }
