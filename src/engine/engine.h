@@ -233,6 +233,11 @@ struct session_kind {
 	 */
 	bool (*stalled)(struct session *session);
 
+	/* Returns whether the session has operations in flight at another server, which
+	 * inflight_count does not contain. An upgrade waits for them, also when the session is
+	 * ending. Optional. */
+	bool (*is_away)(struct session *session);
+
 	/* Returns whether the peer has acknowledged data since the last call. Called when the
 	 * session has made no progress for a while. Optional: without it, data counts as received
 	 * when it was sent. */

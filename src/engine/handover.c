@@ -97,10 +97,13 @@ static bool has_stalled(struct session *session, uint64_t now_ns)
 	return now_ns - session->progress_ns >= STALL_NS;
 }
 
-/* Returns the state of a session that is ending: not at rest while it has requests in the store, or
- * replies that its peer has not received. */
-static enum session_rest rest_of_ending(const struct session *session)
+/* Returns the state of a session that is ending: not at rest while it has requests in the store or
+ * at another server, or replies that its peer has not received. */
+static enum session_rest rest_of_ending(struct session *session)
 {
+	if (session->kind->is_away != NULL && session->kind->is_away(session)) {
+		return SESSION_IS_BUSY;
+	}
 	return session->inflight_count == 0	       ? SESSION_RESTS
 	       : session->state == SESSION_TERMINATING ? SESSION_IS_BUSY
 						       : SESSION_WAITS_FOR_PEER;

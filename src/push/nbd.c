@@ -70,14 +70,23 @@ static void nbd_again_done(struct ring_op *op, int result)
 	GMB_UNUSED(result);
 }
 
+bool push_source_is_away(struct session *base)
+{
+	const struct push_source *source = container_of(base, struct push_session, base)->source;
+	const struct push_nbd *nbd = source != NULL ? source->nbd : NULL;
+
+	return nbd != NULL && nbd->client != NULL && !nbd->was_ended &&
+	       client_in_flight(nbd->client) > 0;
+}
+
 /* Returns whether the session must exist until the other server has answered what was sent: a
  * fence, also a later one, waits for the session. Only a server that stops does not wait longer
  * than its time limit. */
 static bool awaits_answers(const struct push_nbd *nbd)
 {
-	const struct session *base = &nbd->source->session->base;
+	struct session *base = &nbd->source->session->base;
 
-	return client_in_flight(nbd->client) > 0 && !(base->overdue && base->engine->draining);
+	return push_source_is_away(base) && !(base->overdue && base->engine->draining);
 }
 
 /* Called at the end of each batch of the ring, outside of all callbacks of the clients. Processes
@@ -91,7 +100,7 @@ static void batch_end(struct ring_batch_end *end)
 	{
 		struct push_nbd *nbd = list_entry(node, struct push_nbd, node);
 
-		if (!nbd->was_ended && awaits_answers(nbd)) {
+		if (awaits_answers(nbd)) {
 			continue;
 		}
 		if (!nbd->was_ended) {

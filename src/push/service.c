@@ -554,6 +554,7 @@ const struct session_kind push_session_kind = {
 	.drain = session_drain,
 	.export_changed = session_export_changed,
 	.stalled = session_stalled,
+	.is_away = push_source_is_away,
 	.abort = session_abort,
 	.join = session_join,
 	.close = session_close,

@@ -131,6 +131,9 @@ void push_source_tick(struct push_session *session);
 void push_source_abort(struct push_session *session);
 /* Called when the job has ended: deletes the snapshot that it read. */
 void push_source_ended(struct push_session *session);
+/* Returns true if the session is the source of a job whose destination is an NBD server that has
+ * not answered all requests. In nbd.c. */
+bool push_source_is_away(struct session *base);
 /* Returns true if no operation is in flight. */
 bool push_source_join(struct push_session *session);
 void push_source_free(struct push_session *session);

@@ -279,6 +279,10 @@ class Push(Fencing):
                 return json.loads(output)[0]["state"] == "failed"
 
             self.wait_for(is_over)
+            # A new process would not know of the write.
+            code, _, errors = self.run_gmblock("upgrade", self.control)
+            self.assertEqual(code, 1)
+            self.assertIn("requests in flight did not complete", errors)
             code, _, errors = self.fence("a", "--timeout", "300ms")
             self.assertEqual(code, 1)
             self.assertIn("the node still has 1 connection", errors)
