@@ -267,6 +267,26 @@ def hand_flash(corpus):
         corpus.write("flash", f"hand-{name}", bytes([right, len(first) // 16]) + first + second)
 
 
+def hand_fences(corpus):
+    """Whether the last line is added, lines; see fuzz_fences.c."""
+    head = "gmblock-fenced 1\n"
+    alpha = "node alpha 1764428490\nwhen psk:616c706861\n"
+    network = "when network:" + "00" * 10 + "ffff0a4d0002" + "80" + " encrypted:00\n"
+    for name, end, text in (
+            ("empty", 1, head), ("node", 1, head + alpha), ("two", 1, head + alpha + "node b.2 0\n" + network),
+            ("kinds", 1, head + alpha + "when uid:e8030000\nwhen cert-cn:616263 dns:61\nwhen ip:" + "00" * 16 + "\n"
+             "when certificate:" + "a5" * 32 + "\nwhen key:" + "5a" * 32 + "\nwhen email:40 uri:3a cert-dn:434e3d61\n"),
+            ("many", 1, head + "".join(f"node n{number} {number}\nwhen uid:{number:08x}\n" for number in range(300))),
+            ("no-rule", 1, head + "node alpha 5\n"), ("no-node", 1, head + network), ("twice", 1, head + alpha + alpha),
+            ("same-kind", 1, head + "node a 1\nwhen uid:00000000 uid:01000000\n"),
+            ("long", 1, head + "node " + "a" * 64 + " 1\nwhen uid:00000000\n"), ("version", 1, "gmblock-fenced 2\n" + alpha),
+            ("time", 1, head + "node a 18446744073709551616\nwhen uid:00000000\n"),
+            ("prefix", 1, head + "node a 184467440737095516155\nwhen uid:000000\n"),
+            ("cut", 0, head + alpha), ("checksum", 0, head + alpha + "end 1 5a3c0f12\n"), ("nothing", 0, ""),
+            ("behind", 0, head + "end 0 00000000\nend 0 00000000\n")):
+        corpus.write("fences", f"hand-{name}", bytes([end]) + text.encode())
+
+
 CONFIGS = {
     "whole": """
 limits:
@@ -607,7 +627,7 @@ def make(corpus):
             for name, text in seeds.items():
                 corpus.write(target, name, text.encode("latin-1"))
     for hand in (hand_session, hand_session_tls, hand_handshake, hand_nbd_client, hand_texts, hand_overlay,
-                 hand_flash, hand_upgrade, hand_gmb, hand_push, hand_tls, hand_identity,
+                 hand_flash, hand_fences, hand_upgrade, hand_gmb, hand_push, hand_tls, hand_identity,
                  hand_vhost):
         hand(corpus)
     for name, text in CONFIGS.items():

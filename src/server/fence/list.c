@@ -147,7 +147,7 @@ int fence_list_format(
 		crc = crc32c(0, *text_out, *bytes_out);
 		fprintf(out, "end %u %08x\n", list->count, crc);
 	}
-	if (ferror(out) != 0 || fclose(out) != 0) {
+	if ((ferror(out) != 0) | (fclose(out) != 0)) {
 		free(*text_out);
 		return error_oom_for(error, "the list of fenced nodes");
 	}
@@ -182,14 +182,14 @@ static bool list_take(struct reader *reader, const char *word)
 	return true;
 }
 
-/* Copies the text up to the stop character, and skips both. Returns false if the text is empty or
- * too long. */
+/* Copies the text up to the stop character, and skips both. Returns false if the text is empty, too
+ * long, or contains a zero byte. */
 static bool take_word(struct reader *reader, char stop, char *out, size_t out_bytes)
 {
 	const char *stops = memchr(reader->at, stop, (size_t)(reader->end - reader->at));
 	size_t bytes = stops != NULL ? (size_t)(stops - reader->at) : 0;
 
-	if (bytes == 0 || bytes >= out_bytes) {
+	if (bytes == 0 || bytes >= out_bytes || memchr(reader->at, '\0', bytes) != NULL) {
 		return false;
 	}
 	memcpy(out, reader->at, bytes);
@@ -203,8 +203,9 @@ static bool list_number(struct reader *reader, char stop, int base, uint64_t *nu
 	char text[24];
 	char *end;
 
-	if (!take_word(reader, stop, text, sizeof(text)) || text[0] == '-' || text[0] == '+' ||
-		text[0] == ' ') {
+	/* strtoull() also accepts spaces, signs and "0x". */
+	if (!take_word(reader, stop, text, sizeof(text)) ||
+		strspn(text, base == 10 ? "0123456789" : "0123456789abcdef") != strlen(text)) {
 		return false;
 	}
 	errno = 0;
