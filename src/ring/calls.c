@@ -42,7 +42,6 @@ int ring_mailbox_init(struct ring_mailbox *mailbox)
 	mailbox->thread_count = 0;
 	mailbox->idle_count = 0;
 	mailbox->stopping = false;
-	atomic_init(&mailbox->poll_fd, -1);
 	mailbox->wake_fd = eventfd(0, EFD_CLOEXEC);
 	return mailbox->wake_fd < 0 ? -errno : 0;
 }
@@ -64,34 +63,14 @@ void ring_mailbox_fini(struct ring_mailbox *mailbox)
 	}
 }
 
-static void ring_calls_tell(int fd)
+static void wake(struct ring_mailbox *mailbox)
 {
 	uint64_t one = 1;
 	ssize_t written;
 
 	do {
-		written = write(fd, &one, sizeof(one));
+		written = write(mailbox->wake_fd, &one, sizeof(one));
 	} while (written < 0 && errno == EINTR);
-}
-
-/*
- * Wakes the ring: writes wake_fd, on which the ring has a read in flight, and then poll_fd. The
- * kernel should signal poll_fd when the read completes, because poll_fd is registered with io_uring
- * (ring_poll_fd()). But the read completes inside a write to an eventfd, where the kernel postpones
- * the signal, and some versions (such as 6.18) deliver a postponed signal only once in the life of
- * the ring.
- */
-static void wake(struct ring_mailbox *mailbox)
-{
-	int poll_fd;
-
-	ring_calls_tell(mailbox->wake_fd);
-	/* Pairs with the store in ring_poll_fd(). If poll_fd is not visible here yet, the ring's
-	 * thread has just created it, and will examine its messages before it waits for poll_fd. */
-	poll_fd = atomic_load_explicit(&mailbox->poll_fd, memory_order_acquire);
-	if (poll_fd >= 0) {
-		ring_calls_tell(poll_fd);
-	}
 }
 
 /* --- messages ------------------------------------------------------------------------------ */

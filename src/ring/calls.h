@@ -64,7 +64,6 @@ struct ring_mailbox {
 	_Atomic(struct ring_op *) returned; /* completed calls; op->result is set */
 	/* eventfd; written when one of the two stacks is no longer empty */
 	int wake_fd;
-	_Atomic int poll_fd; /* ring_poll_fd()'s eventfd, written together with wake_fd; -1: none */
 
 	/* Worker threads: started when needed, joined by ring_mailbox_fini(). */
 	pthread_mutex_t lock;

@@ -9,7 +9,6 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -18,6 +17,7 @@
 #include "base/spin.h"
 #include "ring/calls.h"
 #include "ring/guard.h"
+#include "ring/news.h"
 #include "ring/source.h"
 
 enum {
@@ -55,7 +55,7 @@ struct ring {
 	uint32_t batch_us;
 	bool stopping;
 	bool is_restricted;
-	int poll_fd; /* eventfd of ring_poll_fd(); -1: not created yet */
+	struct ring_news news; /* of ring_poll_fd() */
 
 	struct ring_guard *guards; /* free list */
 	int *file_slots_free;	   /* stack of free indices of the file table */
@@ -132,7 +132,7 @@ int ring_create(const struct ring_options *options, struct ring **ring_out, stru
 		return error_set(error, -ENOMEM, "out of memory for a ring");
 	}
 	ring->uring.ring_fd = -1;
-	ring->poll_fd = -1;
+	ring_news_init(&ring->news);
 	ring_op_queue_init(&ring->deferred);
 	list_init(&ring->batch_ends);
 	list_init(&ring->sources.list);
@@ -165,10 +165,8 @@ void ring_destroy(struct ring *ring)
 	if (ring->uring.ring_fd >= 0) {
 		io_uring_queue_exit(&ring->uring); /* also cancels the read on wake_fd */
 	}
+	ring_news_fini(&ring->news);
 	ring_mailbox_fini(&ring->mailbox);
-	if (ring->poll_fd >= 0) {
-		close(ring->poll_fd);
-	}
 	ring_guards_free(ring->guards);
 	free(ring->file_slots_free);
 	free(ring->buffer_slots_free);
@@ -219,11 +217,13 @@ void ring_source_add(struct ring *ring, struct ring_source *source)
 {
 	source->removed = NULL;
 	list_push_back(&ring->sources.list, &source->node);
+	ring_news_watch(&ring->news, source->fd);
 }
 
 void ring_source_remove(
 	struct ring *ring, struct ring_source *source, void (*removed)(struct ring_source *source))
 {
+	ring_news_ignore(&ring->news, source->fd);
 	source_remove(ring, source, removed);
 }
 
@@ -332,16 +332,16 @@ static bool uring_has_news(const struct ring *ring)
 
 void ring_flush(struct ring *ring)
 {
-	bool pending = ring->poll_fd >= 0 && !list_is_empty(&ring->sources.list) &&
-		       !sources_arm(ring, &ring->sources);
+	bool pending = ring_news_exist(&ring->news) && !list_is_empty(&ring->sources.list) &&
+		       (!sources_arm(ring, &ring->sources) || ring->news.is_incomplete);
 	int result = io_uring_submit(&ring->uring);
 
 	ring->counters.enters++;
 	GMB_ASSERT(result >= 0 || result == -EINTR || result == -EBUSY || result == -EAGAIN);
-	/* The kernel makes poll_fd readable for new completions only, but the next turn can have
-	 * other work: events, deferred operations, and task work left over by a system call. */
-	if (ring->poll_fd >= 0 &&
-		(pending || ring->deferred.head != NULL || uring_has_news(ring))) {
+	/* The kernel makes the descriptor readable for new completions only, but the next turn can
+	 * have other work: events, deferred operations, and task work left over by a system call.
+	 */
+	if (pending || ring->deferred.head != NULL || uring_has_news(ring)) {
 		ring_poll_again(ring);
 	}
 }
@@ -455,12 +455,9 @@ static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 	bool spins = wait && ring->spin_ns > 0;
 	int result;
 
-	/* poll_fd is cleared before the kernel is entered, so that later events make it readable
-	 * again */
-	if (ring->poll_fd >= 0) {
-		uint64_t value;
-
-		(void)!read(ring->poll_fd, &value, sizeof(value));
+	/* before the kernel is entered, so that later events make the descriptor readable again */
+	if (ring_news_exist(&ring->news)) {
+		ring_news_clear(&ring->news);
 	}
 	ring->counters.enters += !spins;
 	if (wait && !spins && !list_is_empty(&ring->sources.list)) {
@@ -547,40 +544,27 @@ int ring_turn_limited(struct ring *ring, uint64_t limit_ns)
 	return uring_turn(ring, limit_ns > 0, limit_ns);
 }
 
-/* The ring's own descriptor cannot be polled: with defer_taskrun, the kernel only records that
- * there is work until a thread calls io_uring_enter(2), and does not wake pollers of that
- * descriptor. It does signal a registered eventfd. */
 int ring_poll_fd(struct ring *ring)
 {
-	int result;
+	int result = 0;
 
-	if (ring->poll_fd >= 0) {
-		return ring->poll_fd;
+	if (!ring_news_exist(&ring->news)) {
+		result = ring_news_create(&ring->news, &ring->uring, ring->mailbox.wake_fd);
+		list_for_each(node, &ring->sources.list)
+		{
+			struct ring_source *source = list_entry(node, struct ring_source, node);
+
+			if (result == 0 && source->removed == NULL) {
+				ring_news_watch(&ring->news, source->fd);
+			}
+		}
 	}
-	/* initially readable, because there might already be work */
-	ring->poll_fd = eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK);
-	if (ring->poll_fd < 0) {
-		return -errno;
-	}
-	result = io_uring_register_eventfd(&ring->uring, ring->poll_fd);
-	if (result < 0) {
-		close(ring->poll_fd);
-		ring->poll_fd = -1;
-		return result;
-	}
-	atomic_store_explicit(&ring->mailbox.poll_fd, ring->poll_fd, memory_order_release);
-	return ring->poll_fd;
+	return result < 0 ? result : ring->news.poll_fd;
 }
 
 void ring_poll_again(struct ring *ring)
 {
-	uint64_t one = 1;
-
-	if (ring->poll_fd >= 0) {
-		ssize_t written = write(ring->poll_fd, &one, sizeof(one));
-
-		GMB_ASSERT(written == sizeof(one) || errno == EAGAIN);
-	}
+	ring_news_tell(&ring->news);
 }
 
 void ring_run(struct ring *ring)

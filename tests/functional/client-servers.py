@@ -128,6 +128,13 @@ class Servers(support.Case):
             with self.subTest(name):
                 self.case(uri, name)
 
+    def test_vhost_user_blk(self):
+        uri = f"vhost-user-blk+unix:///disk?socket={self.path('s')}"
+        self.start("--export", "disk=memory:64M", "--listen", uri)
+        for name in ("resubmit-from-done", "event-loop"):
+            with self.subTest(name):
+                self.case(uri, name)
+
     def test_nbd_server(self):
         self.need("nbd-server")
         peer = info_peers.NbdServer()

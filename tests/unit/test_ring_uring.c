@@ -3,6 +3,7 @@
  */
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -11,6 +12,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -395,6 +397,85 @@ static void all_that_has_arrived_completes_in_one_turn(void **state)
 	free(ops);
 }
 
+/* A source whose peer signals an eventfd, for example the call eventfd of vhost-user-blk. */
+struct eventfd_source {
+	struct ring_source source;
+	int count;
+	bool is_removed;
+};
+
+static int eventfd_source_poll(struct ring_source *source)
+{
+	struct eventfd_source *events = container_of(source, struct eventfd_source, source);
+	uint64_t number;
+	bool found = read(source->fd, &number, sizeof(number)) == sizeof(number);
+
+	events->count += found;
+	return found;
+}
+
+static bool eventfd_source_arm(struct ring_source *source)
+{
+	struct pollfd entry = { .fd = source->fd, .events = POLLIN };
+
+	return poll(&entry, 1, 0) == 0;
+}
+
+static void eventfd_source_removed(struct ring_source *source)
+{
+	container_of(source, struct eventfd_source, source)->is_removed = true;
+}
+
+static void each_signal_of_an_eventfd_wakes_another_loop(void **state)
+{
+	const uint64_t one = 1;
+	struct ring_options options = { 0 };
+	struct eventfd_source events[2] = { 0 };
+	struct pollfd entry = { .events = POLLIN };
+	struct error error;
+	struct ring *ring;
+
+	(void)state;
+	assert_int_equal(ring_create(&options, &ring, &error), 0);
+	for (int i = 0; i < 2; i++) { /* added before the descriptor exists, and after */
+		events[i].source = (struct ring_source){ .poll = eventfd_source_poll,
+			.arm = eventfd_source_arm,
+			.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK) };
+		ring_source_add(ring, &events[i].source);
+		entry.fd = ring_poll_fd(ring);
+	}
+	for (int i = 0; i < 20; i++) {
+		struct eventfd_source *signalled = &events[i % 2];
+
+		while (ring_turn(ring, false) > 0) {
+		}
+		ring_flush(ring);
+		assert_int_equal(write(signalled->source.fd, &one, sizeof(one)), sizeof(one));
+		while (signalled->count <= i / 2) {
+			assert_int_equal(poll(&entry, 1, 60000), 1);
+			(void)ring_turn(ring, false);
+			ring_flush(ring);
+		}
+	}
+	for (int i = 0; i < 2; i++) {
+		ring_source_remove(ring, &events[i].source, eventfd_source_removed);
+		while (!events[i].is_removed) {
+			(void)ring_turn(ring, true);
+		}
+	}
+	/* Sources that were removed wake nobody. */
+	while (poll(&entry, 1, 0) > 0) {
+		(void)ring_turn(ring, false);
+		ring_flush(ring);
+	}
+	for (int i = 0; i < 2; i++) {
+		assert_int_equal(write(events[i].source.fd, &one, sizeof(one)), sizeof(one));
+		assert_int_equal(poll(&entry, 1, 0), 0);
+		close(events[i].source.fd);
+	}
+	ring_destroy(ring);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -407,6 +488,7 @@ int main(void)
 		cmocka_unit_test(files_that_come_along_are_got_rid_of),
 		cmocka_unit_test(a_receive_that_is_cancelled_does_not_wait_for_the_rest),
 		cmocka_unit_test(all_that_has_arrived_completes_in_one_turn),
+		cmocka_unit_test(each_signal_of_an_eventfd_wakes_another_loop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -43,7 +43,7 @@ struct lookup {
 	atomic_bool finished; /* stored with release after err and addresses are written */
 	/* A pipe that becomes readable when the thread is done. Not an eventfd: a completion that
 	 * occurs inside a write to an eventfd does not always signal ring_poll_fd(), see
-	 * src/ring/calls.c. */
+	 * src/ring/news.h. */
 	int done_fd;
 	int thread_fd;
 	int err;
