@@ -299,7 +299,8 @@ static void hub_mark(struct hub *hub, const struct hub_run *run)
 	}
 }
 
-bool hub_pool_get(struct hub *hub, size_t bytes, struct hub_run *run)
+/* Allocates consecutive pages of the pool. Returns false if there are not enough now. */
+static bool hub_pool_get(struct hub *hub, size_t bytes, struct hub_run *run)
 {
 	uint32_t wanted = (uint32_t)((bytes + HUB_PAGE_BYTES - 1) / HUB_PAGE_BYTES);
 	uint32_t page_count = HUB_POOL_BYTES / HUB_PAGE_BYTES;
@@ -476,4 +477,84 @@ void hub_copy(const struct command *command, uint8_t *run, bool to_run)
 		}
 		run += piece.iov_len;
 	}
+}
+
+static enum hub_access place_own(struct hub_placement *placement)
+{
+	const struct command *command = placement->command;
+	struct hub *hub = placement->hub;
+	struct hub_pieces pieces = hub_pieces_of(command);
+	struct iovec piece;
+
+	placement->buffers = 0;
+	while (hub_next_piece(&pieces, &piece)) {
+		struct hub_buffer *buffer = hub_find(hub, piece.iov_base, piece.iov_len);
+		enum hub_access access;
+		uint32_t number;
+
+		if (buffer == NULL || (buffer->imported && command->operation == GMB_READ &&
+					      !placement->fills_imported)) {
+			return HUB_ACCESS_NEVER;
+		}
+		number = (uint32_t)(buffer - hub->buffers);
+		access = placement->user->ops->share(placement->user, number);
+		if (access != HUB_ACCESS_YES) {
+			return access;
+		}
+		if (!placement->put(placement, number,
+			    (uintptr_t)piece.iov_base - (uintptr_t)buffer->base, piece.iov_len,
+			    placement->buffers == 0)) {
+			return HUB_ACCESS_NEVER;
+		}
+		placement->buffers |= BIT(number);
+	}
+	return HUB_ACCESS_YES;
+}
+
+static bool place_in_pool(struct hub_placement *placement)
+{
+	const struct command *command = placement->command;
+	struct hub_user *user = placement->user;
+	struct hub *hub = placement->hub;
+	enum hub_access access;
+	bool fits;
+
+	if (hub_pool_make(hub) != 0) {
+		user->ops->fail(user, -ENOMEM,
+			"not enough memory to stage payload in memory that the server can access");
+		return false;
+	}
+	access = user->ops->share(user, HUB_POOL);
+	if (access == HUB_ACCESS_NEVER) {
+		user->ops->fail(user, -ENOMEM, "the server does not map the memory of this client");
+	}
+	if (access != HUB_ACCESS_YES || !hub_pool_get(hub, command->length, placement->staged)) {
+		return false;
+	}
+	if (command->operation == GMB_WRITE) {
+		hub_copy(command, hub_pool_address(hub, placement->staged), true);
+		placement->carrier->moved_bytes += command->length;
+	}
+	fits = placement->put(placement, HUB_POOL,
+		(uint64_t)placement->staged->page * HUB_PAGE_BYTES, command->length, true);
+	GMB_ASSERT(fits); /* because of facts.payload_max */
+	placement->buffers = BIT(HUB_POOL);
+	return true;
+}
+
+bool hub_place(struct hub_placement *placement)
+{
+	enum hub_access access = place_own(placement);
+
+	return access == HUB_ACCESS_NEVER ? place_in_pool(placement) : access == HUB_ACCESS_YES;
+}
+
+void hub_unstage(struct hub *hub, struct carrier *carrier, const struct command *command,
+	struct hub_run *run)
+{
+	if (run->pages > 0 && command->operation == GMB_READ && command->result == 0) {
+		hub_copy(command, hub_pool_address(hub, run), false);
+		carrier->moved_bytes += command->length;
+	}
+	hub_pool_put(hub, run);
 }

@@ -49,12 +49,20 @@ struct hub_user {
 	struct list_node hungry_node; /* in hub->hungry */
 };
 
+/* Whether a server can access a buffer. */
+enum hub_access { HUB_ACCESS_YES, HUB_ACCESS_LATER, HUB_ACCESS_NEVER };
+
 struct hub_user_ops {
 	/* Called for users with a clan connection, whose context is the struct hub_user; NULL for
 	 * other users. event: the connection has an event. take: it is the turn of this user, which
 	 * is in hub->hungry. */
 	void (*event)(struct hub_user *user, const struct clan_event *event);
 	void (*take)(struct hub_user *user);
+	/* Shares a buffer with the server, which can take a while: the user then goes on with its
+	 * commands. */
+	enum hub_access (*share)(struct hub_user *user, uint32_t number);
+	/* Ends the connection for this reason. */
+	void (*fail)(struct hub_user *user, int code, const char *text);
 	/* Returns whether the connection shares that buffer. end: if it does, also ends the
 	 * connection. */
 	bool (*shares)(struct hub_user *user, uint32_t number, bool end);
@@ -97,14 +105,35 @@ struct hub_buffer *hub_find(struct hub *hub, const void *address, size_t bytes);
 
 /* Creates the pool if it does not exist. */
 GMB_MUST_CHECK int hub_pool_make(struct hub *hub);
-/* Allocates consecutive pages of the pool. Returns false if there are not enough now. bytes: at
- * most HUB_COMMAND_BYTES_MAX. */
-GMB_MUST_CHECK bool hub_pool_get(struct hub *hub, size_t bytes, struct hub_run *run);
-void hub_pool_put(struct hub *hub, struct hub_run *run);
 static inline uint8_t *hub_pool_address(const struct hub *hub, const struct hub_run *run)
 {
 	return hub->buffers[HUB_POOL].base + (size_t)run->page * HUB_PAGE_BYTES;
 }
+/* Where the data of a READ or WRITE is, for the message to the server. */
+struct hub_placement {
+	struct hub *hub;
+	struct hub_user *user;
+	struct carrier *carrier; /* that of the user */
+	const struct command *command;
+	struct hub_run *staged; /* of the command */
+	bool fills_imported;	/* the server may fill imported memory */
+	/* Adds consecutive memory of a buffer to the message. is_first: removes earlier memory.
+	 * Returns false if the message has no room. */
+	bool (*put)(struct hub_placement *placement, uint32_t number, uint64_t offset,
+		uint64_t bytes, bool is_first);
+	uint32_t buffers; /* bit mask of the buffers that the message names */
+};
+/* Puts the command's memory into the message. If the server cannot access it, or the message has no
+ * room, puts memory of the pool instead, and copies the data of a write there. Returns false if the
+ * command has to wait for the pool or for a buffer to be shared, or if the connection has failed.
+ */
+GMB_MUST_CHECK bool hub_place(struct hub_placement *placement);
+/* Copies the data of a successful read from its run, and returns the run to the pool. No-op if
+ * there is none. */
+void hub_unstage(struct hub *hub, struct carrier *carrier, const struct command *command,
+	struct hub_run *run);
+/* Returns a run to the pool. No-op if there is none. */
+void hub_pool_put(struct hub *hub, struct hub_run *run);
 
 /* Marks these buffers (bit mask) as tainted, except imported ones. */
 void hub_taint(struct hub *hub, uint32_t buffers);

@@ -108,9 +108,7 @@ static struct command *native_take_back(struct carrier *base, bool *was_sent)
 	}
 	base->command_count--;
 	call = list_entry(node, struct native_call, node);
-	if (call->staged.pages > 0) {
-		hub_pool_put(carrier->hub, &call->staged);
-	}
+	hub_pool_put(carrier->hub, &call->staged);
 	return native_command_of(call);
 }
 
@@ -300,9 +298,16 @@ static void user_step(struct hub_user *user)
 	carrier_step(native_carrier_of_user(user));
 }
 
+static void user_fail(struct hub_user *user, int code, const char *text)
+{
+	native_carrier_fail(native_carrier_of_user(user), code, text);
+}
+
 static const struct hub_user_ops user_ops = {
 	.event = carrier_event,
 	.take = user_take,
+	.share = native_share,
+	.fail = user_fail,
 	.shares = native_carrier_shares,
 	.unshare = native_carrier_unshare,
 	.step = user_step,

@@ -135,15 +135,12 @@ void native_carrier_set_state(struct native_carrier *carrier, enum native_carrie
 void native_carrier_fail(struct native_carrier *carrier, int code, const char *text);
 
 /* share.c */
-/* Returns whether the server can use the buffer. If the buffer is not shared with the server,
- * starts to share it. The command has to wait if the buffer is tainted or not shared yet. In the
- * state SHARE_REFUSED the server cannot have the buffer. */
-GMB_MUST_CHECK bool native_share(struct native_carrier *carrier, uint32_t number);
 /* Handles CLAN_EVENT_SHARED. */
 void native_shared(struct native_carrier *carrier, const struct clan_event *event);
 /* Handles CLAN_EVENT_UNSHARED. */
 void native_unshared(struct native_carrier *carrier, const struct clan_event *event);
 /* Members of struct hub_user_ops. */
+enum hub_access native_share(struct hub_user *user, uint32_t number);
 bool native_carrier_shares(struct hub_user *user, uint32_t buffer, bool end);
 void native_carrier_unshare(struct hub_user *user, uint32_t buffer);
 

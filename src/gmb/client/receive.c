@@ -36,13 +36,7 @@ static void gmb_receive_call_done(
 	char text[CARRIER_TEXT_BYTES_MAX];
 
 	command->result = native_status_to_errno(reply->head.status);
-	if (call->staged.pages > 0) {
-		if (command->operation == GMB_READ && command->result == 0) {
-			hub_copy(command, hub_pool_address(carrier->hub, &call->staged), false);
-			carrier->base.moved_bytes += command->length;
-		}
-		hub_pool_put(carrier->hub, &call->staged);
-	}
+	hub_unstage(carrier->hub, &carrier->base, command, &call->staged);
 	if (command->operation == GMB_STATUS && command->result == 0) {
 		take_extents(command, reply);
 	} else if (command->operation == GMB_COPY) {

@@ -8,25 +8,31 @@
 
 /* A REQUEST message under construction. */
 struct draft {
+	struct hub_placement placement;
+	struct native_carrier *carrier;
 	struct native_wire_request head;
 	struct native_wire_segment segments[NATIVE_SEGMENTS_MAX];
 	uint8_t inlined[NATIVE_INLINE_BYTES_MAX];
-	uint32_t buffers; /* bit mask of the buffers that it uses */
 };
 
-static void put_segment(const struct native_carrier *carrier, struct draft *draft,
-	const struct hub_buffer *buffer, const void *address, size_t bytes)
+/* Adds a segment. Returns false if the message has no room. */
+static bool put_segment(struct hub_placement *placement, uint32_t number, uint64_t offset,
+	uint64_t bytes, bool is_first)
 {
-	uint32_t number = (uint32_t)(buffer - carrier->hub->buffers);
-	const struct share *share = &carrier->shares[number];
+	struct draft *draft = container_of(placement, struct draft, placement);
+	const struct share *share = &draft->carrier->shares[number];
 
-	draft->buffers |= BIT(number);
+	draft->head.segment_count = is_first ? 0 : draft->head.segment_count;
+	if (draft->head.segment_count == NATIVE_SEGMENTS_MAX) {
+		return false;
+	}
 	draft->segments[draft->head.segment_count++] = (struct native_wire_segment){
 		.region = (uint16_t)share->number,
 		.generation = share->generation,
-		.offset = (uintptr_t)address - (uintptr_t)buffer->base,
+		.offset = offset,
 		.bytes = bytes,
 	};
+	return true;
 }
 
 static bool piece_holds(const struct iovec *piece, const void *memory, size_t bytes)
@@ -75,82 +81,28 @@ int native_put_check(void *context, const void *memory, size_t bytes)
 	return 0;
 }
 
-enum placing { PLACED, LATER, ELSEWHERE };
-
-/* Fills in the segments of the command's own memory. Returns ELSEWHERE if the server cannot access
- * it, or LATER if it is not shared yet. */
-static enum placing gmb_send_place(
-	struct native_carrier *carrier, const struct command *command, struct draft *draft)
+/* Adds the data of a write, or the memory of the data. Returns false if the command has to wait. */
+static bool gmb_send_payload(
+	struct native_carrier *carrier, struct native_call *call, struct draft *draft)
 {
-	struct hub_pieces pieces = hub_pieces_of(command);
-	struct iovec piece;
-
-	while (hub_next_piece(&pieces, &piece)) {
-		struct hub_buffer *buffer = hub_find(carrier->hub, piece.iov_base, piece.iov_len);
-		uint32_t number;
-
-		if (buffer == NULL || draft->head.segment_count == NATIVE_SEGMENTS_MAX ||
-			(buffer->imported && command->operation == GMB_READ &&
-				!carrier->fills_imported)) {
-			return ELSEWHERE;
-		}
-		number = (uint32_t)(buffer - carrier->hub->buffers);
-		if (!native_share(carrier, number)) {
-			return carrier->shares[number].state == SHARE_REFUSED ? ELSEWHERE : LATER;
-		}
-		put_segment(carrier, draft, buffer, piece.iov_base, piece.iov_len);
-	}
-	return PLACED;
-}
-
-/* Used for memory that the server cannot access: allocates memory of the pool, fills in its
- * segment, and copies the data of a write there. */
-static enum placing gmb_send_stage(
-	struct native_carrier *carrier, const struct command *command, struct draft *draft)
-{
-	struct native_call *call = native_call_of((struct command *)(uintptr_t)command);
-	struct hub *hub = carrier->hub;
-	struct hub_buffer *pool = &hub->buffers[HUB_POOL];
-	uint8_t *run;
-
-	draft->buffers = 0;
-	draft->head.segment_count = 0;
-	if (hub_pool_make(hub) != 0) {
-		native_carrier_fail(carrier, -ENOMEM,
-			"not enough memory to stage payload in memory that the server can access");
-		return LATER;
-	}
-	if (!native_share(carrier, HUB_POOL)) {
-		if (carrier->shares[HUB_POOL].state == SHARE_REFUSED) {
-			native_carrier_fail(carrier, -ENOMEM,
-				"the server does not map the memory of this client");
-		}
-		return LATER;
-	}
-	if (!hub_pool_get(hub, command->length, &call->staged)) {
-		return LATER;
-	}
-	run = hub_pool_address(hub, &call->staged);
-	if (command->operation == GMB_WRITE) {
-		hub_copy(command, run, true);
-		carrier->base.moved_bytes += command->length;
-	}
-	put_segment(carrier, draft, pool, run, command->length);
-	return PLACED;
-}
-
-static enum placing gmb_send_carry(
-	struct native_carrier *carrier, const struct command *command, struct draft *draft)
-{
-	enum placing placing;
+	const struct command *command = native_command_of(call);
 
 	if (command->operation == GMB_WRITE && command->length <= NATIVE_INLINE_BYTES_MAX) {
 		hub_copy(command, draft->inlined, true);
 		draft->head.inline_bytes = (uint16_t)command->length;
-		return PLACED;
+		return true;
 	}
-	placing = gmb_send_place(carrier, command, draft);
-	return placing == ELSEWHERE ? gmb_send_stage(carrier, command, draft) : placing;
+	draft->carrier = carrier;
+	draft->placement = (struct hub_placement){
+		.hub = carrier->hub,
+		.user = &carrier->user,
+		.carrier = &carrier->base,
+		.command = command,
+		.staged = &call->staged,
+		.fills_imported = carrier->fills_imported,
+		.put = put_segment,
+	};
+	return hub_place(&draft->placement);
 }
 
 /* Called when the message of a call is in the ring. */
@@ -216,7 +168,7 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 	if (command->operation == GMB_COPY) {
 		return send_copy(carrier, call);
 	}
-	draft.buffers = 0;
+	draft.placement.buffers = 0;
 	draft.head = (struct native_wire_request){
 		.tag = next_tag(carrier),
 		.operation = operations[command->operation],
@@ -227,7 +179,7 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 		.length = command->length,
 		.extents_max = call->extents_max,
 	};
-	if (moves && gmb_send_carry(carrier, command, &draft) != PLACED) {
+	if (moves && !gmb_send_payload(carrier, call, &draft)) {
 		return false;
 	}
 	iov[0] = (struct iovec){ .iov_base = &draft.head, .iov_len = sizeof(draft.head) };
@@ -235,12 +187,10 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 		.iov_len = draft.head.segment_count * sizeof(draft.segments[0]) };
 	iov[2] = (struct iovec){ .iov_base = draft.inlined, .iov_len = draft.head.inline_bytes };
 	if (clan_sendv(carrier->conn, CLAN_BULK, NATIVE_REQUEST, iov, 3) != 0) {
-		if (call->staged.pages > 0) {
-			hub_pool_put(carrier->hub, &call->staged);
-		}
+		hub_pool_put(carrier->hub, &call->staged);
 		return false; /* the carrier tries again when an event reports room in the ring */
 	}
-	call->buffers = draft.buffers;
+	call->buffers = draft.placement.buffers;
 	gmb_send_sent(carrier, call, draft.head.tag);
 	return true;
 }

@@ -43,14 +43,18 @@ static void gmb_share_tell(struct native_carrier *carrier, struct share *share)
 	}
 }
 
-bool native_share(struct native_carrier *carrier, uint32_t number)
+enum hub_access native_share(struct hub_user *user, uint32_t number)
 {
+	struct native_carrier *carrier = native_carrier_of_user(user);
 	struct hub_buffer *buffer = &carrier->hub->buffers[number];
 	struct share *share = &carrier->shares[number];
 	int result;
 
+	if (share->state == SHARE_REFUSED) {
+		return HUB_ACCESS_NEVER;
+	}
 	if (buffer->tainted) {
-		return false;
+		return HUB_ACCESS_LATER;
 	}
 	if (share->state == SHARE_NONE) {
 		result = clan_region_share(carrier->conn, buffer->region, CLAN_READ | CLAN_WRITE);
@@ -59,7 +63,9 @@ bool native_share(struct native_carrier *carrier, uint32_t number)
 	if (share->state == SHARE_GRANTED) {
 		gmb_share_tell(carrier, share);
 	}
-	return share->state == SHARE_LIVE;
+	return share->state == SHARE_LIVE      ? HUB_ACCESS_YES
+	       : share->state == SHARE_REFUSED ? HUB_ACCESS_NEVER
+					       : HUB_ACCESS_LATER;
 }
 
 /* For a server that does not map regions: grants a cookie for the whole buffer. */

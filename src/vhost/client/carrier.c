@@ -262,9 +262,7 @@ static struct command *front_take_back(struct carrier *base, bool *was_sent)
 	}
 	base->command_count--;
 	call = list_entry(node, struct front_call, node);
-	if (call->staged.pages > 0) {
-		hub_pool_put(carrier->hub, &call->staged);
-	}
+	hub_pool_put(carrier->hub, &call->staged);
 	return front_command_of(call);
 }
 
@@ -367,7 +365,14 @@ static void front_user_step(struct hub_user *user)
 	front_step(container_of(user, struct front_carrier, user));
 }
 
+static void front_user_fail(struct hub_user *user, int code, const char *text)
+{
+	front_fail(container_of(user, struct front_carrier, user), code, text);
+}
+
 static const struct hub_user_ops user_ops = {
+	.share = front_share,
+	.fail = front_user_fail,
 	.shares = front_shares,
 	.unshare = front_unshare,
 	.step = front_user_step,

@@ -244,6 +244,7 @@ const char *front_facts(struct front_carrier *carrier);
 /* Members of struct carrier_ops and struct hub_user_ops. */
 void front_add(struct carrier *base, struct command *command);
 void front_flush(struct carrier *base);
+enum hub_access front_share(struct hub_user *user, uint32_t number);
 bool front_shares(struct hub_user *user, uint32_t number, bool end);
 void front_unshare(struct hub_user *user, uint32_t number);
 /* Completes a command. */

@@ -43,15 +43,19 @@ void front_unshare(struct hub_user *user, uint32_t number)
 	front_control_turn(carrier);
 }
 
-/* Returns whether the server can access the buffer. If it cannot yet, and the server has room for
- * another one, the buffer is on its way and the command waits. */
-static bool front_share(struct front_carrier *carrier, uint32_t number)
+enum hub_access front_share(struct hub_user *user, uint32_t number)
 {
+	struct front_carrier *carrier = container_of(user, struct front_carrier, user);
 	uint8_t *share = &carrier->shares[number];
 	uint64_t used = 1; /* the rings */
 
+	if (*share == FRONT_SHARE_REFUSED) {
+		return HUB_ACCESS_NEVER;
+	}
 	if (carrier->hub->buffers[number].tainted || *share != FRONT_SHARE_NONE) {
-		return *share == FRONT_SHARE_LIVE && !carrier->hub->buffers[number].tainted;
+		return *share == FRONT_SHARE_LIVE && !carrier->hub->buffers[number].tainted
+			       ? HUB_ACCESS_YES
+			       : HUB_ACCESS_LATER;
 	}
 	for (uint32_t i = 0; i < HUB_BUFFERS_MAX; i++) {
 		used += carrier->shares[i] != FRONT_SHARE_NONE &&
@@ -61,97 +65,64 @@ static bool front_share(struct front_carrier *carrier, uint32_t number)
 	*share = number == HUB_POOL || used + 1 < carrier->slots ? FRONT_SHARE_WANTED
 								 : FRONT_SHARE_REFUSED;
 	front_control_turn(carrier);
-	return false;
+	return *share == FRONT_SHARE_REFUSED ? HUB_ACCESS_NEVER : HUB_ACCESS_LATER;
 }
 
 /* --- payload --------------------------------------------------------------------------------- */
 
-enum placing { PLACED, LATER, ELSEWHERE };
+struct placement {
+	struct hub_placement base;
+	const struct front_carrier *carrier;
+	struct front_chain *chain;
+};
 
 /* Adds descriptors for consecutive memory. Returns false if the chain has no room. */
-static bool put_memory(const struct front_carrier *carrier, struct front_chain *chain,
-	uint64_t address, uint64_t bytes, bool writable)
+static bool put_memory(
+	struct hub_placement *base, uint32_t number, uint64_t offset, uint64_t bytes, bool is_first)
 {
+	struct placement *placement = container_of(base, struct placement, base);
+	const struct front_carrier *carrier = placement->carrier;
+	struct front_chain *chain = placement->chain;
+	bool writable = base->command->operation == GMB_READ;
+
+	chain->count = is_first ? 1 : chain->count; /* the head */
 	while (bytes > 0) {
 		uint32_t part = (uint32_t)MIN(bytes, (uint64_t)carrier->segment_bytes_max);
 
 		if (chain->count > carrier->segments_max ||
-			!front_chain_add(chain, address, part, writable)) {
+			!front_chain_add(chain, front_address(number, offset), part, writable)) {
 			return false;
 		}
-		address += part;
+		offset += part;
 		bytes -= part;
 	}
 	return true;
 }
 
-/* Adds the command's own memory. */
-static enum placing place(struct front_carrier *carrier, const struct command *command,
-	struct front_chain *chain, uint32_t *buffers)
+/* Adds the memory of a command to its chain. Returns false if it has to wait. */
+static bool front_put_payload(
+	struct front_carrier *carrier, struct front_chain *chain, struct front_call *call)
 {
-	bool reads = command->operation == GMB_READ;
-	struct hub_pieces pieces = hub_pieces_of(command);
-	struct iovec piece;
+	struct placement placement = {
+		.base = {
+			.hub = carrier->hub,
+			.user = &carrier->user,
+			.carrier = &carrier->base,
+			.command = front_command_of(call),
+			.staged = &call->staged,
+			/* The server may fill it after the connection is lost. */
+			.fills_imported = false,
+			.put = put_memory,
+		},
+		.carrier = carrier,
+		.chain = chain,
+	};
 
-	while (hub_next_piece(&pieces, &piece)) {
-		struct hub_buffer *buffer = hub_find(carrier->hub, piece.iov_base, piece.iov_len);
-		uint32_t number;
-
-		/* A server may fill imported memory after the connection is lost. */
-		if (buffer == NULL || (buffer->imported && reads)) {
-			return ELSEWHERE;
-		}
-		number = (uint32_t)(buffer - carrier->hub->buffers);
-		if (!front_share(carrier, number)) {
-			return carrier->shares[number] == FRONT_SHARE_REFUSED ? ELSEWHERE : LATER;
-		}
-		if (!put_memory(carrier, chain,
-			    front_address(
-				    number, (uintptr_t)piece.iov_base - (uintptr_t)buffer->base),
-			    piece.iov_len, reads)) {
-			return ELSEWHERE;
-		}
-		*buffers |= BIT(number);
+	if (!hub_place(&placement.base)) {
+		return false;
 	}
-	return PLACED;
-}
-
-/* Adds memory of the pool, and copies the data of a write there. */
-static enum placing stage(struct front_carrier *carrier, struct front_call *call,
-	struct front_chain *chain, uint32_t *buffers)
-{
-	const struct command *command = front_command_of(call);
-	struct hub *hub = carrier->hub;
-	uint8_t *run;
-	bool fits;
-
-	if (hub_pool_make(hub) != 0) {
-		front_fail(carrier, -ENOMEM,
-			"not enough memory to stage payload in memory that the server can access");
-		return LATER;
-	}
-	if (!front_share(carrier, HUB_POOL)) {
-		if (carrier->shares[HUB_POOL] == FRONT_SHARE_REFUSED) {
-			front_fail(carrier, -ENOMEM,
-				"the server does not map the memory of this client");
-		}
-		return LATER;
-	}
-	if (!hub_pool_get(hub, command->length, &call->staged)) {
-		return LATER;
-	}
-	run = hub_pool_address(hub, &call->staged);
-	if (command->operation == GMB_WRITE) {
-		hub_copy(command, run, true);
-		carrier->base.moved_bytes += command->length;
-	}
-	chain->count = 1;
-	fits = put_memory(carrier, chain,
-		front_address(HUB_POOL, (uint64_t)call->staged.page * HUB_PAGE_BYTES),
-		command->length, command->operation == GMB_READ);
-	GMB_ASSERT(fits); /* because of facts.payload_max */
-	*buffers = BIT(HUB_POOL);
-	return PLACED;
+	call->buffers = placement.base.buffers;
+	return true;
 }
 
 /* --- commands -------------------------------------------------------------------------------- */
@@ -194,8 +165,6 @@ static bool front_send_one(
 	const struct command *command = front_command_of(call);
 	bool moves = command->operation == GMB_READ || command->operation == GMB_WRITE;
 	struct front_chain chain;
-	uint32_t buffers = 0;
-	enum placing placing = PLACED;
 
 	if (!front_chain_begin(ring, &chain)) {
 		return false;
@@ -204,18 +173,13 @@ static bool front_send_one(
 		.type = type_of(command),
 		.sector = moves ? command->offset / BLK_SECTOR_BYTES : 0,
 	};
-	if (moves) {
-		placing = place(carrier, command, &chain, &buffers);
-		if (placing == ELSEWHERE) {
-			placing = stage(carrier, call, &chain, &buffers);
-		}
-	} else if (command->operation != GMB_FLUSH) {
-		put_range(carrier, ring, &chain, command);
-	}
-	if (placing != PLACED) {
+	call->buffers = 0;
+	if (moves && !front_put_payload(carrier, &chain, call)) {
 		return false;
 	}
-	call->buffers = buffers;
+	if (!moves && command->operation != GMB_FLUSH) {
+		put_range(carrier, ring, &chain, command);
+	}
 	front_chain_commit(ring, &chain, call);
 	list_remove(&call->node);
 	list_push_back(&carrier->sent, &call->node);
@@ -277,13 +241,7 @@ void front_call_done(struct front_carrier *carrier, struct front_call *call, uin
 	struct command *command = front_command_of(call);
 
 	command->result = results[status];
-	if (call->staged.pages > 0) {
-		if (command->operation == GMB_READ && command->result == 0) {
-			hub_copy(command, hub_pool_address(carrier->hub, &call->staged), false);
-			carrier->base.moved_bytes += command->length;
-		}
-		hub_pool_put(carrier->hub, &call->staged);
-	}
+	hub_unstage(carrier->hub, &carrier->base, command, &call->staged);
 	list_remove(&call->node);
 	carrier->base.command_count--;
 	carrier_done(&carrier->base, command, "");
