@@ -260,6 +260,7 @@ struct ring_source {
 	 * arm() is called. Returns false if poll() has events to handle. Called before each wait,
 	 * even if the source is still armed. It must not add or remove sources. */
 	bool (*arm)(struct ring_source *source);
+	/* -1: none, because an operation of the owner completes on the next event */
 	int fd;
 
 	/* Private members. */

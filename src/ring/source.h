@@ -75,7 +75,7 @@ static inline bool sources_arm(struct ring *ring, struct ring_sources *sources)
 		if (!source->arm(source)) {
 			return false;
 		}
-		if (!source->op.in_flight) {
+		if (source->fd >= 0 && !source->op.in_flight) {
 			ring_poll(ring, &source->op, source->fd, POLLIN, source_done);
 		}
 	}

@@ -484,6 +484,7 @@ static const char *set_vring_base(struct vhost_session *session)
 		return "SET_VRING_BASE of a queue in use";
 	}
 	queue->avail_index = (uint16_t)vring_number(session);
+	queue->avail_seen = queue->avail_index;
 	return NULL;
 }
 
@@ -575,7 +576,7 @@ static bool all_are_drained(struct vhost_session *session)
 
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
 		if (!vhost_queue_is_drained(&session->queues[i])) {
-			vhost_queue_take(&session->queues[i]);
+			(void)vhost_queue_take(&session->queues[i]);
 			drained = false;
 		}
 	}
@@ -606,7 +607,7 @@ bool vhost_device_drained(struct vhost_session *session)
 		struct vhost_vring_state state = { .index = queue->index };
 
 		if (!vhost_queue_is_drained(queue)) {
-			vhost_queue_take(queue);
+			(void)vhost_queue_take(queue);
 			return false;
 		}
 		state.number = queue->avail_index;

@@ -56,7 +56,7 @@ static void kick_done(struct ring_op *op, int result)
 			event_poll_done);
 	} else if (result == sizeof(event->value) || result == -EINTR) {
 		kick_wait(event);
-		vhost_queue_take(event->queue);
+		(void)vhost_queue_take(event->queue);
 	} else {
 		vhost_queue_fail(event->queue, "its kick eventfd cannot be read");
 	}

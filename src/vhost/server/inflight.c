@@ -123,6 +123,7 @@ const char *vhost_inflight_begin(struct vhost_queue *queue)
 	rule = rule != NULL ? rule : collect(queue);
 	if (rule == NULL) {
 		queue->avail_index = (uint16_t)(queue->used_index + queue->again_count);
+		queue->avail_seen = queue->avail_index;
 	}
 	return rule;
 }

@@ -4,6 +4,8 @@
 
 #include "vhost/server/session.h"
 
+enum { PREFETCH_CHAINS = 16 };
+
 /* Accesses to members of the rings that the guest reads or writes at the same time. */
 static uint16_t ring_load(const uint16_t *at)
 {
@@ -33,6 +35,20 @@ static void log_used(const struct vhost_queue *queue, uint64_t offset, uint64_t 
 {
 	if ((queue->address.flags & VHOST_VRING_LOG) != 0 && vhost_session_logs(queue->session)) {
 		vhost_log_mark(&queue->session->log, queue->address.log + offset, bytes);
+	}
+}
+
+/* Asks the guest to kick for the next request (wanted), or not to kick. With EVENT_IDX, a guest
+ * that has passed the index of the last wish does not kick any more. */
+static void want_kick(struct vhost_queue *queue, bool wanted)
+{
+	if (!has_feature(queue, VIRTIO_RING_EVENT_IDX)) {
+		ring_store(&queue->used->flags, wanted ? 0 : VRING_USED_NO_NOTIFY);
+		log_used(queue, 0, sizeof(uint16_t));
+	} else if (wanted) {
+		ring_store(avail_event(queue), queue->avail_index);
+		log_used(queue, vring_used_bytes(queue->entries) - sizeof(uint16_t),
+			sizeof(uint16_t));
 	}
 }
 
@@ -91,6 +107,7 @@ void vhost_queue_start(struct vhost_queue *queue)
 
 	if (!queue->is_running && queue->is_enabled && queue->is_mapped && queue->kick != NULL) {
 		queue->is_running = true;
+		queue->avail_seen = queue->avail_index;
 		queue->used_index = ring_load(&queue->used->index);
 		queue->signalled = false;
 		rule = vhost_inflight_begin(queue);
@@ -101,7 +118,7 @@ void vhost_queue_start(struct vhost_queue *queue)
 		/* The front end might have missed a notification of an earlier server. */
 		vhost_event_signal(queue->call);
 	}
-	vhost_queue_take(queue);
+	(void)vhost_queue_take(queue);
 }
 
 bool vhost_queue_is_drained(const struct vhost_queue *queue)
@@ -114,6 +131,10 @@ bool vhost_queue_is_drained(const struct vhost_queue *queue)
 
 void vhost_queue_stop(struct vhost_queue *queue)
 {
+	if (list_is_linked(&queue->polled_node) && queue_is_usable(queue)) {
+		want_kick(queue, true); /* for another back end, which might not say it */
+	}
+	list_remove(&queue->polled_node);
 	queue->is_running = false;
 	vhost_queue_locate(queue); /* does not keep old memory */
 	queue->is_broken = false;
@@ -140,35 +161,90 @@ void vhost_queue_fail(struct vhost_queue *queue, const char *rule)
 		session->peer.text, queue->index, rule);
 }
 
-/* Asks the guest to kick for the next request. Returns true if there already is one. */
-static bool wait_for_kick(struct vhost_queue *queue)
+/* Has the service poll the avail ring until the reactor sleeps. */
+static void queue_poll(struct vhost_queue *queue)
 {
-	if (!has_feature(queue, VIRTIO_RING_EVENT_IDX)) {
-		return false; /* the guest kicks for each request */
+	if (!list_is_linked(&queue->polled_node)) {
+		want_kick(queue, false);
+		list_push_back(&queue->session->service->polled, &queue->polled_node);
 	}
-	ring_store(avail_event(queue), queue->avail_index);
-	log_used(queue, vring_used_bytes(queue->entries) - sizeof(uint16_t), sizeof(uint16_t));
-	/* The guest writes the index and then reads the event. This side writes the event and then
-	 * reads the index, so one of both sides sees the change. */
-	atomic_thread_fence(memory_order_seq_cst);
-	return ring_load(&queue->avail->index) != queue->avail_index;
 }
 
-/* Takes the head of the next chain. Returns false if there is none. */
+/* Returns whether there is a chain to be taken. */
+static bool has_chain(struct vhost_queue *queue)
+{
+	if (queue->avail_seen == queue->avail_index) {
+		queue->avail_seen = ring_load(&queue->avail->index);
+	}
+	return queue->avail_seen != queue->avail_index || queue->again_next < queue->again_count;
+}
+
+bool vhost_queue_arm(struct vhost_queue *queue)
+{
+	struct vhost_session *session = queue->session;
+
+	list_remove(&queue->polled_node);
+	if (!queue_may_take(queue) || queue->inflight_count >= queue->entries ||
+		session_waits(&session->base)) {
+		return true; /* it will be taken from when its session goes on */
+	}
+	want_kick(queue, true);
+	/* The guest writes the index and then reads the event or the flag. This side writes the
+	 * event or the flag and then reads the index, so one of both sides sees the change. */
+	atomic_thread_fence(memory_order_seq_cst);
+	if (!has_chain(queue)) {
+		return true;
+	}
+	queue_poll(queue);
+	return false;
+}
+
+/*
+ * Loads the descriptors of the next chains into the cache. The guest has just written them on
+ * another processor, so each load takes long, and the loads of one chain depend on each other.
+ * Those of several chains can overlap. The values are only hints here.
+ */
+static void prefetch_chains(struct vhost_queue *queue)
+{
+	uint16_t left = (uint16_t)(queue->avail_seen - queue->avail_index);
+	uint32_t count = MIN(left, (uint16_t)PREFETCH_CHAINS);
+	uint16_t heads[PREFETCH_CHAINS];
+
+	if (count < 2) {
+		return;
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		uint16_t at = (uint16_t)(queue->avail_index + i) & (uint16_t)(queue->entries - 1);
+
+		shared_copy(&heads[i], &queue->avail->ring[at], sizeof(heads[i]));
+		heads[i] &= (uint16_t)(queue->entries - 1);
+		__builtin_prefetch(&queue->desc[heads[i]]);
+	}
+	for (uint32_t i = 0; i < count; i++) {
+		struct vring_desc desc;
+		struct mem_ref memory;
+		uint64_t bytes;
+
+		shared_copy(&desc, &queue->desc[heads[i]], sizeof(desc));
+		memory = vhost_memory_at(queue->session->memory, desc.address, &bytes);
+		if (memory.rights != 0) { /* the head of the request, or an indirect table */
+			const uint8_t *address = mem_cpu_read(memory);
+
+			__builtin_prefetch(address);
+			__builtin_prefetch(address + 64);
+		}
+	}
+	queue->prefetched = (uint16_t)(queue->avail_index + count);
+}
+
+/* Takes the head of the next chain; there is one. Returns false if the guest has broken a rule. */
 static bool vhost_queue_next_head(struct vhost_queue *queue, uint16_t *head_out)
 {
-	uint16_t index;
-
 	if (queue->again_next < queue->again_count) {
 		*head_out = queue->again[queue->again_next++];
 		return true;
 	}
-	index = ring_load(&queue->avail->index);
-	if (index == queue->avail_index && !wait_for_kick(queue)) {
-		return false;
-	}
-	index = ring_load(&queue->avail->index);
-	if ((uint16_t)(index - queue->avail_index) > queue->entries) {
+	if ((uint16_t)(queue->avail_seen - queue->avail_index) > queue->entries) {
 		vhost_queue_fail(queue, "the index of its avail ring jumped");
 		return false;
 	}
@@ -184,22 +260,33 @@ static bool vhost_queue_next_head(struct vhost_queue *queue, uint16_t *head_out)
 	return true;
 }
 
-void vhost_queue_take(struct vhost_queue *queue)
+uint32_t vhost_queue_take(struct vhost_queue *queue)
 {
 	struct vhost_session *session = queue->session;
 	struct blk_request *request;
+	uint32_t count = 0;
 	uint16_t head;
 
 	while (queue_may_take(queue)) {
+		if (!has_chain(queue)) {
+			queue_poll(queue);
+			break;
+		}
 		if (queue->inflight_count >= queue->entries ||
-			!engine_request_may(&session->base) ||
-			!vhost_queue_next_head(queue, &head)) {
-			return;
+			!engine_request_may(&session->base)) {
+			break;
+		}
+		if (count == 0 || queue->prefetched == queue->avail_index) {
+			prefetch_chains(queue);
+		}
+		if (!vhost_queue_next_head(queue, &head)) {
+			break;
 		}
 		request = vhost_request_read(queue, head);
 		if (request == NULL) {
-			return;
+			break;
 		}
+		count++;
 		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 		engine_request_from_queue(&session->base);
 		if (engine_request_may_move(&session->base, vhost_request_bytes(request))) {
@@ -208,6 +295,7 @@ void vhost_queue_take(struct vhost_queue *queue)
 			session->held = request;
 		}
 	}
+	return count;
 }
 
 /* Returns whether the guest wants to be notified of the elements up to the used index. */

@@ -48,10 +48,7 @@ int vhost_session_accept(void *context, const struct endpoint *endpoint)
 	struct vhost_service *service = context;
 	struct vhost_session *session;
 
-	if (service->requests == NULL) {
-		service->requests = calloc(service->request_max, sizeof(*service->requests));
-	}
-	session = service->requests != NULL ? calloc(1, sizeof(*session)) : NULL;
+	session = vhost_service_start(service) == 0 ? calloc(1, sizeof(*session)) : NULL;
 	if (session != NULL) {
 		session->export_name =
 			strdup(endpoint->export_name != NULL ? endpoint->export_name : "");
@@ -73,6 +70,7 @@ int vhost_session_accept(void *context, const struct endpoint *endpoint)
 		session->queues[i].index = i;
 		list_init(&session->queues[i].done);
 		list_init(&session->queues[i].done_node);
+		list_init(&session->queues[i].polled_node);
 	}
 	session_init(&session->base, service->engine, endpoint);
 	session->file = ring_file_add(service->engine->ring, endpoint->fd);
@@ -111,7 +109,7 @@ static void vhost_session_take_all(struct vhost_session *session)
 	uint32_t first = session->next_queue++;
 
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
-		vhost_queue_take(&session->queues[(first + i) % VHOST_SERVER_QUEUES]);
+		(void)vhost_queue_take(&session->queues[(first + i) % VHOST_SERVER_QUEUES]);
 	}
 }
 
@@ -146,7 +144,7 @@ static void take_more(struct vhost_queue *queue)
 		engine->limits_released = true;
 		turns_add(&engine->blocked, &base->blocked_turn);
 	} else {
-		vhost_queue_take(queue);
+		(void)vhost_queue_take(queue);
 	}
 }
 
@@ -254,6 +252,7 @@ void vhost_session_close(struct session *base)
 	int fd = session->file.fd;
 
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		list_remove(&session->queues[i].polled_node);
 		free(session->queues[i].again);
 		vhost_memory_put(session->queues[i].memory);
 	}

@@ -149,7 +149,11 @@ struct vhost_queue {
 	const struct vring_avail *avail;
 	struct vring_used *used;
 	uint16_t avail_index; /* next entry of the avail ring to take */
-	uint16_t used_index;  /* next entry of the used ring to fill */
+	uint16_t avail_seen;  /* entries before it can be taken; read from the ring */
+	uint16_t prefetched;  /* chains before this entry were prefetched */
+	/* in service->polled: the guest was asked not to kick */
+	struct list_node polled_node;
+	uint16_t used_index; /* next entry of the used ring to fill */
 	uint16_t signalled_index;
 	uint32_t inflight_count;    /* requests that are not in the used ring yet */
 	struct list_node done;	    /* requests to be put into the used ring */
@@ -175,8 +179,12 @@ void vhost_queue_start(struct vhost_queue *queue);
 bool vhost_queue_is_drained(const struct vhost_queue *queue);
 /* Stops the queue, and forgets the descriptors of its events. */
 void vhost_queue_stop(struct vhost_queue *queue);
-/* Starts requests from the avail ring, up to the engine's limits. */
-void vhost_queue_take(struct vhost_queue *queue);
+/* Starts requests from the avail ring, up to the engine's limits. When the ring is empty, the
+ * service polls it. Returns the number of requests. */
+uint32_t vhost_queue_take(struct vhost_queue *queue);
+/* Ends the polling of a queue before the reactor sleeps: asks the guest to kick for the next
+ * request. Returns false if there already is one, and polling goes on. */
+GMB_MUST_CHECK bool vhost_queue_arm(struct vhost_queue *queue);
 /* Puts finished requests into the used ring and notifies the guest. */
 void vhost_queue_publish(struct vhost_queue *queue);
 /* Stops the queue because the guest broke a rule. */
@@ -293,13 +301,27 @@ static inline struct vhost_session *vhost_session_of(struct session *base)
 	return container_of(base, struct vhost_session, base);
 }
 
+/*
+ * While the reactor is awake, it polls the avail rings of the queues that had requests since it
+ * slept, and their guests need not kick. Before it sleeps, it asks them to kick.
+ *
+ *   kick ──▶ vhost_queue_take ──▶ polled ──▶ vhost_queue_arm ──▶ the reactor sleeps
+ *                  ▲ requests ──────┘
+ */
 struct vhost_service {
 	struct engine *engine;
+	struct ring_source source; /* polls; has no descriptor, because kicks are read */
+	bool has_source;
+	struct list_node polled; /* queues */
 	struct blk_request *requests;
 	uint32_t request_max;
 	uint32_t request_count; /* number used so far; the others occupy no memory yet */
 	struct list_node requests_free;
 };
+
+/* service.c */
+/* Allocates what the first session needs. Returns 0 or -ENOMEM. */
+GMB_MUST_CHECK int vhost_service_start(struct vhost_service *service);
 
 /* session.c: callbacks of struct session_kind, and: */
 int vhost_session_accept(void *service, const struct endpoint *endpoint);
