@@ -177,13 +177,7 @@ static int check_arguments(const struct arguments *arguments, int argc)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	if (strcmp(uri.protocol, EXPORT_URI_VHOST) == 0) {
-		status = cli_usage_error(name,
-			"%s is for virtual machines, and for list, info, bench and copy; use an "
-			"nbd+unix:// or gmb+unix:// address of the server",
-			EXPORT_URI_VHOST "+unix://");
-	} else if (attach->tls_records != TLS_RECORDS_AUTO &&
-		   (attach->kind != ATTACH_NBD || !uri.tls)) {
+	if (attach->tls_records != TLS_RECORDS_AUTO && (attach->kind != ATTACH_NBD || !uri.tls)) {
 		status = cli_usage_error(
 			name, "--tls-records can be used only with --nbd and a URI with TLS");
 	}

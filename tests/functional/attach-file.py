@@ -812,5 +812,36 @@ class NbdFile(attach_tool.Case):
         self.assertFalse(os.path.exists(self.path("d")), "nothing is left of a failure")
 
 
+class OverVhost(attach_tool.Case):
+    """The daemon sleeps on gmb_queue_fd(), whose kernel part loses signals of eventfds (src/ring/news.h)."""
+
+    def socket_uri(self, name="s"):
+        return f"vhost-user-blk+unix:///disk?socket={self.path(name)}"
+
+    def test_requests_before_and_after_a_restart(self):
+        image = self.image()
+        self.serve("--export", f"disk={image}")
+        disk = self.attach()
+        chance = random.Random(33)
+        model = bytearray(4 * MIB)
+        fd = os.open(disk, os.O_RDWR)
+        self.addCleanup(os.close, fd)
+
+        def run(count):
+            for _ in range(count):
+                offset = chance.randrange(len(model))
+                data = chance.randbytes(min(chance.choice([1, 511, 4096, 70001, MIB]), len(model) - offset))
+                self.assertEqual(os.pwrite(fd, data, offset), len(data))
+                model[offset:offset + len(data)] = data
+                wanted = model[offset:offset + 5000]
+                self.assertEqual(os.pread(fd, len(wanted), offset), wanted)
+        run(200)
+        self.serve("--export", f"disk={image}")
+        run(200)
+        os.fsync(fd)
+        with open(image, "rb") as file:
+            self.assertEqual(file.read(len(model)), model)
+
+
 if __name__ == "__main__":
     attach_tool.main()

@@ -416,10 +416,6 @@ class Rights(Vhost):
         connection.gone()
         self.assertRegex(server.stop()[1], r"///other\?.*there is no such export; clients of this address")
 
-    def test_attach_does_not_use_it(self):
-        self.check_refused(["attach", "--fuse", self.path("file"), f"vhost-user-blk+unix:///a?socket={self.path('b')}"],
-                           2, "use an nbd+unix:// or gmb+unix:// address of the server")
-
     def test_the_uri_of_a_command(self):
         """That of the address, not of the first export."""
         code, output, errors = self.run_gmblock(
