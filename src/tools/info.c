@@ -337,6 +337,12 @@ static const struct capability {
 		"block status can be requested for selected contexts" },
 };
 
+/* Returns whether the protocol can report the capability. */
+static bool is_applicable(const struct nbd_offers *offers, const struct capability *capability)
+{
+	return offers->flags_known == 0 || (offers->flags_known & capability->flag) != 0;
+}
+
 static bool offer_can(const struct nbd_offer *offer, const struct capability *capability)
 {
 	return (offer->flags & NBD_FLAG_HAS_FLAGS) != 0 && (offer->flags & capability->flag) != 0;
@@ -444,8 +450,13 @@ static void print_offer(const struct nbd_offers *offers, const struct nbd_offer 
 	show_size("Size", offer->size);
 	print_block_sizes(offer);
 	print_atomic(offer);
-	print_contexts(offers, offer);
+	if (offers->flags_known == 0) {
+		print_contexts(offers, offer);
+	}
 	for (size_t i = 0; i < ARRAY_COUNT(capabilities); i++) {
+		if (!is_applicable(offers, &capabilities[i])) {
+			continue;
+		}
 		info_label(i == 0 ? "Capabilities" : "");
 		printf("%-3s  %-*s %s\n", offer_can(offer, &capabilities[i]) ? "yes" : "no",
 			INFO_LABEL_COLUMNS, capabilities[i].words, capabilities[i].meaning);
@@ -510,13 +521,17 @@ static json_t *json_texts(char *const *texts, uint32_t count)
 	return array;
 }
 
-static json_t *json_capabilities(const struct nbd_offer *offer)
+static json_t *json_capabilities(const struct nbd_offers *offers, const struct nbd_offer *offer)
 {
 	json_t *object = json_object();
 
 	for (size_t i = 0; i < ARRAY_COUNT(capabilities); i++) {
-		json_object_set_new(object, capabilities[i].key,
-			json_boolean(offer_can(offer, &capabilities[i])));
+		const struct capability *capability = &capabilities[i];
+
+		json_object_set_new(object, capability->key,
+			is_applicable(offers, capability)
+				? json_boolean(offer_can(offer, capability))
+				: json_null());
 	}
 	return object;
 }
@@ -537,7 +552,7 @@ static json_t *json_block_sizes(const struct nbd_offer *offer)
 	return object;
 }
 
-static json_t *json_offer(const struct nbd_offer *offer)
+static json_t *json_offer(const struct nbd_offers *offers, const struct nbd_offer *offer)
 {
 	json_t *object = json_object();
 
@@ -551,9 +566,10 @@ static json_t *json_offer(const struct nbd_offer *offer)
 	json_object_set_new(object, "atomic_bytes",
 		offer->atomic_known ? json_integer(offer->atomic_bytes) : json_null());
 	json_object_set_new(object, "transmission_flags",
-		offer->known ? json_integer(offer->flags) : json_null());
-	json_object_set_new(
-		object, "capabilities", offer->known ? json_capabilities(offer) : json_null());
+		offer->known && offers->flags_known == 0 ? json_integer(offer->flags)
+							 : json_null());
+	json_object_set_new(object, "capabilities",
+		offer->known ? json_capabilities(offers, offer) : json_null());
 	json_object_set_new(object, "contexts",
 		offer->contexts_known ? json_texts(offer->contexts, offer->context_count)
 				      : json_null());
@@ -600,7 +616,7 @@ int info_show_json(const char *uri, const struct nbd_offers *offers, bool list, 
 	uint32_t first = !list && refusal != NULL ? 1 : 0;
 
 	for (uint32_t i = first; i < offers->count; i++) {
-		json_array_append_new(exports, json_offer(&offers->list[i]));
+		json_array_append_new(exports, json_offer(offers, &offers->list[i]));
 	}
 	json_object_set_new(root, "uri", print_json_text(uri));
 	json_object_set_new(root, "error", print_json_text(refusal));
@@ -684,7 +700,6 @@ static int take_client(
 		uint16_t flag;
 	} flags[] = {
 		{ GMB_CAN_FLUSH, NBD_FLAG_SEND_FLUSH },
-		{ GMB_CAN_FUA, NBD_FLAG_SEND_FUA },
 		{ GMB_CAN_TRIM, NBD_FLAG_SEND_TRIM },
 		{ GMB_CAN_ZERO, NBD_FLAG_SEND_WRITE_ZEROES },
 	};
@@ -728,7 +743,10 @@ static int probe_vhost(
 	int err = gmb_queue_create(NULL, &queue, &theirs);
 	int ended;
 
-	*offers = (struct nbd_offers){ .protocol = "vhost-user-blk", .listed = true };
+	*offers = (struct nbd_offers){ .protocol = "vhost-user-blk",
+		.flags_known = NBD_FLAG_READ_ONLY | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_TRIM |
+			       NBD_FLAG_SEND_WRITE_ZEROES,
+		.listed = true };
 	if (err != 0) {
 		return foreign_error(error, &theirs);
 	}

@@ -3,6 +3,7 @@
 
     vhost-client.py GMBLOCK PROGRAM DRIVER
 """
+import json
 import os
 import shutil
 import signal
@@ -94,6 +95,12 @@ class Qemu(Case):
         self.assertRegex(output, r"no   read-only")
         self.assertRegex(output, r"yes  flush")
         self.assertRegex(output, r"yes  write zeroes")
+        for missing in ("Contexts", "fast zero", "multi-conn", "cache", "rotational", "status payload"):
+            self.assertNotIn(missing, output) # what the protocol cannot say
+        export, = json.loads(self.run_gmblock("info", "--json", self.uri())[1])["exports"]
+        self.assertEqual((export["transmission_flags"], export["contexts"]), (None, None))
+        self.assertEqual({key: value for key, value in export["capabilities"].items() if value is not None},
+                         {"read_only": False, "flush": True, "trim": True, "write_zeroes": True})
         self.assertEqual(self.run_gmblock("list", self.uri()), (0, "disk\n", ""))
         self.assertIn("done c 0 write -22", self.drive("write c 512 512 0"))
 

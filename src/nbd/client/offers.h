@@ -70,6 +70,9 @@ struct nbd_protection {
 
 struct nbd_offers {
 	const char *protocol; /* static text; NULL: NBD */
+	/* Flags and contexts that the protocol has. 0: those of NBD. Otherwise, there are no
+	 * contexts. */
+	uint16_t flags_known;
 	struct nbd_protection protection;
 	bool fixed; /* fixed newstyle, otherwise the original newstyle */
 	bool no_zeroes;

@@ -13,12 +13,13 @@ static const struct meaning {
 	uint32_t type; /* without NBD_REP_ERROR_BIT */
 	int code;
 	const char *words;
+	bool is_all; /* the server's text, if any, says the same */
 } meanings[] = {
 	{ 1, -EPROTONOSUPPORT, "not supported by the server" },
 	{ 2, -EACCES, "rejected by the server's policy" },
 	{ 3, -EPROTONOSUPPORT, "invalid according to the server" },
 	{ 4, -EPROTONOSUPPORT, "not possible on the server's platform" },
-	{ 5, -EPROTONOSUPPORT, "the server demands TLS (nbds:// or nbds+unix://)" },
+	{ 5, -EPROTONOSUPPORT, "the server demands TLS (nbds:// or nbds+unix://)", .is_all = true },
 	{ 6, -ENOENT, "no such export" }, { 7, -ESHUTDOWN, "the server is shutting down" },
 	{ 8, -EPROTONOSUPPORT, "the server requires negotiation of block sizes" },
 	{ 9, -EPROTONOSUPPORT, "too big for the server" },
@@ -33,6 +34,7 @@ int nbd_refusal_take(struct nbd_refusal *refusal, uint32_t type, const uint8_t *
 	const struct meaning *meaning = meanings;
 	char quoted[QUOTED_BYTES];
 	struct nbd_text text;
+	bool quotes;
 	int err = nbd_text_take("an error text", input, bytes, &text, error);
 
 	if (err != 0) {
@@ -44,8 +46,8 @@ int nbd_refusal_take(struct nbd_refusal *refusal, uint32_t type, const uint8_t *
 	refusal->code = meaning->code;
 	log_escape(refusal->said, sizeof(refusal->said), text.bytes, text.length);
 	log_escape(quoted, sizeof(quoted), text.bytes, text.length);
+	quotes = text.length > 0 && !meaning->is_all;
 	snprintf(refusal->text, sizeof(refusal->text), "%s%s%s%s", meaning->words,
-		text.length > 0 ? " (it says: \"" : "", text.length > 0 ? quoted : "",
-		text.length > 0 ? "\")" : "");
+		quotes ? " (it says: \"" : "", quotes ? quoted : "", quotes ? "\")" : "");
 	return 0;
 }
