@@ -28,7 +28,8 @@ static const char unfence_help[] =
 static const char fence_notes[] =
 	"\n"
 	"NODE is a name under \"nodes\" in the servers' configuration files.\n"
-	"Exit status: 1 failure, for example a server that has not answered; 2 usage error.\n"
+	"Exit status: 1 failure, for example a server that has not answered; 2 usage error;\n"
+	"with --check, 3 if a server answers that the node is not fenced.\n"
 	"\n"
 	"Examples:\n"
 	"  gmblock fence alpha\n"
@@ -130,6 +131,17 @@ static int fence_show(const struct fence_arguments *arguments, const char *name)
 	return rc < 0 ? cli_failure(name, &error) : CLI_OK;
 }
 
+/* Reports that all servers have done it. */
+static int fence_done(const char *name, const char *node)
+{
+	struct error error;
+
+	print_peer_text(node);
+	puts(strcmp(name, "unfence") == 0 ? ": not fenced any more"
+					  : ": fenced; its last operation has left all disks");
+	return print_end(&error) != 0 ? cli_failure(name, &error) : CLI_OK;
+}
+
 static int fence_do(struct fence_arguments *arguments, const char *name, const char *node)
 {
 	const struct fence_job job = {
@@ -151,14 +163,17 @@ static int fence_do(struct fence_arguments *arguments, const char *name, const c
 		if (server->result == 0) {
 			continue;
 		}
-		error_prefix(&server->error, "not %s%s%s%s", name[0] == 'u' ? "unfenced" : "fenced",
+		error_prefix(&server->error,
+			name[0] == 'u' ? "not unfenced%s%s%s" : "not fenced%s%s%s",
 			server->server != NULL ? " at " : "",
 			server->server != NULL ? quote(server->server) : "",
 			job.server_count > 1 && failed < job.server_count ? " (but at others)"
 									  : "");
 		(void)cli_failure(name, &server->error);
 	}
-	return failed == 0 ? CLI_OK : arguments->check && is_open ? FENCE_IS_OPEN : CLI_FAILURE;
+	return failed == 0		     ? fence_done(name, node)
+	       : arguments->check && is_open ? FENCE_IS_OPEN
+					     : CLI_FAILURE;
 }
 
 static int fence_or_unfence(const char *name, const char *help, const char *notes,

@@ -8,6 +8,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/place.h"
 #include "control/control.h"
 #include "nbd/client/dial.h"
@@ -167,10 +168,17 @@ json_t *fence_list(const char *server, uint64_t timeout_ns, struct error *error)
 	char path[STATS_PATH_BYTES];
 	json_t *result = NULL;
 	json_t *nodes = NULL;
+	bool is_found = stats_find(server, path, error) == 0;
 
-	if (stats_find(server, path, error) == 0 &&
-		control_ask(path, "fence", json_pack("{s:s}", "action", "list"),
-			left_ms(clock_now_ns() + timeout_ns), &result, error) == 0) {
+	if (!is_found && error->code == -ENOENT && server != NULL &&
+		strstr(server, "://") != NULL) {
+		error_set(error, error->code,
+			"no server of this user on this machine serves %s, and --list needs the "
+			"server's control socket; over NBD, use --check",
+			quote(server));
+	}
+	if (is_found && control_ask(path, "fence", json_pack("{s:s}", "action", "list"),
+				left_ms(clock_now_ns() + timeout_ns), &result, error) == 0) {
 		nodes = json_incref(json_object_get(result, "nodes"));
 		if (nodes == NULL) {
 			error_set(error, -EPROTO, "the server's answer has no list of nodes");

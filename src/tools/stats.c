@@ -378,11 +378,24 @@ static void show_export_counters(const json_t *entry)
 	}
 }
 
+static void show_nodes(const json_t *nodes)
+{
+	const json_t *node;
+	size_t i;
+
+	json_array_foreach(nodes, i, node)
+	{
+		printf("Node \"%s\"\n", quote(stats_text(node, "name")));
+		show_counters(NULL, &totals_node_table, node);
+	}
+}
+
 void stats_show(const json_t *document)
 {
 	const json_t *exports = json_object_get(document, "exports");
 
 	stats_show_server(document);
+	show_nodes(json_object_get(document, "nodes"));
 	show_arenas(json_object_get(document, "arenas"));
 	show_rules(json_object_get(document, "rates"));
 	for (size_t i = 0; i < json_array_size(exports); i++) {

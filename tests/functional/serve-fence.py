@@ -28,6 +28,9 @@ exports:
 """
 
 
+FENCED, UNFENCED = "{}: fenced; its last operation has left all disks\n", "{}: not fenced any more\n"
+
+
 class Fencing(support.Case):
     def setUp(self):
         super().setUp()
@@ -46,8 +49,11 @@ class Fencing(support.Case):
     def fence(self, *arguments, command="fence"):
         return self.run_gmblock(command, *arguments, "--server", self.control)
 
-    def check_fenced(self, *arguments):
-        self.assertEqual(self.fence(*arguments), (0, "", ""))
+    def check_fenced(self, node, *arguments):
+        self.assertEqual(self.fence(node, *arguments), (0, FENCED.format(node), ""))
+
+    def check_unfenced(self, node):
+        self.assertEqual(self.fence(node, command="unfence"), (0, UNFENCED.format(node), ""))
 
     def nodes(self):
         """Name of a node -> what the statistics say of it."""
@@ -119,7 +125,7 @@ class Load(Fencing):
                 after = self.nodes()
                 self.assertEqual(after["a"]["operations_completed"], before["a"]["operations_completed"])
                 self.assertGreater(after["b"]["operations_completed"], before["b"]["operations_completed"])
-                self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+                self.check_unfenced("a")
                 self.wait_for(lambda: self.nodes()["a"]["operations_completed"] > after["a"]["operations_completed"] + 20)
         finally:
             stop.set()
@@ -240,7 +246,7 @@ class Push(Fencing):
             self.assertEqual(code, 1)
             self.assertIn("fenced: this node may not use the server until it is unfenced", errors)
             self.assertEqual(self.nodes()["a"]["operations_completed"], before)
-            self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+            self.check_unfenced("a")
 
     def test_a_destination_that_has_not_answered(self):
         """A push to an NBD server whose requester has gone, and a write there that has not been answered."""
@@ -321,9 +327,9 @@ class Lasting(Fencing):
         self.assertEqual(self.listed(), {"a": (True, True), "b": (False, False)})
         self.check_fenced("b")
         self.check_refused_client(server.uri, B)
-        self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+        self.check_unfenced("a")
         self.open(server.uri, "127.0.0.9").write(0, bytes(512))
-        self.assertEqual(self.fence("b", command="unfence"), (0, "", ""))
+        self.check_unfenced("b")
 
     def test_an_upgrade_keeps_the_state_folder(self):
         """A new process with another folder, or without nodes, would not know the fenced nodes."""
@@ -369,7 +375,7 @@ class Lasting(Fencing):
         server = self.serve(text)
         self.check_refused_client(server.uri)
         self.assertEqual(self.listed(), {"a": (True, True), "b": (False, False)})
-        self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+        self.check_unfenced("a")
         self.open(server.uri).read(0, 512)
         code, _, errors = self.fence("a")
         self.assertEqual(code, 1)
@@ -404,7 +410,7 @@ class Lasting(Fencing):
                            "the file is damaged")
         self.make_file("state/fenced", good)
         server = self.serve(text)
-        self.assertEqual(self.fence("a", command="unfence"), (0, "", ""))
+        self.check_unfenced("a")
         self.open(server.uri).write(0, bytes(512))
         server.stop()
         self.serve(text)
@@ -534,7 +540,8 @@ class Commands(Fencing):
 
     def over_nbd(self, uri, *arguments, command="fence"):
         code, output, errors = self.run_gmblock(command, *arguments, "--server", uri)
-        self.assertEqual(output, "")
+        done = (FENCED if command == "fence" else UNFENCED).format(arguments[0])
+        self.assertEqual(output, done if code == 0 else "")
         return code, errors
 
     def test_over_nbd(self):
@@ -566,6 +573,8 @@ class Commands(Fencing):
         self.assertEqual(code, 1)
         self.assertIn("you may not fence nodes; the server needs an access rule with fence: yes", errors)
         self.assertEqual(self.listed(), {"a": (False, False), "b": (True, True)})
+        self.assertRegex(self.run_gmblock("stats", self.control)[1],
+                         r'Node "a"\n(  .*\n)*Node "b"\n(  .*\n)*  The node is fenced: yes\n')
         # and the option itself
         with nbdmini.Client(local) as client:
             client.hello()
@@ -586,6 +595,8 @@ class Commands(Fencing):
         self.check_refused(["fence", "a", "--server", "gmb://127.0.0.1"], 1, "over NBD only, not over gmb")
         for host in ("192.0.2.1", "[2001:db8::1]", "storage.example"):
             self.check_refused(["fence", "a", "--server", f"nbd://{host}"], 1, "only with TLS: use nbds://")
+        self.check_refused(["fence", "--list", "--server", "nbds://storage.example"], 1,
+                           "no server of this user on this machine serves nbds://storage.example, and --list needs")
 
     def test_usage(self):
         for arguments, fragment in ((["fence"], "give"), (["fence", "a", "b"], "only one"),
