@@ -28,7 +28,7 @@ static const char notes[] = "\n"
 			    "\n"
 			    "Exit status: 1 failure, 2 usage error.\n";
 
-enum { CONNECTIONS_MAX = 16, DEVICE_MAX = (1 << 20) - 1, READAHEAD_BYTES_MAX = 1 << 30 };
+enum { QUEUES_MAX = 16, DEVICE_MAX = (1 << 20) - 1, READAHEAD_BYTES_MAX = 1 << 30 };
 
 struct arguments {
 	struct attach_options attach;
@@ -54,11 +54,7 @@ static int take_attach_connections(void *context, const char *text, struct error
 {
 	struct arguments *arguments = context;
 
-	if (strcmp(text, "auto") == 0) {
-		arguments->attach.connections = 0;
-		return 0;
-	}
-	return units_parse_count(text, 1, CONNECTIONS_MAX, &arguments->attach.connections, error);
+	return cli_connections(text, 0, &arguments->attach.connections, error);
 }
 
 static int take_readahead(void *context, const char *text, struct error *error)
@@ -210,7 +206,7 @@ static const struct field fields[] = {
 		.set = take_attach_connections },
 	{ "queues", "N",
 		"number of ublk threads, each with its own connections, 1 to 16 (default: 1)",
-		.type = FIELD_COUNT, .min = 1, .max = CONNECTIONS_MAX, AT(attach.queues) },
+		.type = FIELD_COUNT, .min = 1, .max = QUEUES_MAX, AT(attach.queues) },
 	{ "readahead", "SIZE",
 		"how much the kernel reads in advance for sequential reads through its cache, up "
 		"to 1G, or auto: 512K to 8M, measured (default)",

@@ -18,7 +18,6 @@
 enum {
 	REQUESTS_ADAPTIVE_MAX = 128,
 	REQUESTS_MAX = 1024,
-	CONNECTIONS_MAX = 16,
 	REQUEST_BYTES_DEFAULT = 512 << 10,
 	REQUEST_BYTES_MIN = 4096,
 	REQUEST_BYTES_MAX = 32 << 20,
@@ -301,11 +300,7 @@ static int take_copy_connections(void *context, const char *text, struct error *
 {
 	struct copy_arguments *arguments = context;
 
-	if (strcmp(text, "auto") == 0) {
-		arguments->connections = COPY_CONNECTIONS_AUTO;
-		return 0;
-	}
-	return units_parse_count(text, 1, CONNECTIONS_MAX, &arguments->connections, error);
+	return cli_connections(text, COPY_CONNECTIONS_AUTO, &arguments->connections, error);
 }
 
 #define AT(member) FIELD_IN(struct copy_arguments, member)
@@ -318,8 +313,8 @@ static const struct field fields[] = {
 		"(default 1G), and at least every 5 seconds",
 		.type = FIELD_BYTES, .min = 1, AT(checkpoint_bytes) },
 	{ "connections", "N",
-		"number of connections to each server (default: 4), or auto: as many as make the "
-		"copy faster",
+		"number of connections to each server, 1 to 16 (default: 4), or auto: as many as "
+		"make the copy faster",
 		.set = take_copy_connections },
 	{ "destination-is-zero", NULL,
 		"assume that the target reads as zeroes, and write no zeroes to it",

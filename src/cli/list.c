@@ -34,12 +34,13 @@ static const char usage_text[] =
 	"Usage: gmblock list [--long | --uri | --json] [--timeout TIME] URI\n"
 	"       gmblock list --local [--json] [--timeout TIME]\n"
 	"\n"
-	"Lists the exports of an NBD server, one name per line; \"\" is the default export.\n"
+	"Lists the exports of a server, one name per line; \"\" is the default export.\n"
 	"With --local, lists the gmblock servers on this machine with their URIs: those of the\n"
 	"current user, or of all users for root.\n"
 	"\n"
 	"  URI             nbd://HOST[:PORT], nbd+unix:///?socket=PATH,\n"
-	"                  gmb+unix:///?socket=PATH or gmb://HOST[:PORT];\n"
+	"                  gmb+unix:///?socket=PATH, gmb://HOST[:PORT] or\n"
+	"                  vhost-user-blk+unix:///?socket=PATH;\n"
 	"                  with TLS nbds or nbds+unix (see gmblock(1))\n"
 	"\n";
 

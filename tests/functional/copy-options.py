@@ -15,7 +15,7 @@ class Options(CopyCase):
                 ([], "SOURCE"), (["a"], "TARGET"), (["--resume", "a", "b"], "after --resume FILE"), (["a", "b", "c"], "only one SOURCE"),
                 (["--nothing", "a", "b"], "unknown option --nothing"), (["--requests", "0", "a", "b"], "--requests"),
                 (["--requests", "1025", "a", "b"], "1024"),
-                (["--connections", "17", "a", "b"], "--connections"),
+                (["--connections", "17", "a", "b"], "--connections: '17' is neither a number from 1 to 16 nor auto"),
                 (["--request-size", "3000", "a", "b"], "power of two"),
                 (["--request-size", "2K", "a", "b"], "4K"),
                 (["--request-size", "x", "a", "b"], "--request-size"),

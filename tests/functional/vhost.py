@@ -434,6 +434,13 @@ class Rights(Vhost):
         connection = tool.Connection(server.uri)
         self.addCleanup(connection.close)
         connection.gone()
+        code, _, errors = self.run_gmblock("info", server.uri)
+        self.assertEqual(code, 1)
+        self.assertIn("closed the connection without an answer", errors)
+        self.assertEqual(self.counters()["connections_failed"], 2)
+        errors = server.stop()[1]
+        self.assertIn('export "disk" is hidden from the client', errors)
+        self.assertIn("or no access rule gives the client rights to it", errors)
 
     def test_a_rate_limits_requests(self):
         server = self.serve(keys=",rate=requests=50:burst=100ms")

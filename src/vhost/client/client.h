@@ -170,7 +170,8 @@ struct front_carrier {
 	struct front_channel back;  /* messages of the server */
 	int back_peer_fd;	    /* the server's end of `back`, until it was sent */
 	uint32_t step;
-	uint32_t asked; /* message that waits for its reply; 0: none */
+	uint32_t asked;	 /* message that waits for its reply; 0: none */
+	bool has_answer; /* the server has replied to a message */
 	uint32_t asked_memory;
 	bool config_wanted; /* the server says that the configuration has changed */
 	uint64_t features;

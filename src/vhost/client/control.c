@@ -26,7 +26,14 @@ static const uint64_t protocol_known = VHOST_PROTOCOL_MQ | VHOST_PROTOCOL_REPLY_
 				       VHOST_PROTOCOL_INFLIGHT_SHMFD | VHOST_PROTOCOL_MEM_SLOTS |
 				       VHOST_PROTOCOL_STATUS;
 
-static const char closed_text[] = "the server closed the connection";
+/* The protocol has no texts, so a client without rights learns only this. */
+static const char *closed_text(const struct front_carrier *carrier)
+{
+	return carrier->has_answer ? "the server closed the connection"
+				   : "the server closed the connection without an answer; if it is "
+				     "gmblock, its log has the reason, such as the lack of an "
+				     "access rule for this user";
+}
 
 /* --- sending --------------------------------------------------------------------------------- */
 
@@ -56,7 +63,7 @@ static void channel_send(struct front_carrier *carrier, struct front_channel *ch
 	}
 	sent = ring_sendmsg_now(carrier->base.ring, channel->file, &message);
 	if (sent == -EPIPE || sent == -ECONNRESET) {
-		front_fail(carrier, -ECONNRESET, closed_text);
+		front_fail(carrier, -ECONNRESET, closed_text(carrier));
 	} else if (sent < 0 && sent != -EAGAIN) {
 		front_fail(carrier, (int)sent, strerror((int)-sent));
 	} else if (sent != (ssize_t)(sizeof(head) + head.bytes)) {
@@ -500,6 +507,7 @@ static const char *take_reply(struct front_carrier *carrier)
 		return "V2: a reply to another message, or none";
 	}
 	carrier->asked = 0;
+	carrier->has_answer = true;
 	if (request == VHOST_GET_CONFIG) {
 		return take_config(carrier, channel->payload, channel->head.bytes);
 	}
@@ -598,7 +606,8 @@ static bool channel_done(struct front_carrier *carrier, struct front_channel *ch
 	}
 	if (result != (int)channel->iov.iov_len) {
 		front_fail(carrier, result < 0 ? result : -ECONNRESET,
-			result < 0 && result != -ECONNRESET ? strerror(-result) : closed_text);
+			result < 0 && result != -ECONNRESET ? strerror(-result)
+							    : closed_text(carrier));
 		return false;
 	}
 	carrier->base.heard_ns = ring_batch_ns(carrier->base.ring);
@@ -642,6 +651,7 @@ static void back_message_done(struct ring_op *op, int result)
 void front_control_start(struct front_carrier *carrier)
 {
 	carrier->asked = 0;
+	carrier->has_answer = false;
 	carrier->step = 0;
 	carrier->queue_count = 0;
 	carrier->protocol = 0;

@@ -33,9 +33,11 @@ static void vhost_session_choose(struct vhost_session *session)
 		return; /* vhost_session_resume() tries again */
 	}
 	if (rc < 0) {
-		session_terminate(&session->base, rc == -ESHUTDOWN
-							  ? session_stop_text(&session->base)
-							  : session_choose_text(rc));
+		session_terminate(&session->base,
+			rc == -ESHUTDOWN ? session_stop_text(&session->base)
+			: rc == -ENOENT	 ? "the export of this socket does not exist, or no access "
+					   "rule gives the client rights to it"
+					 : session_choose_text(rc));
 		return;
 	}
 	session->waits = VHOST_WAITS_NOT;
