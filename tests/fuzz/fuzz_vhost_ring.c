@@ -65,7 +65,7 @@ static void serve(uint8_t place, uint8_t status)
 	uint32_t slot = head / (ring.indirect ? 1 : FRONT_DIRECT);
 
 	if (slot < FRONT_ENTRIES) {
-		area.slots[slot].status = status;
+		area.status[slot] = status;
 	}
 	used->ring[used->index % FRONT_ENTRIES].head = head;
 	used->index++;

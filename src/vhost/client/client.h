@@ -41,13 +41,13 @@ enum {
 
 /* --- a ring ---------------------------------------------------------------------------------- */
 
-/* Memory of a command, in addition to its payload, that the server reads and writes. */
+/* Memory of a command, in addition to its payload, that the server reads. Head and table of a
+ * command with one piece of memory share a cache line, because each line that the server reads
+ * after the client has written it costs as much as the rest of the work for a command. */
 struct front_slot {
-	struct blk_head head;
-	struct blk_range range;
-	uint8_t status;
-	uint8_t unused[15];
+	alignas(64) struct blk_head head;
 	struct vring_desc table[FRONT_SEGMENTS_MAX + 2];
+	struct blk_range range;
 };
 
 /* Memory of one ring, shared with the server. */
@@ -55,7 +55,8 @@ struct front_area {
 	struct vring_desc desc[FRONT_ENTRIES];
 	alignas(64) uint8_t avail[64 * ((4 + 2 * (FRONT_ENTRIES + 1)) / 64 + 1)];
 	alignas(64) uint8_t used[64 * ((4 + 8 * FRONT_ENTRIES + 2) / 64 + 1)];
-	alignas(64) struct front_slot slots[FRONT_ENTRIES];
+	alignas(64) uint8_t status[FRONT_ENTRIES]; /* written by the server */
+	struct front_slot slots[FRONT_ENTRIES];
 };
 
 struct front_ring {

@@ -3,6 +3,7 @@
  * descriptors its table is in the slot, and descriptor n points to it; otherwise it owns the
  * descriptors from n * FRONT_DIRECT on. */
 #include <errno.h>
+#include <string.h>
 
 #include "vhost/client/client.h"
 
@@ -33,6 +34,7 @@ void front_ring_init(
 		.kick_fd = -1,
 	};
 	ring->slot_count = ring->indirect ? FRONT_ENTRIES : FRONT_ENTRIES / FRONT_DIRECT;
+	memset(area->status, STATUS_NONE, sizeof(area->status));
 	for (uint32_t i = 0; i < ring->slot_count; i++) {
 		ring->free_slots[ring->free_count++] = (uint16_t)(ring->slot_count - 1 - i);
 	}
@@ -97,8 +99,7 @@ void front_chain_commit(struct front_ring *ring, struct front_chain *chain, void
 	uint32_t head = ring->indirect ? slot : slot * FRONT_DIRECT;
 
 	GMB_ASSERT(ring->free_slots[ring->free_count - 1] == slot && ring->owners[slot] == NULL);
-	chain->slot->status = STATUS_NONE;
-	chain_put(chain, slot_address(ring, slot, offsetof(struct front_slot, status)), 1,
+	chain_put(chain, ring->address + offsetof(struct front_area, status) + slot, 1,
 		VRING_DESC_WRITE, false);
 	if (ring->indirect) {
 		ring->area->desc[head] = (struct vring_desc){
@@ -158,7 +159,8 @@ int front_ring_take(
 		*rule = "V24: a used chain that is not in flight";
 		return -EPROTO;
 	}
-	*status_out = __atomic_load_n(&ring->area->slots[slot].status, __ATOMIC_RELAXED);
+	*status_out = __atomic_load_n(&ring->area->status[slot], __ATOMIC_RELAXED);
+	__atomic_store_n(&ring->area->status[slot], STATUS_NONE, __ATOMIC_RELAXED);
 	if (*status_out > BLK_UNSUPPORTED) {
 		*rule = "V25: an unknown status, or none";
 		return -EPROTO;
