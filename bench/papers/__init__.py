@@ -1,0 +1,1 @@
+"""The papers' values, the model of their machines, and the rows of bench/paper."""
