@@ -28,6 +28,7 @@ SERVER, CLIENT, PREFIX_BITS = "10.78.0.1", "10.78.0.2", 30
 
 
 class Loopback:
+    scheme = "nbd"
     name = "tcp"
     title = "TCP over loopback"
     factor = None
@@ -47,14 +48,16 @@ class Loopback:
 
 
 class Shaped:
-    """rate: payload bytes per second, of TCP with segments of the usual size."""
+    """rate: payload bytes per second, of TCP with segments of the usual size; scheme: nbd, or gmb for the
+    native protocol, which also runs over TCP here."""
 
-    def __init__(self, factor, rate):
+    def __init__(self, factor, rate, scheme="nbd"):
         self.factor = factor
         self.rate = rate
-        self.name = shaped_name(factor)
-        self.title = "veth, shaped to %g MB/s, %g times the disk's rate" % (
-            round(rate / 1e6, 1), factor)
+        self.scheme = scheme
+        self.name = shaped_name(factor, scheme)
+        self.title = "veth, shaped to %g MB/s, %g times the disk's rate%s" % (
+            round(rate / 1e6, 1), factor, ", native protocol" if scheme == "gmb" else "")
         self.address = SERVER
         self.server_prefix = []
         self.client_prefix = []
@@ -109,8 +112,8 @@ class Shaped:
         self._keepers = []
 
 
-def shaped_name(factor):
-    return "tbf-%g" % factor
+def shaped_name(factor, scheme="nbd"):
+    return "%s-%g" % ("tbf" if scheme == "nbd" else scheme, factor)
 
 
 def need(program, package):

@@ -65,8 +65,9 @@ def run_tool(command):
 def serve(program, store, link, ways):
     """A server at its end of the link with an export for each way."""
     # One thread: all ways are served by the same one, as each would be if it were alone.
+    # gmb has no encryption: on other addresses than loopback, that must be said.
     command = [*link.server_prefix, program, "serve", "--threads", "1", "--listen",
-               "nbd://%s:0" % link.address]
+               "%s://%s:0%s" % (link.scheme, link.address, "?insecure-network=yes" if link.scheme == "gmb" else "")]
     path = store.path.replace("\\", "\\\\").replace(",", "\\,")
     for way in ways:
         keys = spellings.spelled(program, "readonly,%s,%s" % (store.keys, way_of(way)[0]))
@@ -78,7 +79,7 @@ def run_client(tools, link, work, ways, compare=""):
     """What overlap_client says of each (server, way), which take turns."""
     command = [*link.client_prefix, tools.client, *work, compare]
     for server, way in ways:
-        base = server.said[0].rpartition("/")[0]
+        base = server.said[0].partition("?")[0].rpartition("/")[0]
         command += ["%s/%s" % (base, way), way_of(way)[1], "0" if compare else str(server.pid)]
     samples = run_tool(command)
     if any(sample["hole_reads"] > 0 for sample in samples):
@@ -110,7 +111,8 @@ class Part:
         self.tools = tools
         self.store = store
         self.link = link
-        self.ways = list(ways)
+        # The native protocol has no flag for one fragment.
+        self.ways = [way for way in ways if link.scheme == "nbd" or way_of(way)[1] != "df"]
         self.options = options
         self._server = None
         self._sender = None
