@@ -1,6 +1,6 @@
 """The programs that bench/neighbour runs beside servers, and what keeps the two apart.
 
-What: Triad and Zstd run on a processor of their own and say how fast they were; Pinned keeps
+What: Triad, Zstd and Bzip2 run on a processor of their own and say how fast they were; Pinned keeps
 everything else that this process starts on another one; Load is a client that moves block data at a
 rate until it is stopped.
 Ownership: context managers; all programs end with this process.
@@ -79,14 +79,14 @@ class Triad:
         self._process.communicate()
 
 
-class Zstd:
-    """zstd -1 on a file in memory, half of it text and half of it random, as long as takes it about so
-    many seconds here."""
+class Compressor:
+    """A program that compresses a file in memory, half of it text and half of it random, as long as takes it about
+    so many seconds here."""
 
-    name = "zstd"
+    name, words = None, None
 
     def __init__(self, cpu, seconds):
-        self._command = ["taskset", "-c", str(cpu), "zstd", "-1", "-q", "-c", "--single-thread"]
+        self._command = ["taskset", "-c", str(cpu), *self.words]
         self._fd = os.memfd_create("set")  # a file of a tmpfs that has no name
         self._bytes = 0
         content = self._content()
@@ -94,11 +94,11 @@ class Zstd:
         self.run()  # the first time it reads the program, too
         wanted = round(self.run()["bytes_per_s"] * seconds)
         self._grow(content, min(SET_BYTES_MAX, max(len(content), wanted)))
-        self.title = "zstd -1, %d MiB" % (self._bytes >> 20)
+        self.title = "%s, %d MiB" % (" ".join(self.words[:2]), self._bytes >> 20)
 
     def _grow(self, content, size):
         while self._bytes < size:
-            # zstd -1 looks back much less than that far: nothing repeats for it.
+            # None of them looks back that far: nothing repeats for it.
             self._bytes += os.pwrite(self._fd, content[:size - self._bytes], self._bytes)
 
     @staticmethod
@@ -117,7 +117,7 @@ class Zstd:
         done = subprocess.run(self._command, stdin=self._fd, stdout=subprocess.DEVNULL,
                               stderr=subprocess.PIPE, preexec_fn=servers.child_setup, check=False)
         if done.returncode != 0:
-            raise measure.ClientFailed("zstd: " + done.stderr.decode(errors="replace"))
+            raise measure.ClientFailed(self.name + ": " + done.stderr.decode(errors="replace"))
         seconds = time.monotonic() - began
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return speed(self._bytes, seconds, after.ru_utime + after.ru_stime - before.ru_utime -
@@ -125,6 +125,16 @@ class Zstd:
 
     def close(self):
         os.close(self._fd)
+
+
+class Zstd(Compressor):
+    name, words = "zstd", ["zstd", "-1", "-q", "-c", "--single-thread"]
+
+
+class Bzip2(Compressor):
+    """As in the papers: its working set of 8 MB is larger than most caches of a processor alone."""
+
+    name, words = "bzip2", ["bzip2", "-9", "-c"]
 
 
 class Pinned:

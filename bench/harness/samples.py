@@ -14,7 +14,7 @@ import statistics
 
 XZ = ".xz"
 # Lists of them are rows, each with a name of its own; all other lists of objects are samples.
-ROWS = {"results", "rows", "cells", "parts", "peers", "walks", "ciphers", "lookups", "rules", "floods", "cases"}
+ROWS = {"results", "rows", "cells", "blocks", "parts", "peers", "walks", "ciphers", "lookups", "rules", "floods", "cases"}
 # No samples, or what is made of samples that are here, too.
 LEFT_OUT = {"facts", "summary", "proof", "profile", "entered", "ratios", "targets", "warnings", "verdicts",
             "states_us"}
