@@ -10,12 +10,13 @@
  *          messages, put, stream   the client sends for SECONDS, the server takes and forgets; put
  *                    is with a notification for each
  *          get       the client reads memory of the server, which sleeps
+ *          tripwire  the client puts to a tripwire of the server, which answers with a message
  * CARRIER  futex socket poll (clan over shared memory, by the way to wake), clan-tcp and ofi (clan
- * over TCP, by sockets of its own and by libfabric), tcp, unix BYTES    of a message; those of clan
- * include their head of 8 bytes BATCH    what is sent one way is published, or given to the kernel,
- * when there are so many; in an echo over sockets: 1 = a system call for each message, else one for
- * all that there are IDLE     connections of another process that say nothing CPU      a number, or
- * -1 for any
+ *          over TCP, by sockets of its own and by libfabric), tcp, unix
+ * BYTES    of a message; those of clan include their head of 8 bytes
+ * BATCH    what is sent one way is published, or given to the kernel, when there are so many; in an
+ *          echo over sockets: 1 = a system call for each message, else one for all that there are
+ * IDLE     connections of another process that say nothing; CPU: a number, or -1 for any
  *
  * Servers of one connection over sockets wait in recv(2), those of several in epoll_wait(2).
  * Threading: one thread per process. Errors: ends with status 1 and a message; 77 where the carrier
@@ -56,9 +57,10 @@ enum {
 	STATUS_UNAVAILABLE = 77,
 };
 
-enum work { WORK_ECHO, WORK_RPC, WORK_MESSAGES, WORK_PUT, WORK_GET, WORK_STREAM, WORK_COUNT };
-static const char *const work_names[WORK_COUNT] = { "echo", "rpc", "messages", "put", "get",
-	"stream" };
+/* From WORK_PUT on: with a region of the server. */
+enum work { WORK_ECHO, WORK_RPC, WORK_MESSAGES, WORK_STREAM, WORK_PUT, WORK_GET, WORK_TRIP, WORKS };
+static const char *const work_names[WORKS] = { "echo", "rpc", "messages", "stream", "put", "get",
+	"tripwire" };
 
 /* What one client found; in memory that all processes share. */
 struct result {
@@ -136,8 +138,7 @@ static void wait_for_go(void)
 	checked((int)read(load.go_r, &byte, 1), "read");
 }
 
-/* --- what a client measures ---------------------------------------------------------------------
- */
+/* --- what a client measures --------------------------------------------------------- */
 
 static struct samples samples;
 static uint64_t started_ns;
@@ -171,8 +172,7 @@ static bool time_is_up(void)
 	return samples_now_ns() - started_ns >= load.duration_ns;
 }
 
-/* --- clan ---------------------------------------------------------------------------------------
- */
+/* --- clan --------------------------------------------------------------------------- */
 
 static struct clan_conn_options conn_options(void)
 {
@@ -268,8 +268,11 @@ static ssize_t push(
 	if (load.work == WORK_STREAM) {
 		return clan_writev(conn, &iov, 1);
 	}
-	if (load.work == WORK_PUT) {
-		result = clan_put(conn, &iov, 1, cookie, offset, CLAN_NOTIFY, 1, NULL);
+	if (load.work == WORK_PUT || load.work == WORK_TRIP) {
+		bool notify = load.work == WORK_PUT;
+
+		result = clan_put(
+			conn, &iov, 1, cookie, offset, notify ? CLAN_NOTIFY : 0, notify, NULL);
 	} else if (load.work == WORK_GET) {
 		result = clan_get(conn, &iov, 1, cookie, offset, NULL);
 	} else {
@@ -308,17 +311,21 @@ static uint64_t run_one_way(
 	return count;
 }
 
-static uint64_t run_echo(struct clan_queue *queue, struct clan_conn *conn)
+static uint64_t run_echo(
+	struct clan_queue *queue, struct clan_conn *conn, const struct clan_cookie *cookie)
 {
 	uint64_t count = 0;
 
 	for (uint32_t i = 1; i < load.window; i++) {
-		send_one(conn, MESSAGE_DATA, load.bytes - 8);
+		push(conn, cookie, 0, 0);
 	}
 	for (uint64_t now_ns = started_ns; now_ns - started_ns < load.duration_ns; count++) {
 		uint64_t before_ns = now_ns;
+		ssize_t sent;
 
-		send_one(conn, MESSAGE_DATA, load.bytes - 8);
+		if ((sent = push(conn, cookie, 0, 0)) < 0) {
+			die("cannot send: %s", strerror((int)-sent));
+		}
 		receive(queue, conn);
 		now_ns = samples_now_ns();
 		if (load.window == 1) {
@@ -336,14 +343,16 @@ static void clan_client(uint32_t client)
 	struct clan_cookie cookie = { 0 };
 	uint64_t count;
 
-	if (load.work == WORK_PUT || load.work == WORK_GET) {
+	if (load.work >= WORK_PUT) {
 		if (receive(queue, conn).type != MESSAGE_COOKIE) {
 			die("no cookie came");
 		}
 		memcpy(&cookie, buffer, sizeof(cookie));
 	}
 	start_clock();
-	count = load.work == WORK_ECHO ? run_echo(queue, conn) : run_one_way(queue, conn, &cookie);
+	count = load.work == WORK_ECHO || load.work == WORK_TRIP
+			? run_echo(queue, conn, &cookie)
+			: run_one_way(queue, conn, &cookie);
 	clan_conn_get_stats(conn, &stats);
 	stop_clock(client, count, stats.bells_rung);
 }
@@ -383,9 +392,13 @@ static void serve_conn(struct clan_conn *conn)
 static void grant(struct clan_conn *conn, struct clan_region *region)
 {
 	struct clan_cookie cookie;
+	uint32_t tripwire;
 	int result = clan_cookie_grant(
 		conn, region, 0, REGION_BYTES, CLAN_READ | CLAN_WRITE, 0, &cookie);
 
+	if (result == 0 && load.work == WORK_TRIP) {
+		result = clan_tripwire(conn, region, 0, load.bytes, &tripwire);
+	}
 	if (result == 0) {
 		result = clan_send(conn, CLAN_BULK, MESSAGE_COOKIE, &cookie, sizeof(cookie));
 	}
@@ -408,7 +421,7 @@ static void clan_server(void)
 		cannot_listen(&error);
 	}
 	snprintf(load.address, CLAN_ADDRESS_BYTES, "%s", clan_listener_address(listener));
-	if ((load.work == WORK_PUT || load.work == WORK_GET) &&
+	if (load.work >= WORK_PUT &&
 		clan_region_create(queue, REGION_BYTES, 0, &region, &base) != 0) {
 		die("cannot make a region");
 	}
@@ -433,6 +446,12 @@ static void clan_server(void)
 			case CLAN_EVENT_READY:
 				serve_conn(conn);
 				break;
+			case CLAN_EVENT_TRIPPED:
+				if (clan_rearm(conn, events[i].number) != 0) {
+					die("cannot rearm");
+				}
+				send_one(conn, MESSAGE_DATA, 8);
+				break;
 			case CLAN_EVENT_LOST:
 				clan_close(conn);
 				break;
@@ -443,8 +462,7 @@ static void clan_server(void)
 	}
 }
 
-/* --- calls --------------------------------------------------------------------------------------
- */
+/* --- calls -------------------------------------------------------------------------- */
 
 static struct clan_rpc *make_rpc(void)
 {
@@ -531,8 +549,7 @@ static void rpc_server(void)
 	}
 }
 
-/* --- sockets ------------------------------------------------------------------------------------
- */
+/* --- sockets ------------------------------------------------------------------------ */
 
 static void no_delay(int fd)
 {
@@ -719,8 +736,7 @@ static void socket_server(void)
 	}
 }
 
-/* --- processes ----------------------------------------------------------------------------------
- */
+/* --- processes ---------------------------------------------------------------------- */
 
 static void run_server(uint32_t number)
 {
@@ -945,7 +961,7 @@ int main(int argc, char **argv)
 			"SERVER_CPU CLIENT_CPU\n");
 		return 2;
 	}
-	while (load.work < WORK_COUNT && strcmp(argv[1], work_names[load.work]) != 0) {
+	while (load.work < WORKS && strcmp(argv[1], work_names[load.work]) != 0) {
 		load.work++;
 	}
 	load.results = mmap(NULL, CLIENTS_MAX * sizeof(struct result) + CLAN_ADDRESS_BYTES,
@@ -963,7 +979,7 @@ int main(int argc, char **argv)
 	load.idle = number_of(argv[8], 100000);
 	load.cpus[0] = cpu_number(argv[9]);
 	load.cpus[1] = cpu_number(argv[10]);
-	if (load.work == WORK_COUNT || load.bytes < 16 || load.batch == 0 || load.window == 0 ||
+	if (load.work == WORKS || load.bytes < 16 || load.batch == 0 || load.window == 0 ||
 		load.clients == 0) {
 		fprintf(stderr, "clan_load: there is no such work\n");
 		return 2;
