@@ -1,12 +1,14 @@
 #!/usr/bin/python3
-"""The papers' values, and the model of their machines that predicts them (bench/papers)."""
+"""The papers' values, the model of their machines that predicts them, and the page of bench/paper."""
 import os
+import subprocess
 import sys
 
 import support
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench"))
-from papers import model, values  # noqa: E402 (the path has to be set first)
+BENCH = os.path.realpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench"))
+sys.path.insert(0, BENCH)
+from papers import model, page, rows, values  # noqa: E402 (the path has to be set first)
 
 
 def all_values():
@@ -95,6 +97,100 @@ class Model(support.Case):
         self.assertTrue(alone < single < many < min(disk, wire))
         # One stripe: all but its first chunk is sent when it is complete.
         self.assertAlmostEqual(model.synchronized(disk, wire, 512, 16, (8, 64)), 512 / (512 / disk + 448 / wire))
+
+
+FACTS = {"commit": "0123456789ab", "kernel": "6.1.0", "cpu": "a processor", "cpu_count": 2, "date": "2026-01-01T00:00"}
+
+
+def gmb_record(**facts):
+    """Reads of 1 MiB, twice as fast over gmb as over NBD on TCP."""
+    ways = {"local": 4e9, "gmblock/gmb": 3e9, "gmblock/nbd-tcp": 1.5e9}
+    return {"facts": {**FACTS, **facts},
+            "rows": {"read-1m-d8": {way: [{"bytes_per_s": rate}, {"bytes_per_s": rate}] for way, rate in ways.items()}}}
+
+
+class Page(support.Case):
+    def state(self, **facts):
+        return page.State({**FACTS, **facts}, self.folder)
+
+    def shown(self, figure, records, state):
+        return page.lines(next(one for one in rows.FIGURES if (one.paper, one.name) == figure), records, state)
+
+    def test_every_figure_of_the_papers_is_there_once(self):
+        known = [(paper, figure["figure"]) for paper, document in values.PAPERS.items() for figure in document["figures"]]
+        self.assertEqual(sorted(known), sorted((figure.paper, figure.name) for figure in rows.FIGURES))
+
+    def test_a_figure_is_redrawn_or_says_why_not(self):
+        for figure in rows.FIGURES:
+            self.assertTrue(figure.parts or figure.words, figure.name)
+            for name, _ in figure.parts:
+                self.assertIn(name, rows.ROWS)
+
+    def test_rows_are_benches(self):
+        for name in rows.ROWS:
+            self.assertTrue(os.access(os.path.join(BENCH, name), os.X_OK), name)
+
+    def test_a_record_that_lacks_all_has_no_lines(self):
+        for record in ({"facts": FACTS, "rows": {}, "parts": [], "results": []},
+                       {"facts": FACTS, "rows": [], "parts": [], "results": []}):
+            for figure in rows.FIGURES:
+                for name, reader in figure.parts:
+                    if isinstance(record["rows"], list) == (name == "push"):
+                        self.assertEqual(list(reader(record)), [], (figure.name, name))
+
+    def test_a_line_has_the_papers_value_beside_ours(self):
+        line, = (one for one in self.shown(("ipdps-2007", "8a"), {"gmb": gmb_record()}, self.state())
+                 if one.line.claim.startswith("sram over ram"))
+        self.assertEqual((line.line.here, line.older), (2.0, False))
+        self.assertEqual(page.paper_value(line.figure, line.line), (1.14, "S"))
+
+    def test_records_of_other_sessions_are_marked(self):
+        state = self.state()
+        self.assertEqual(state.differs(gmb_record()), [])
+        for key, other in (("kernel", "6.2.0"), ("cpu", "another"), ("commit", "ffffffffffff")):
+            record = gmb_record(**{key: other})
+            self.assertEqual(state.differs(record), [key])
+            self.assertTrue(all(one.older for one in self.shown(("ipdps-2007", "8a"), {"gmb": record}, state)))
+        record = {**gmb_record(), "parts": [{"facts": FACTS}, {"facts": {**FACTS, "kernel": "6.2.0"}}]}
+        self.assertEqual(state.differs(record), ["kernel"])
+
+    def test_a_commit_that_changes_only_pages_is_no_other(self):
+        def git(*words):
+            done = subprocess.run(["git", "-C", self.folder, "-c", "user.name=n", "-c", "user.email=e", *words],
+                                  capture_output=True, text=True, check=True)
+            return done.stdout.strip()
+
+        def commit(name):
+            path = os.path.join(self.folder, name)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "a", encoding="utf-8") as file:
+                file.write("a line\n")
+            git("add", "--all")
+            git("commit", "--quiet", "-m", name)
+            return git("rev-parse", "--short=12", "HEAD")
+        git("init", "--quiet")
+        first = commit("src/file.c")
+        commit("bench/results/page.md")
+        self.assertEqual(self.state(commit=commit("docs/page.md")).differs(gmb_record(commit=first)), [])
+        self.assertEqual(self.state(commit=commit("src/file.c")).differs(gmb_record(commit=first)), ["commit"])
+
+    def test_local_changes_are_another_tree(self):
+        dirty = FACTS["commit"] + " with local changes"
+        self.assertEqual(self.state().differs(gmb_record(commit=dirty)), ["commit"])
+        self.assertEqual(self.state(commit=dirty).differs(gmb_record()), ["commit"])
+
+    def test_the_page_names_what_is_missing(self):
+        text = page.markdown({"gmb": gmb_record()}, self.state(), FACTS, self.folder, {"push": "skipped: no nbdcopy"}, False)
+        self.assertIn("| `push` | 10 | – | – | – | – | skipped: no nbdcopy |", text)
+        self.assertIn("Not measured: `overlap`.", text)
+        for reason in model.EXCEPTED.values():
+            self.assertIn(reason, text)
+
+    def test_every_claim_is_marked(self):
+        for line in page.markdown({"gmb": gmb_record()}, self.state(), FACTS, self.folder, {}, False).splitlines():
+            cells = [cell.strip() for cell in line.split("|")]
+            if len(cells) == 8 and cells[1] not in ("claim", "---"):
+                self.assertIn(cells[4], ("real", "paced", "modelled"), line)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from harness import clients, measure, samples  # noqa: E402 (the path has to be 
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
-SCRIPTS = ["access", "attach", "client", "cluster", "copy", "depth", "idle", "neighbour", "overlap", "page-cache-send", "peers", "streams", "tls", "walk"]
+SCRIPTS = ["access", "attach", "clan-paper", "client", "cluster", "copy", "depth", "guest-disk", "idle", "neighbour", "overlap", "page-cache-send", "paper", "peers", "streams", "tls", "walk"]
 
 
 def load(script):
@@ -56,13 +56,16 @@ class Scripts(support.Case):
         for script, options in (
                 ("access", ["--count", "--rounds"]),
                 ("attach", ["--count", "--time-limit"]),
+                ("clan-paper", ["--rounds", "--seconds", "--scale"]),
                 ("client", ["--rounds", "--seconds", "--size"]),
                 ("cluster", ["--rounds", "--seconds"]),
                 ("copy", ["--rounds", "--size"]),
                 ("depth", ["--rounds", "--seconds", "--size", "--depths", "--neighbours"]),
+                ("guest-disk", ["--count", "--rounds", "--size"]),
                 ("idle", ["--connections", "--seconds"]),
                 ("neighbour", ["--rounds", "--seconds", "--settle", "--size", "--set", "--rate"]),
                 ("page-cache-send", ["--rounds", "--seconds", "--size"]),
+                ("paper", ["--minutes"]),
                 ("peers", ["--rounds", "--seconds", "--count-seconds", "--size"]),
                 ("streams", ["--rounds", "--seconds", "--warmup", "--pairs"]),
                 ("tls", ["--rounds", "--seconds", "--size"]),

@@ -1,0 +1,459 @@
+"""What the records of the benches say about the papers' claims: one function for a figure or a group of them.
+
+What: each function takes a bench's record and yields Lines; what a record lacks is left out. A Line has the claim,
+the paper's value (a key of values.py in its own figure, a number that follows from such values, or None), the
+value here, its unit, how it was made, the bound on this machine, and what differs.
+Errors: none for records that are incomplete.
+"""
+
+import statistics
+from collections import namedtuple
+
+from harness import overlap
+
+REAL, PACED, MODELLED = "real", "paced", "modelled"
+KIB, MIB = 1 << 10, 1 << 20
+TIMES = "times"
+Line = namedtuple("Line", "claim paper here unit kind bound words", defaults=(None, ""))
+PEERS = ("nbdkit", "qemu-nbd", "nbd-server")
+
+
+def middle(samples, key):
+    """The median, or None without samples."""
+    return statistics.median(sample[key] for sample in samples) if samples else None
+
+
+def times(samples, way, other, key):
+    """The median of the rounds' own ratios, or None."""
+    found = [one[key] / base[key] for one, base in zip(samples.get(way, []), samples.get(other, []))]
+    return statistics.median(found) if found else None
+
+
+def _given(*lines):
+    return [line for line in lines if line.here is not None]
+
+
+def _row(record, name):
+    return record["rows"].get(name, {})
+
+
+# --- bench/gmb: one placement against two -----------------------------------------------------------
+
+GMB, NBD_TCP, LOCAL = "gmblock/gmb", "gmblock/nbd-tcp", "local"
+ONE_COPY = "the other path copies in TCP; the papers' ram path does not, and crosses the bus twice"
+
+
+def _placements(record, depth, paper, claim):
+    samples = _row(record, "read-1m-d%d" % depth)
+    return Line("%s: disk to the client's memory, over NBD on TCP; 1 MiB, depth %d" % (claim, depth), paper,
+                times(samples, GMB, NBD_TCP, "bytes_per_s"), TIMES, REAL, _local_bound(samples), ONE_COPY)
+
+
+def _local_bound(samples):
+    rate = times(samples, LOCAL, NBD_TCP, "bytes_per_s")
+    return None if rate is None else "%.2f: the local disk" % rate
+
+
+def _part_of_local(record, claim, paper, depth):
+    samples = _row(record, "read-1m-d%d" % depth)
+    return Line("%s; 1 MiB, depth %d" % (claim, depth), paper, times(samples, GMB, LOCAL, "bytes_per_s"), TIMES, REAL,
+                "1: the local disk")
+
+
+def remote_read_66(record):
+    samples = _row(record, "read-1m-d8")
+    peers = [ratio for ratio in (times(samples, GMB, peer, "bytes_per_s") for peer in PEERS) if ratio]
+    return _given(
+        _placements(record, 8, "gm-myri-4 over gm-mem-4, 256 KB", "sram over ram"),
+        Line("gmblock over a server on TCP (there GNBD, here the best of %s); 1 MiB, depth 8" % ", ".join(PEERS),
+             194.6 / 68, min(peers) if peers else None, TIMES, REAL, _local_bound(samples),
+             "the peers read from a hot page cache, gmblock from the disk"))
+
+
+def remote_read_a(record):
+    return _given(_placements(record, 8, 214 / 178, "sram over ram, RAID"),
+                  _part_of_local(record, "share of the local rate, fast disk", "b sram over local", 8))
+
+
+def remote_read_b(record):
+    return _given(_placements(record, 8, 2.20, "sram over ram, RAID"),
+                  _part_of_local(record, "share of the local rate, fast disk", "b sram-4 over local, 128 KB", 8),
+                  _part_of_local(record, "the same, one request at a time", 209 / 465, 1))
+
+
+def writes(record):
+    lines = []
+    for size in ("4k", "64k", "256k", "1m"):
+        samples, words = _row(record, "write-%s-d4" % size), size.upper().replace("K", " KiB").replace("M", " MiB")
+        lines += [Line("share of the local rate of writes, %s, depth 4" % words, 100 / 160 if size == "1m" else None,
+                       times(samples, GMB, LOCAL, "bytes_per_s"), TIMES, REAL, "1: the local disk"),
+                  Line("the same over NBD on TCP", None, times(samples, NBD_TCP, LOCAL, "bytes_per_s"), TIMES, REAL,
+                       "1: the local disk")]
+    return _given(*lines)
+
+
+# --- bench/overlap: synchronized sends ----------------------------------------------------------------
+
+def _part(record, store, link):
+    for part in record["parts"]:
+        if (part["store"], part["link"]) == (store, link):
+            return part
+    return None
+
+
+def _cell(record, store, link, size):
+    part = _part(record, store, link)
+    cell = part and overlap.find_cell(part, size)
+    return (part, cell) if cell and cell["samples"].get("off") else (None, None)
+
+
+def _bounds(part, cell):
+    """Bytes a second with nothing overlapped, and what the slower of disk and network gives."""
+    disk, net = overlap.disk_rate(cell), overlap.net_peak(part, cell)
+    return overlap.serial(cell["bytes"], disk, net), min(disk, net)
+
+
+def _over_off(cell, way):
+    """Of neighbouring turns; older records have that of some ways only, and rounds instead."""
+    found = overlap.ratios(cell, way, "off")
+    return overlap.typical(found)[0] if found else times(cell["samples"], way, "off", "bytes_per_s")
+
+
+def _gain(record, store, link, size, way, claim, paper, words="", protocol="NBD"):
+    part, cell = _cell(record, store, link, size)
+    if part is None or not cell["samples"].get(way):
+        return Line(claim, paper, None, TIMES, PACED)
+    off, most = _bounds(part, cell)
+    return Line("%s; %d KiB, %s, %s" % (claim, size // KIB, protocol, part["store_title"]), paper,
+                _over_off(cell, way), TIMES, PACED, "%.2f: disk and network at the same time" % (most / off), words)
+
+
+def _share(record, store, link, size, way, claim, paper):
+    part, cell = _cell(record, store, link, size)
+    if part is None or not cell["samples"].get(way):
+        return Line(claim, paper, None, TIMES, PACED)
+    grain, disk, net = overlap.part_size_of(part), overlap.disk_rate(cell), overlap.net_peak(part, cell)
+    most = overlap.overlapped(size, disk, net, grain) / min(disk, net)
+    return Line("%s; %d KiB, %s" % (claim, size // KIB, part["store_title"]), paper,
+                overlap.median(cell["samples"][way]) / min(disk, net), TIMES, PACED,
+                "%.2f: the model with parts of %d KiB" % (most, grain // KIB))
+
+
+def local_rates(record):
+    lines = []
+    for size in (4 * KIB, 64 * KIB, 256 * KIB, MIB):
+        part, cell = _cell(record, "loop", "tcp", size)
+        if part:
+            lines.append(Line("local reads of %d KiB, one at a time" % (size // KIB), None,
+                              overlap.disk_rate(cell) / MIB, "MB/s", REAL, None, "a loop device over memory"))
+    return lines
+
+
+def phases(record):
+    """Figure 2: without overlap the times of the phases add up."""
+    part, cell = _cell(record, "raid8", "tbf-1", MIB)
+    if part is None:
+        return []
+    off, _ = _bounds(part, cell)
+    return [Line("one request at a time over 1/(1/disk + 1/network), 1024 KiB", 211 / 210.9,
+                 overlap.median(cell["samples"]["off"]) / off, TIMES, PACED, "1: the phases follow each other",
+                 part["store_title"])]
+
+
+def synchronized_sends(record):
+    return _given(
+        _gain(record, "raid4", "tbf-1", 4 * MIB, "single", "one ascending stream, several stripes, over off",
+              "synchronized over gmblock-sram", "four stripes of 1 MiB; there two of 512 KB"),
+        _gain(record, "raid8", "tbf-1", MIB, "multi", "many streams over off", None, "not in this paper"),
+        _share(record, "single", "tbf-1", MIB, "multi", "ideal source, over disk and network alone", 375 / 388))
+
+
+def multiple_streams(record):
+    return _given(
+        _share(record, "raid8", "tbf-1", MIB, "multi", "many streams over the slower of disk and network",
+               "a synchro-multiple over local"),
+        _gain(record, "raid8", "tbf-1", MIB, "multi", "many streams over off (there over four requests in flight)",
+              "a synchro-multiple over sram-4"),
+        _gain(record, "raid8", "tbf-1", MIB, "single", "one stream over off, one stripe", 199 / 186),
+        _gain(record, "single", "tbf-1", 256 * KIB, "single", "one stream over off, one disk",
+              "b synchro-single over sram-1, 256 KB"),
+        _gain(record, "single", "tbf-1", 64 * KIB, "multi", "the same", "b synchro-single over sram-1, 64 KB"),
+        _gain(record, "single", "gmb-1", 64 * KIB, "multi", "many streams over off", None, protocol="gmb"),
+        _gain(record, "single", "gmb-1", MIB, "multi", "the same", None, protocol="gmb"),
+        _gain(record, "raid8", "gmb-1", MIB, "multi", "the same", None, protocol="gmb"))
+
+
+def states(record):
+    """Figures 3 and 4.5: the network time of a request that is not overlapped."""
+    part = _part(record, "raid8", "tbf-1")
+    lines = []
+    for way, title, paper in (("off", "overlap off", 2.16 / (2.16 + 2.58)), ("single", "one stream", 0.70 / 3.28),
+                              ("multi", "many streams", None)):
+        found = part and part["states_us"].get(way, {}).get(str(MIB))
+        if found:
+            left = found["network"] + overlap.underway_us(part, way, MIB)
+            lines.append(Line("network time that is not overlapped, part of the request; %s, 1024 KiB" % title, paper,
+                              left / (left + found["disk"] + found["overlap"]), TIMES, PACED, None,
+                              "negligible in the paper" if way == "multi" else ""))
+    return lines
+
+
+# --- bench/neighbour: programs beside the server ------------------------------------------------------
+
+def _beside(record, way, program):
+    """How much longer the program takes beside it, at the common rate; 1: as alone."""
+    rates = [one["rate"] for one in record["results"]]
+    for one in record["results"]:
+        if one["beside"] == way and one["rate"] == min(rates):
+            return 1 + statistics.median(one["slower_percent"][program]) / 100
+    return None
+
+
+def _by_size(record, block, way):
+    """How much longer bzip2 takes beside it; 1: as alone."""
+    for one in record.get("blocks", []):
+        if one["block_kib"] == block and one["slower_percent"].get(way):
+            return 1 + statistics.median(one["slower_percent"][way]) / 100
+    return None
+
+
+def _neighbours(record, paper):
+    best = [value for value in (_beside(record, peer, "triad") for peer in PEERS) if value]
+    local = "%.2f: beside the local disk, without a server"
+    at_512, beside_disk = _by_size(record, 512, "fio"), _beside(record, "fio", "triad")
+    bound = at_512 and local % at_512
+    return _given(
+        Line("run time of bzip2 beside a server whose data crosses memory, over alone; 512 KiB (there ram, here NBD on TCP)",
+             paper, _by_size(record, 512, "nbd/direct"), TIMES, REAL, bound,
+             "all rates are far above the papers', and so are those of memory"),
+        Line("the same beside the direct path (there sram, \"near 1\", here gmb)", None, _by_size(record, 512, "gmb/direct"),
+             TIMES, REAL, bound),
+        Line("triad beside the best peer, all servers at one rate", None, min(best) if best else None, TIMES, REAL,
+             beside_disk and local % beside_disk, "the triad is bound by memory, bzip2 only in part"),
+        Line("triad beside gmb at this rate", None, _beside(record, "gmb/direct", "triad"), TIMES, REAL,
+             beside_disk and local % beside_disk))
+
+
+def neighbours_66(record):
+    return _neighbours(record, "gm-mem-4 512 KB")
+
+
+def neighbours_a(record):
+    return _neighbours(record, "ram-2 512 KB")
+
+
+# --- bench/cluster and bench/streams ------------------------------------------------------------------
+
+CACHED, DIRECT = "cached", "direct + sched"
+SEEKING = "one disk that seeks, there a RAID of eight"
+
+
+def _cluster(record, name, claim, paper, words=SEEKING):
+    return Line(claim, paper, times(_row(record, name), DIRECT, CACHED, "bytes_per_s"), TIMES, PACED, None, words)
+
+
+def iozone_one(record):
+    return _given(*(_cluster(record, "iozone-1-%s-%s" % (size, block), "direct over cached, %s file, %s" % (size, words),
+                             "sram over ramcache, %s file" % size if block == "4m" else None)
+                    for size in ("small", "large") for block, words in (("64k", "64 KiB"), ("4m", "4 MiB"))))
+
+
+def iozone_four(record):
+    return _given(
+        _cluster(record, "iozone-4-large-4m", "direct over cached, large file, 4 MiB (there the best case)",
+                 "sram over ramcache, best"),
+        _cluster(record, "iozone-4-small-64k", "direct over cached, small file, 64 KiB (there the worst case)",
+                 "sram over ramcache, worst"))
+
+
+def web_farm(record):
+    return _given(*(_cluster(record, "web-%d" % count, "direct over cached, %d files there, %d here" % (papers, count),
+                             "sram over ramcache, %d files" % papers,
+                             "nodes without a cache, there with one" if papers == 70 else SEEKING)
+                    for papers, count in ((70, 9), (1000, 125), (10000, 1250))))
+
+
+def tiles(record):
+    lines = []
+    for name, key in (("512x512", "512 × 512"), ("1024x1024", "1024 × 1024"), ("4096x1024", "4096 × 1024")):
+        line = _cluster(record, "tiles-" + name, "time, direct over cached, %s elements" % key, key)
+        lines.append(line._replace(here=line.here and 1 / line.here))
+    return _given(*lines)
+
+
+def stream_aware(record):
+    """Named as future work."""
+    return _given(Line("4 streams of 512 KiB, the scheduler on over off", None,
+                       times(_row(record, "streams"), "auto", "off", "bytes_per_s"), TIMES, PACED, None,
+                       "the paper names stream-aware scheduling as future work"))
+
+
+# --- bench/guest-disk ---------------------------------------------------------------------------------
+
+def elevators(record):
+    lines = []
+    for elevator, document in record.get("traces", {}).get("raid", {}).items():
+        summary = document["sizes"][0]["summary"]
+        lines.append(Line("streams in which four striped disks fill 1 MiB, %s" % elevator, None, summary["streams"]["median"],
+                          "streams", PACED, "4: one for each disk", "the paper has plots; its elevators are anticipatory and CFQ"))
+    for elevator, document in record.get("traces", {}).get("disk", {}).items():
+        summary = document["sizes"][0]["summary"]
+        lines.append(Line("chunks after a higher chunk, 512 KiB in two transfers, %s" % elevator, None,
+                          100 * summary["reordered"]["median"], "%", PACED, None,
+                          "in the paper, anticipatory swaps the two segments"))
+    return lines
+
+
+def readahead(record):
+    passes = record.get("readahead")
+    if not passes:
+        return []
+    gain = [long / short for long, short in zip(passes["512"]["first"], passes["128"]["first"])]
+    return [Line("first pass of buffered reads, readahead of 512 over 128 KiB", "512 KB over 128 KB, first pass",
+                 statistics.median(gain), TIMES, PACED, None,
+                 "one guest with an attached disk, a round trip of 1 ms; there OCFS2 on a RAID"),
+            Line("second pass over the first, readahead of 512 KiB", None,
+                 statistics.median(second / first for second, first in zip(passes["512"]["second"], passes["512"]["first"])),
+                 TIMES, PACED, None, "the client's page cache answers")]
+
+
+# --- bench/clan and bench/middleware ------------------------------------------------------------------
+
+def one_word(record):
+    samples = _row(record, "round-trip-two-cpus")
+    return _given(
+        Line("round trip of one word, both sides poll", "median", middle(samples.get("poll"), "latency_p50_us"), "µs",
+             REAL, None, "shared memory of one machine, no network"),
+        Line("the same, the server sleeps", None, middle(samples.get("futex"), "latency_p50_us"), "µs", REAL))
+
+
+def tripwires(record):
+    samples = _row(record, "tripwire-wake-up")
+    return _given(
+        Line("wake-up of a sleeping server by a put to a tripwire, over one by a message", None,
+             times(samples, "tripwire", "message", "latency_p50_us"), TIMES, REAL, None,
+             "shared memory reports a touched tripwire by a message, so that no layer of gmblock uses one"),
+        Line("the same over TCP", None, times(samples, "tripwire-tcp", "message-tcp", "latency_p50_us"), TIMES, REAL))
+
+
+def message_bandwidth(record):
+    rates = {size: middle(_row(record, "bandwidth-%d" % size).get("messages"), "bytes_per_s")
+             for size in (64, 512, 4 * KIB, 8 * KIB)}
+    known = {size: rate * 8 / 1e6 for size, rate in rates.items() if rate}
+    if not known:
+        return []
+    most = max(known.values())
+    half = [size for size in sorted(known) if known[size] >= most / 2]
+    return [Line("messages through a queue, the most", "Alpha 21264, PIO", most, "Mbit/s", REAL, None,
+                 "shared memory; the ring has 256 KiB, there 50 KB"),
+            Line("half of it at", "Alpha 21264, PIO, half of it at", half[0], "bytes", REAL, None,
+                 "the smallest size measured that reaches half")]
+
+
+def requests(record):
+    samples = _row(record, "rpc-16x32")
+    return _given(
+        Line("requests of 16 clients, replied at once", "raw CLAN", middle(samples.get("rpc"), "rate"), "requests/s",
+             REAL, None, "clan_rpc with 64 bytes each way, server and clients on two processors"),
+        Line("the same, over the reference (there Emulex VIA, here TCP)", 1030000 / 150000,
+             times(samples, "rpc", "tcp", "rate"), TIMES, REAL))
+
+
+def rpc_of_dsfr(record):
+    samples = _row(record, "rpc-16x32")
+    return _given(Line("calls of 16 clients over TCP's (there \"dozens of times\")", None,
+                       times(samples, "rpc", "tcp", "rate"), TIMES, REAL, None,
+                       "within a machine; without RDMA hardware the network part cannot be measured"))
+
+
+def _mpi(record, name, way):
+    found = _row(record, name).get(way)
+    return statistics.median(found) if found else None
+
+
+def mpi_round_trip(record):
+    tcp, clan = _mpi(record, "mpi-8", "tcp"), _mpi(record, "mpi-8", "fi")
+    return _given(Line("MPI round trip of 8 bytes (clan;ofi_rxm)", "CLAN", clan, "µs", REAL, None,
+                       "both ranks poll on their own processors"),
+                  Line("the same over btl tcp", None, tcp, "µs", REAL),
+                  Line("the same over Open MPI's own shared memory", None, _mpi(record, "mpi-8", "vader"), "µs", REAL))
+
+
+def corba_round_trip(record):
+    samples = _row(record, "omniorb-null")
+
+    def micros(way):
+        rate = middle(samples.get(way), "rate")
+        return rate and 1e6 / rate
+    return _given(
+        Line("call without data, clan transport of omniORB (spins)", "CLAN", micros("omniorb"), "µs", REAL),
+        Line("carried by clan-run (blocks)", None, micros("clan"), "µs", REAL),
+        Line("over TCP on loopback (blocks)", "Gigabit Ethernet", micros("tcp"), "µs", REAL, None,
+             "the ratio of the first line to this one compares a transport that spins with one that blocks"))
+
+
+# --- bench/clan-paper ---------------------------------------------------------------------------------
+
+def _of(record, name, way, key):
+    return middle(_row(record, name).get(way), key)
+
+
+def via_round_trip(record):
+    lines = []
+    for size in (4, 40):
+        lines += [Line("round trip of %d bytes, FI_EP_MSG over clan" % size, "%d bytes, CLAN PIO" % size,
+                       _of(record, "via-%d" % size, "clan", "round_trip_us"), "µs", REAL, None,
+                       "fi_pingpong has no messages of 0 bytes" if size == 4 else ""),
+                  Line("the same over libfabric's tcp", None, _of(record, "via-%d" % size, "tcp", "round_trip_us"), "µs",
+                       REAL)]
+    return _given(*lines)
+
+
+def via_bandwidth(record):
+    return _given(*(Line("ping-pong with messages of %d bytes, over clan against tcp" % size, None,
+                         times(_row(record, "via-%d" % size), "clan", "tcp", "bytes_per_s"), TIMES, REAL, None,
+                         "the paper has a plot without numbers") for size in (128, 4 * KIB, 16 * KIB)))
+
+
+def ttcp(record):
+    return _given(*(Line("nuttcp with writes of %d bytes, carried by clan against TCP" % size, None,
+                         times(_row(record, "ttcp-%d" % size), "clan", "tcp", "mbit_per_s"), TIMES, REAL, None,
+                         "clan-run carries the sockets of a program; the paper's CLAN IP was a device of the kernel")
+                    for size in (64, 512, 4 * KIB)))
+
+
+def corba_requests(record):
+    lines = []
+    for way, claim, paper in (("omniorb", "clan transport of omniORB, which spins", "CLAN"),
+                              ("clan", "carried by clan-run, which blocks", None),
+                              ("tcp", "TCP on loopback, which blocks", "Gigabit Ethernet")):
+        rates = [rate for rate in (_of(record, "corba-%d" % count, way, "rate") for count in range(1, 7)) if rate]
+        if rates:
+            lines.append(Line("requests of 1 to 6 clients, the most; " + claim, paper, max(rates), "requests/s", REAL, None,
+                              "clients and server share this machine's processors"))
+    return lines
+
+
+def nbody(record):
+    return _given(*(Line("speed-up of two ranks, %d particles, %s" % (count, words), None,
+                         _of(record, "nbody-%d" % count, way, "speed_up"), TIMES, REAL, "2",
+                         "the paper has a plot without numbers")
+                    for count in (64, 256, 1024) for way, words in (("fi", "clan;ofi_rxm"), ("tcp", "btl tcp"))))
+
+
+# --- bench/push and bench/flash-store -----------------------------------------------------------------
+
+def push(record):
+    lines = []
+    for row in record["rows"]:
+        if row["row"] == "memory":
+            lines.append(Line("time of sendfile over that of a push, flash to memory to flash (there \"an order of "
+                              "magnitude\")", None, times(row["samples"], "sendfile", "push", "seconds"), TIMES, REAL,
+                              None, "one machine, loop devices over memory; without RDMA hardware"))
+    return _given(*lines)
+
+
+def garbage_collection(record):
+    return [Line("blocks written, collector that knows the cache over the better of two that do not; %s" % row["title"]
+                 .partition("cache 10 %, ")[2], None, row["found"], TIMES, REAL, None, "the paper gives no number")
+            for name, row in record["rows"].items() if name in ("rule-15", "rule-7", "rule-tpcc")]
