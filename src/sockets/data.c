@@ -730,6 +730,7 @@ ssize_t data_recv(
 	uint64_t deadline_ns = UINT64_MAX;
 	size_t done = 0; /* bytes received; a peek starts again from 0 */
 	ssize_t got = 0;
+	int saved = errno;
 
 	pthread_testcancel();
 	*plain_out = false;
@@ -799,6 +800,7 @@ ssize_t data_recv(
 		meet_end(conn);
 	}
 	core_unlock();
+	errno = saved; /* like the kernel; the caller sets errno for an error */
 	return done > 0 ? (ssize_t)done : got;
 }
 
@@ -878,6 +880,7 @@ ssize_t data_sendv(
 {
 	size_t done = 0;
 	int result = 0;
+	int saved = errno;
 
 	pthread_testcancel();
 	*plain_out = false;
@@ -891,5 +894,6 @@ ssize_t data_sendv(
 	}
 	*plain_out = done == 0 && result == 0;
 	core_unlock();
+	errno = saved;
 	return data_sent_all(done, result, flags);
 }

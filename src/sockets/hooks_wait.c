@@ -342,6 +342,17 @@ EXPORT int epoll_ctl(int set_fd, int op, int fd, struct epoll_event *event)
 	return hooks_wait_give(epoll_control(set, op, fd, event));
 }
 
+/* Waits by the library, and leaves errno alone if that succeeds. */
+static int wait_in_set(struct set *set, struct epoll_event *events, int max,
+	const struct timespec *timeout, const sigset_t *mask)
+{
+	int saved = errno;
+	int result = epoll_take(set, events, max, timeout, mask);
+
+	errno = saved;
+	return hooks_wait_give(result);
+}
+
 EXPORT int epoll_pwait2(int set_fd, struct epoll_event *events, int max,
 	const struct timespec *timeout, const sigset_t *mask)
 {
@@ -350,7 +361,7 @@ EXPORT int epoll_pwait2(int set_fd, struct epoll_event *events, int max,
 	if (set == NULL) {
 		return REAL(epoll_pwait2)(set_fd, events, max, timeout, mask);
 	}
-	return hooks_wait_give(epoll_take(set, events, max, timeout, mask));
+	return wait_in_set(set, events, max, timeout, mask);
 }
 
 EXPORT int epoll_pwait(
@@ -362,7 +373,7 @@ EXPORT int epoll_pwait(
 	if (set == NULL) {
 		return REAL(epoll_pwait)(set_fd, events, max, timeout_ms, mask);
 	}
-	return hooks_wait_give(epoll_take(set, events, max, of_ms(timeout_ms, &timeout), mask));
+	return wait_in_set(set, events, max, of_ms(timeout_ms, &timeout), mask);
 }
 
 EXPORT int epoll_wait(int set_fd, struct epoll_event *events, int max, int timeout_ms)
@@ -373,5 +384,5 @@ EXPORT int epoll_wait(int set_fd, struct epoll_event *events, int max, int timeo
 	if (set == NULL) {
 		return REAL(epoll_wait)(set_fd, events, max, timeout_ms);
 	}
-	return hooks_wait_give(epoll_take(set, events, max, of_ms(timeout_ms, &timeout), NULL));
+	return wait_in_set(set, events, max, of_ms(timeout_ms, &timeout), NULL);
 }

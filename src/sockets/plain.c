@@ -46,10 +46,13 @@ enum way plain_enter(int fd, bool writes, struct plain_call *call)
 		if (!tried && plain_is_due(conn, state, writes)) {
 			tried = true;
 			if (core_lock()) {
+				int saved = errno;
+
 				if (conn_at(fd) == conn) {
 					conn_advance(conn);
 				}
 				core_unlock();
+				errno = saved;
 			}
 			continue;
 		}

@@ -284,6 +284,7 @@ int wait_poll(
 	SOCKETS_AUTO_FREE struct pollfd *allocated = NULL;
 	struct pollfd *rest = on_stack;
 	uint64_t deadline_ns = wait_deadline(timeout);
+	int saved = errno;
 	int result;
 
 	pthread_testcancel();
@@ -297,6 +298,7 @@ int wait_poll(
 	if (core_lock()) {
 		result = poll_locked(fds, rest, count, deadline_ns, mask);
 		core_unlock();
+		errno = saved;
 	} else {
 		result = -EINTR;
 	}

@@ -2,6 +2,7 @@
 /*
  * Reading, writing, ends, options, and much at once.
  */
+#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -472,6 +473,36 @@ static void early_options(struct pair *pair)
 	}
 }
 
+/* Programs look at errno after a series of calls that may have failed or not. Connections begin to
+ * be carried within such calls. */
+static void success_leaves_errno(struct pair *pair)
+{
+	struct pair own;
+	struct epoll_event event;
+	char byte = 'x';
+	int changed = 0;
+	int set;
+
+	(void)pair;
+	connect_pair(&own);
+	set = make_set(own.server, EPOLLIN);
+	for (int i = 0; i < 4 * ROUNDS; i++) {
+		int from = i % 2 == 0 ? own.client : own.server;
+		int to = i % 2 == 0 ? own.server : own.client;
+
+		errno = 0;
+		must(write(from, &byte, 1) == 1, "write");
+		must(wait_ready(to, POLLIN, WAIT_MS) == POLLIN, "poll");
+		must(i % 2 == 1 || epoll_wait(set, &event, 1, WAIT_MS) == 1, "epoll_wait");
+		must(read(to, &byte, 1) == 1, "read");
+		changed += errno != 0;
+	}
+	show("successful calls that changed errno", changed);
+	close(set);
+	close(own.client);
+	close(own.server);
+}
+
 static void bad_arguments(struct pair *pair)
 {
 	struct iovec iov = { .iov_base = NULL, .iov_len = 1 };
@@ -569,6 +600,7 @@ const struct semantics_case data_cases[] = {
 	{ "out-of-band", out_of_band },
 	{ "no-delay", no_delay },
 	{ "early-options", early_options },
+	{ "success-leaves-errno", success_leaves_errno },
 	{ "bad-arguments", bad_arguments },
 	{ "much", much },
 	{ "ahead", ahead },
