@@ -20,6 +20,7 @@ from . import measure, rig, session
 from .cmdline import TOP
 
 SECONDS_MAX = 300
+STARTS = 5  # of programs that do not get their ports
 OB1 = ["--mca", "pml", "ob1", "--mca", "btl"]
 MPI_WAYS = {  # title, arguments of mpirun
     "fi": ("clan;ofi_rxm", ["--tune", os.path.join(TOP, "packaging", "openmpi-clan.conf")]),
@@ -81,7 +82,19 @@ def wait_until_listens(process, port):
                        (line.split() for line in list(table)[1:])):
                     return
         time.sleep(0.01)
-    raise measure.ClientFailed("%s has ended" % process.args[0])
+    raise NoPort("%s has ended" % process.args[0])
+
+
+class NoPort(measure.ClientFailed):
+    """A server could not have its port, or a client did not find it there."""
+
+
+def with_ports(run):
+    """What run() returns, which may raise NoPort some times."""
+    for _ in range(STARTS - 1):
+        with contextlib.suppress(NoPort):
+            return run()
+    return run()
 
 
 def carried_by_sockets(stats_file):
