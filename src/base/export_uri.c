@@ -162,7 +162,7 @@ static int export_uri_take_parameter(
 	};
 	int rc;
 
-	if (strcmp(parameter->name, "socket") == 0) {
+	if (strcmp(parameter->name, uri->is_folder ? "folder" : "socket") == 0) {
 		return 0;
 	}
 	if (is_about_tls(parameter->name) && !uri->tls) {
@@ -209,7 +209,13 @@ static int export_uri_take_parts(struct export_uri *uri, struct uri *parts, stru
 	int rc = check_scheme(parts->scheme, uri, error);
 
 	uri->is_unix = parts->is_unix;
+	uri->is_folder = parts->is_folder;
 	rc = rc ?: check_export_name(parts, error);
+	if (rc == 0 && uri->is_folder && !export_uri_has_one_export(uri)) {
+		return error_set(error, -EINVAL,
+			"the parameter 'folder' is only for vhost-user-blk+unix; write "
+			"?socket=PATH");
+	}
 	while (rc == 0 && (rc = uri_next_parameter(&parts->query, &parameter, error)) > 0) {
 		rc = export_uri_take_parameter(uri, &parameter, error);
 		uri_parameter_fini(&parameter);
@@ -311,7 +317,7 @@ int export_uri_format(const struct export_uri *uri, const char *export_name,
 		uri_put_encoded(&w, export_name, export_name_bytes, "/:@");
 	}
 	if (uri->is_unix) {
-		uri_put_text(&w, "?socket=", 8);
+		uri_put_text(&w, uri->is_folder ? "?folder=" : "?socket=", 8);
 		uri_put_encoded(&w, uri->socket_path, uri->socket_path_bytes, "/:@");
 		separator = '&';
 	}
@@ -343,6 +349,10 @@ const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct expo
 
 int export_uri_check_client(const struct export_uri *uri, struct error *error)
 {
+	if (uri->is_folder) {
+		return error_set(error, -EINVAL,
+			"the parameter 'folder' is only for servers; write ?socket=FOLDER/EXPORT");
+	}
 	return strcmp(uri->protocol, "push") != 0
 		       ? 0
 		       : error_set(error, -EPROTONOSUPPORT,

@@ -11,6 +11,8 @@
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
  *   push://..., push+unix://...              like gmb, see docs/protocol/push.md
  *   vhost-user-blk+unix:///EXPORT?socket=PATH[&queues=NUMBER]
+ *   vhost-user-blk+unix:///?folder=PATH      only for listening: a socket PATH/EXPORT for each
+ * export
  *
  * A listening Unix socket can have socket-mode=MODE and socket-group=GROUP.
  *
@@ -50,6 +52,7 @@ struct export_uri {
 	uint16_t port;		    /* TCP: 0 only if the URI contains ":0" (listening) */
 	char *socket_path;	    /* Unix: path; an abstract name starts with a zero byte */
 	uint32_t socket_path_bytes; /* length without the terminator */
+	bool is_folder;		    /* socket_path is the path of a folder of sockets */
 	char *export_name; /* percent-decoded, may be empty, never NULL, no zero byte inside */
 	char *user;	   /* or NULL */
 	/* Only with tls, otherwise NULL. tls_certificates and tls_psk_file name local files, so
@@ -85,8 +88,8 @@ char *export_uri_clan_address(const struct export_uri *uri);
 /* Returns the port in a clan address such as "tcp:HOST:PORT". */
 uint16_t export_uri_clan_port(const char *address);
 
-/* Checks that a client can use a disk at this address. Returns -EPROTONOSUPPORT for a push
- * address. */
+/* Checks that a client can use a disk at this address. Returns -EPROTONOSUPPORT for a push address,
+ * and -EINVAL for a folder of sockets. */
 GMB_MUST_CHECK int export_uri_check_client(const struct export_uri *uri, struct error *error);
 
 /* Returns whether connections at an address with this URI cannot choose an export, because the

@@ -284,6 +284,32 @@ void uri_parameter_fini(struct uri_parameter *parameter)
 	*parameter = (struct uri_parameter){ 0 };
 }
 
+/* Extracts the path of the socket, or of the folder of sockets. Ignores other parameters. */
+static int uri_take_path(struct uri *uri, struct uri_parameter *parameter, struct error *error)
+{
+	bool is_folder = uri->is_unix && strcmp(parameter->name, "folder") == 0;
+
+	if (!is_folder && strcmp(parameter->name, "socket") != 0) {
+		return 0;
+	}
+	if (!uri->is_unix) {
+		return error_set(error, -EINVAL,
+			"the parameter 'socket' requires the scheme %s+unix", uri->scheme);
+	}
+	if (uri->socket_path != NULL) {
+		return is_folder == uri->is_folder
+			       ? error_set(error, -EINVAL, "the parameter '%s' is given twice",
+					 parameter->name)
+			       : error_set(error, -EINVAL,
+					 "the URI has both 'socket' and 'folder'; remove one");
+	}
+	uri->is_folder = is_folder;
+	uri->socket_path = parameter->value;
+	uri->socket_path_bytes = parameter->value_bytes;
+	parameter->value = NULL;
+	return 0;
+}
+
 /* Extracts the socket path. Checks only the syntax of all other parameters. */
 static int parse_query(const char *query, struct uri *uri, struct error *error)
 {
@@ -291,21 +317,7 @@ static int parse_query(const char *query, struct uri *uri, struct error *error)
 	int rc;
 
 	while ((rc = uri_next_parameter(&query, &parameter, error)) > 0) {
-		rc = 0;
-		if (strcmp(parameter.name, "socket") == 0) {
-			if (!uri->is_unix) {
-				rc = error_set(error, -EINVAL,
-					"the parameter 'socket' requires the scheme %s+unix",
-					uri->scheme);
-			} else if (uri->socket_path != NULL) {
-				rc = error_set(
-					error, -EINVAL, "the parameter 'socket' is given twice");
-			} else {
-				uri->socket_path = parameter.value;
-				uri->socket_path_bytes = parameter.value_bytes;
-				parameter.value = NULL;
-			}
-		}
+		rc = uri_take_path(uri, &parameter, error);
 		uri_parameter_fini(&parameter);
 		if (rc < 0) {
 			return rc;

@@ -4,6 +4,7 @@
  *
  *   SCHEME://[USER@]HOST[:PORT]/PATH[?NAME=VALUE&...]
  *   SCHEME+unix:///PATH?socket=PATH[&NAME=VALUE...]
+ *   SCHEME+unix:///PATH?folder=PATH[&NAME=VALUE...]
  *
  * Names and values are percent-decoded. The protocol that uses the scheme defines the meaning of
  * the scheme, path and parameters (session kinds name their schemes, engine/engine.h).
@@ -25,6 +26,7 @@ struct uri {
 	char *host;
 	char *socket_path; /* with is_unix: not empty; an abstract name starts with a zero byte */
 	uint32_t socket_path_bytes; /* length without the terminator */
+	bool is_folder;		    /* socket_path is the path of a folder of sockets */
 	/* without the first slash; may be empty; contains no zero byte */
 	char *path;
 	uint32_t path_bytes;

@@ -13,8 +13,8 @@ GMB_MUST_CHECK int landlock_enter(const struct sandbox *sandbox);
 
 bool seccomp_works(void);
 GMB_MUST_CHECK int seccomp_enter(const struct sandbox *sandbox);
-/* Called after seccomp_enter(); applies to all threads. */
-GMB_MUST_CHECK int seccomp_seal(bool connects, bool loads_code);
+/* Called after seccomp_enter(); applies to all threads. Uses only the flags of the sandbox. */
+GMB_MUST_CHECK int seccomp_seal(const struct sandbox *sandbox);
 
 /* Drops capabilities of root that serving does not need. No-op for other users. */
 GMB_MUST_CHECK int capabilities_drop(const struct sandbox *sandbox);

@@ -22,8 +22,7 @@ static bool files_are_restricted;
 /* Work left for sandbox_seal(). */
 static struct {
 	bool is_due;
-	bool connects;
-	bool loads_code;
+	struct sandbox rights; /* without rules */
 } to_seal;
 
 void sandbox_fini(struct sandbox *sandbox)
@@ -282,8 +281,9 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 		files_are_restricted = true;
 	}
 	to_seal.is_due = rc == 0 && calls == 0;
-	to_seal.connects = sandbox->connects;
-	to_seal.loads_code = sandbox->loads_code;
+	to_seal.rights = (struct sandbox){ .connects = sandbox->connects,
+		.loads_code = sandbox->loads_code,
+		.makes_sockets = sandbox->makes_sockets };
 	if (rc == 0 && (files == 0 || calls == 0)) {
 		log_info("sandbox: %s%s%s", files == 0 ? "Landlock" : "",
 			files == 0 && calls == 0 ? " and " : "", calls == 0 ? "seccomp" : "");
@@ -297,8 +297,8 @@ int sandbox_seal(enum sandbox_mode mode, struct error *error)
 		return 0;
 	}
 	to_seal.is_due = false;
-	return sandbox_judge(mode, "the second seccomp filter",
-		seccomp_seal(to_seal.connects, to_seal.loads_code), error);
+	return sandbox_judge(
+		mode, "the second seccomp filter", seccomp_seal(&to_seal.rights), error);
 }
 
 /* Returns whether a file at path, which does not exist, could be created according to the mode of

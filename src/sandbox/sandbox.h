@@ -56,6 +56,8 @@ struct sandbox {
 	bool renames; /* the server replaces files by rename() */
 	/* The server connects to Unix sockets and TCP ports. */
 	bool connects;
+	/* Unix sockets are created after sandbox_seal(), in folders with SANDBOX_SOCKETS. */
+	bool makes_sockets;
 	/* A port below 1024 will be opened after sandbox_enter(). */
 	bool binds_low_port;
 	/* TCP ports to which connections are allowed, at any address. */
@@ -124,7 +126,8 @@ GMB_MUST_CHECK int sandbox_enter(
 
 /* Called after sandbox_enter(), with the same mode. Drops, in every thread, the rights that only
  * the start of a server needs: creating rings, binding addresses and, unless the server connects,
- * creating and connecting sockets. */
+ * creating and connecting sockets. With makes_sockets, Unix sockets can still be created and
+ * bound. */
 GMB_MUST_CHECK int sandbox_seal(enum sandbox_mode mode, struct error *error);
 
 /* If the sandbox is the reason why a file could not be opened or created, adds that to the message

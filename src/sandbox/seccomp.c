@@ -401,8 +401,9 @@ static void seccomp_allow_memory(struct filter *filter, bool loads_code)
 	seccomp_add(filter, SCMP_ACT_ALLOW, SCMP_SYS(mprotect), count, &is_data);
 }
 
-static void write_list(struct filter *filter, bool loads_code, bool renames)
+static void write_list(struct filter *filter, const struct sandbox *sandbox)
 {
+	bool loads_code = sandbox->loads_code;
 	const struct scmp_arg_cmp has_no_address[] = {
 		SCMP_A3(SCMP_CMP_MASKED_EQ, MSG_FASTOPEN, 0),
 		SCMP_A4(SCMP_CMP_EQ, 0),
@@ -411,9 +412,12 @@ static void write_list(struct filter *filter, bool loads_code, bool renames)
 	for (size_t i = 0; i < ARRAY_COUNT(allowed_calls); i++) {
 		allow(filter, allowed_calls[i]);
 	}
-	if (renames) {
+	if (sandbox->renames) {
 		allow(filter, SCMP_SYS(renameat));
 		allow(filter, SCMP_SYS(renameat2));
+	}
+	if (sandbox->makes_sockets) {
+		allow(filter, SCMP_SYS(umask)); /* the mode of a socket file */
 	}
 	allow(filter, SCMP_SYS(bind));
 	allow(filter, SCMP_SYS(connect));
@@ -435,18 +439,20 @@ static void write_list(struct filter *filter, bool loads_code, bool renames)
 
 /* Writes the second filter. listen() remains allowed, because after a failed upgrade it makes the
  * sockets report this process as their owner again. */
-static void write_seal(struct filter *filter, bool connects, bool loads_code)
+static void write_seal(struct filter *filter, const struct sandbox *sandbox)
 {
+	const struct scmp_arg_cmp is_of_network = SCMP_A0(SCMP_CMP_NE, AF_UNIX);
 	const uint32_t refused = SCMP_ACT_ERRNO(EPERM);
 
 	seccomp_add(filter, refused, SCMP_SYS(fchmod), 0, NULL);
 	seccomp_add(filter, refused, SCMP_SYS(io_uring_setup), 0, NULL);
 	seccomp_add(filter, refused, SCMP_SYS(seccomp), 0, NULL);
-	if (!connects && !loads_code) {
+	if (!sandbox->connects && !sandbox->loads_code) {
 		seccomp_add(filter, refused, SCMP_SYS(connect), 0, NULL);
-		seccomp_add(filter, refused, SCMP_SYS(socket), 0, NULL);
+		seccomp_add(filter, refused, SCMP_SYS(socket), sandbox->makes_sockets ? 1 : 0,
+			&is_of_network);
 	}
-	if (!loads_code) {
+	if (!sandbox->makes_sockets && !sandbox->loads_code) {
 		seccomp_add(filter, refused, SCMP_SYS(bind), 0, NULL);
 	}
 }
@@ -490,12 +496,12 @@ int seccomp_enter(const struct sandbox *sandbox)
 	struct filter filter;
 
 	if (filter_begin(&filter, UNKNOWN) == 0) {
-		write_list(&filter, sandbox->loads_code, sandbox->renames);
+		write_list(&filter, sandbox);
 	}
 	return filter_end(&filter);
 }
 
-int seccomp_seal(bool connects, bool loads_code)
+int seccomp_seal(const struct sandbox *sandbox)
 {
 	struct filter filter;
 
@@ -503,7 +509,7 @@ int seccomp_seal(bool connects, bool loads_code)
 		seccomp_set(
 			/* Also applies to threads that already exist. */
 			&filter, SCMP_FLTATR_CTL_TSYNC, 1);
-		write_seal(&filter, connects, loads_code);
+		write_seal(&filter, sandbox);
 	}
 	return filter_end(&filter);
 }
@@ -521,10 +527,9 @@ int seccomp_enter(const struct sandbox *sandbox)
 	return -EOPNOTSUPP;
 }
 
-int seccomp_seal(bool connects, bool loads_code)
+int seccomp_seal(const struct sandbox *sandbox)
 {
-	GMB_UNUSED(connects);
-	GMB_UNUSED(loads_code);
+	GMB_UNUSED(sandbox);
 	return -EOPNOTSUPP;
 }
 

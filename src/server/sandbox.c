@@ -229,6 +229,14 @@ static int allow_configured(struct sandbox *sandbox, const struct server_config 
 		sandbox->renames = true;
 		rc = sandbox_allow(sandbox, fencing_folder(config), SANDBOX_SHARED_MEMORY, error);
 	}
+	for (uint32_t i = 0; rc == 0 && i < config->listen_count; i++) {
+		const struct export_uri *uri = &config->listens[i].uri;
+
+		if (uri->is_folder) {
+			sandbox->makes_sockets = true;
+			rc = sandbox_allow(sandbox, uri->socket_path, SANDBOX_SOCKETS, error);
+		}
+	}
 	/* The configuration file is read again on a reload. */
 	if (rc == 0 && config->file_path != NULL) {
 		rc = sandbox_allow_beside(

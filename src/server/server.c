@@ -88,7 +88,7 @@ static void warn_of_missing_exports(const struct server *server)
 	char uri[URI_BYTES_MAX];
 
 	for (uint32_t i = 0; i < server->listener_count; i++) {
-		bool found = false;
+		bool found = server->listeners[i].folder > 0;
 
 		for (uint32_t k = 0; k < server->exports.count; k++) {
 			found |= listen_address_serves(

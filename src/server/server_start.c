@@ -18,6 +18,7 @@
 #include "server/fence/fencing.h"
 #include "server/listen/accept.h"
 #include "server/listen/credentials.h"
+#include "server/listen/folder.h"
 #include "server/observe/scrape.h"
 #include "server/sandbox.h"
 #include "server/server_state.h"
@@ -121,53 +122,6 @@ static int start_reactors(struct server *server, struct error *error)
 	return 0;
 }
 
-static int disks_are_quiesced(void *context, struct error *error);
-static void remove_files(void *context);
-
-static int start_accepting(struct server *server, struct error *error)
-{
-	const struct acceptor_options options = {
-		.listeners = server->listeners,
-		.listener_count = server->listener_count,
-		.reactors = server->reactors,
-		.reactor_count = server->reactor_count,
-		.connections_max = server->config->limits.connections_max,
-		.connections_per_peer_max = server->config->limits.connections_per_peer_max,
-		.connection_total = &server->connection_total,
-		.stopped = acceptor_has_stopped,
-		.context = server,
-	};
-	/* Sealed here, because after acceptor_create() everything listens, and no connection has
-	 * been accepted yet. */
-	int rc = acceptor_create(&options, &server->acceptor, error)
-			 ?: server_sandbox_seal(server->config, error);
-
-	if (rc == 0 && server->take != NULL) {
-		const struct upgrade_taker taker = {
-			.exports = &server->exports,
-			.kinds = server->kinds,
-			.kind_count = server->kind_count,
-			.acceptor = server->acceptor,
-			.reactors = server->reactors,
-			.reactor_count = server->reactor_count,
-			.quiesced = disks_are_quiesced,
-			.leave = remove_files,
-			.context = server,
-		};
-
-		rc = upgrade_take_over(server->take, &taker, error);
-	}
-	if (rc == 0) {
-		acceptor_start(server->acceptor);
-	}
-	return rc;
-}
-
-static void server_start_has_news(void *context)
-{
-	server_wake(context);
-}
-
 static struct server_view view_of(const struct server *server)
 {
 	return (struct server_view){
@@ -187,11 +141,100 @@ static struct server_view view_of(const struct server *server)
 	};
 }
 
-static void exports_have_changed(void *context)
+static struct listen_folders folders_of(struct server *server)
+{
+	struct listen_folders folders = {
+		.config = server->config,
+		.listeners = server->listeners,
+		.listener_count = &server->listener_count,
+		.acceptor = server->acceptor,
+	};
+
+	for (uint32_t i = 0; i < server->kind_count; i++) {
+		if (strcmp(server->kinds[i]->schemes[0], EXPORT_URI_VHOST "+unix") == 0) {
+			folders.kind = server->kinds[i];
+		}
+	}
+	return folders;
+}
+
+/* Opens and closes the sockets of exports in folders (listen/folder.h). */
+static int follow_exports(struct server *server, json_t *lines, struct error *error)
+{
+	const struct listen_folders folders = folders_of(server);
+
+	return listen_folders_follow(&folders, &server->exports, lines, error);
+}
+
+static int disks_are_quiesced(void *context, struct error *error);
+static void remove_files(void *context);
+
+static int start_accepting(struct server *server, struct error *error)
+{
+	const struct acceptor_options options = {
+		.listeners = server->listeners,
+		.listener_count = server->listener_count,
+		.reactors = server->reactors,
+		.reactor_count = server->reactor_count,
+		.connections_max = server->config->limits.connections_max,
+		.connections_per_peer_max = server->config->limits.connections_per_peer_max,
+		.connection_total = &server->connection_total,
+		.stopped = acceptor_has_stopped,
+		.context = server,
+	};
+	int rc = acceptor_create(&options, &server->acceptor, error);
+
+	/* in an upgrade, the other process still has its exports */
+	rc = rc ?: (server->take == NULL ? follow_exports(server, NULL, error) : 0);
+	if (rc == 0) {
+		const struct listen_folders folders = folders_of(server);
+
+		listen_folders_clean(&folders);
+	}
+	/* Sealed here, because everything listens, and no connection has been accepted yet. */
+	rc = rc ?: server_sandbox_seal(server->config, error);
+
+	if (rc == 0 && server->take != NULL) {
+		const struct upgrade_taker taker = {
+			.exports = &server->exports,
+			.kinds = server->kinds,
+			.kind_count = server->kind_count,
+			.acceptor = server->acceptor,
+			.reactors = server->reactors,
+			.reactor_count = server->reactor_count,
+			.quiesced = disks_are_quiesced,
+			.leave = remove_files,
+			.context = server,
+		};
+
+		rc = upgrade_take_over(server->take, &taker, error);
+		if (rc == 0) {
+			/* it has logged its errors */
+			(void)!follow_exports(server, NULL, NULL);
+		}
+	}
+	if (rc == 0) {
+		struct server_view view = view_of(server); /* with the sockets of exports */
+
+		server_control_look(server->control, &view);
+		scrape_look(server->scrape, &view);
+		acceptor_start(server->acceptor);
+	}
+	return rc;
+}
+
+static void server_start_has_news(void *context)
+{
+	server_wake(context);
+}
+
+static void exports_have_changed(void *context, json_t *lines)
 {
 	struct server *server = context;
-	struct server_view view = view_of(server);
+	struct server_view view;
 
+	(void)!follow_exports(server, lines, NULL);
+	view = view_of(server);
 	server_control_look(server->control, &view);
 	scrape_look(server->scrape, &view);
 	server_announce(server);
@@ -222,7 +265,7 @@ static int start_upgrade(struct server *server, struct error *error)
 		.config = server->config,
 		.exports = &server->exports,
 		.listeners = server->listeners,
-		.listener_count = server->listener_count,
+		.listener_count = &server->listener_count,
 		.reactors = server->reactors,
 		.reactor_count = server->reactor_count,
 		.jobs = server->jobs,

@@ -243,7 +243,7 @@ int job_commit(struct job *job, struct error *error)
 		 * while it runs. */
 		job->closing_count = change_closing(job->change);
 		change_commit(job->change, jobs->options.exports);
-		jobs->options.changed(jobs->options.context);
+		jobs->options.changed(jobs->options.context, job->lines);
 	}
 	return 0;
 }

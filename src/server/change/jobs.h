@@ -37,8 +37,9 @@ struct jobs_options {
 	uint32_t reactor_count;
 	/* Called on the jobs' thread. Must make the main thread call jobs_continue(). */
 	void (*wake)(void *context);
-	/* Called on the main thread after the exports have changed. */
-	void (*changed)(void *context);
+	/* Called on the main thread after the exports have changed. lines: a JSON array with lines
+	 * of text for the log and the answer, to which it can add others. */
+	void (*changed)(void *context, json_t *lines);
 	void *context;
 };
 

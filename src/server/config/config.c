@@ -107,6 +107,24 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 			"address serves all exports; name exports with --export",
 			shown);
 	}
+	if (uri->is_folder && uri->export_name[0] != '\0') {
+		return error_set(error, -EINVAL,
+			"cannot listen on '%s': a folder has a socket for each export, so the URI "
+			"has no export name; remove the name, or write socket=PATH",
+			shown);
+	}
+	if (uri->is_folder && uri->socket_group != NULL) {
+		return error_set(error, -EINVAL,
+			"cannot listen on '%s': the parameter 'socket-group' is not for folders; "
+			"give the folder this group and the setgid bit (chgrp, chmod g+s)",
+			shown);
+	}
+	if (uri->queues != NULL) {
+		return error_set(error, -EINVAL,
+			"cannot listen on '%s': the parameter 'queues' is only for clients, which "
+			"choose their number of queues; remove it",
+			shown);
+	}
 	if (uri->user != NULL || uri->tls_type != NULL || uri->tls_hostname != NULL ||
 		uri->tls_verify_peer != NULL || export_uri_has_files(uri)) {
 		return error_set(error, -EINVAL,
@@ -118,7 +136,8 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 	if (uri->unknown_parameter != NULL) {
 		return error_set(error, -EINVAL,
 			"cannot listen on '%s': unknown parameter '%s'; use socket=PATH, "
-			"socket-mode=MODE or socket-group=GROUP, and with gmb:// and push:// also "
+			"with vhost-user-blk also folder=PATH, and socket-mode=MODE or "
+			"socket-group=GROUP, and with gmb:// and push:// also "
 			"provider=tcp|verbs|ofi-tcp and insecure-network=yes",
 			shown, uri->unknown_parameter);
 	}
@@ -338,6 +357,7 @@ static int finish_sockets(struct server_config *config, struct error *error)
 {
 	for (uint32_t i = 0; i < config->listen_count; i++) {
 		struct export_uri *uri = &config->listens[i].uri;
+		/* the group of a socket in a folder is that of the folder */
 		const struct {
 			char **field;
 			const char *common;
@@ -347,7 +367,8 @@ static int finish_sockets(struct server_config *config, struct error *error)
 		};
 
 		for (size_t k = 0; uri->is_unix && k < ARRAY_COUNT(texts); k++) {
-			if (*texts[k].field != NULL || texts[k].common == NULL) {
+			if (*texts[k].field != NULL || texts[k].common == NULL ||
+				(uri->is_folder && texts[k].field == &uri->socket_group)) {
 				continue;
 			}
 			*texts[k].field = strdup(texts[k].common);

@@ -253,7 +253,8 @@ static bool same_name(const char *a, const char *b)
 static bool same_host(const struct export_uri *a, const struct export_uri *b)
 {
 	if (a->is_unix || b->is_unix) {
-		return a->is_unix == b->is_unix && a->socket_path_bytes == b->socket_path_bytes &&
+		return a->is_unix == b->is_unix && a->is_folder == b->is_folder &&
+		       a->socket_path_bytes == b->socket_path_bytes &&
 		       memcmp(a->socket_path, b->socket_path, a->socket_path_bytes) == 0;
 	}
 	return a->port == b->port && same_name(a->host, b->host);

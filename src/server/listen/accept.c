@@ -22,14 +22,18 @@ struct peer_count {
 
 /* One listening socket. `op` either accepts a connection, or times a pause. */
 struct door {
+	struct list_node node; /* in acceptor->doors */
 	struct acceptor *acceptor;
 	const struct session_kind *kind;
 	struct tls_policy *tls;
 	char *export_name; /* see struct endpoint */
-	int fd;		   /* descriptor, owned by the listener */
+	int fd;		   /* descriptor, owned by the listener unless is_removed */
+	bool is_removed;   /* the door is freed when op is done */
 	uint32_t listener; /* index of the listener */
 	struct ring_file file;
 	struct ring_op op;
+	struct ring_message add_message;
+	struct ring_message remove_message;
 };
 
 /* A listener that a session kind handles itself, on the first reactor. */
@@ -59,15 +63,25 @@ struct acceptor {
 	uint64_t accepted;
 	/* entries without connections are freed when the list is searched the next time */
 	struct list_node peers;
+	bool is_running;
 	bool stopping;
 	uint32_t active_count; /* listening sockets with an operation in flight */
-	uint32_t door_count;
+	struct list_node doors;
 	struct ring_message start_message;
 	struct ring_message stop_message;
-	struct door doors[];
 };
 
 static void listen_accept_done(struct ring_op *op, int result);
+
+static void door_free(struct door *door)
+{
+	list_remove(&door->node);
+	if (door->is_removed) {
+		close(door->fd);
+	}
+	free(door->export_name);
+	free(door);
+}
 
 void acceptor_destroy(struct acceptor *acceptor)
 {
@@ -79,8 +93,8 @@ void acceptor_destroy(struct acceptor *acceptor)
 	while ((node = list_pop_front(&acceptor->peers)) != NULL) {
 		free(list_entry(node, struct peer_count, node));
 	}
-	for (uint32_t i = 0; i < acceptor->door_count; i++) {
-		free(acceptor->doors[i].export_name);
+	while ((node = list_first(&acceptor->doors)) != NULL) {
+		door_free(list_entry(node, struct door, node));
 	}
 	free(acceptor);
 }
@@ -103,14 +117,17 @@ static void open_door(struct door *door)
 	ring_timer(acceptor->ring, &door->op, ACCEPT_PAUSE_NS, pause_done);
 }
 
-/* Stops using a listening socket. When none is left, the acceptor has stopped. */
+/* Stops using a listening socket. If the acceptor stops and none is left, it has stopped. */
 static void shut_door(struct door *door)
 {
 	struct acceptor *acceptor = door->acceptor;
 
 	ring_file_remove(acceptor->ring, &door->file);
 	acceptor->active_count--;
-	if (acceptor->active_count == 0) {
+	if (door->is_removed) {
+		door_free(door);
+	}
+	if (acceptor->stopping && acceptor->active_count == 0) {
 		acceptor->options.stopped(acceptor->options.context);
 	}
 }
@@ -120,7 +137,7 @@ static void pause_done(struct ring_op *op, int result)
 	struct door *door = container_of(op, struct door, op);
 
 	GMB_UNUSED(result);
-	if (door->acceptor->stopping) {
+	if (door->acceptor->stopping || door->is_removed) {
 		shut_door(door);
 	} else {
 		open_door(door);
@@ -309,7 +326,7 @@ static void listen_accept_done(struct ring_op *op, int result)
 	if (result >= 0) {
 		place_connection(door, result);
 	}
-	if (acceptor->stopping) {
+	if (acceptor->stopping || door->is_removed) {
 		shut_door(door);
 	} else if (result >= 0) {
 		open_door(door);
@@ -386,17 +403,58 @@ static int open_all_inner(
 	return rc;
 }
 
+/* Creates the door of a listening socket. -ENOMEM. */
+static int door_create(struct acceptor *acceptor, const struct listener *listener, int fd,
+	uint32_t index, struct door **door_out, struct error *error)
+{
+	const char *name = listener->uri.export_name;
+	struct door *door = calloc(1, sizeof(*door));
+	char *copy = name != NULL ? strdup(name) : NULL;
+
+	if (door == NULL || (name != NULL && copy == NULL)) {
+		free(door);
+		free(copy);
+		return error_set(error, -ENOMEM, "no memory to accept connections");
+	}
+	*door = (struct door){
+		.acceptor = acceptor,
+		.kind = listener->kind,
+		.tls = listener->tls,
+		.export_name = copy,
+		.fd = fd,
+		.listener = listen_accept_number_of(index),
+	};
+	*door_out = door;
+	return 0;
+}
+
+/* Creates the doors of all listeners, except those in folders. */
+static int create_doors(struct acceptor *acceptor, struct error *error)
+{
+	const struct acceptor_options *options = &acceptor->options;
+	struct door *door;
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && i < options->listener_count; i++) {
+		const struct listener *listener = &options->listeners[i];
+
+		for (uint32_t k = 0; rc == 0 && k < listener->fd_count && listener->folder == 0;
+			k++) {
+			rc = door_create(acceptor, listener, listener->fds[k], i, &door, error);
+			if (rc == 0) {
+				list_push_back(&acceptor->doors, &door->node);
+			}
+		}
+	}
+	return rc;
+}
+
 int acceptor_create(
 	const struct acceptor_options *options, struct acceptor **acceptor_out, struct error *error)
 {
-	uint32_t door_count = 0;
-	struct acceptor *acceptor;
+	struct acceptor *acceptor = calloc(1, sizeof(*acceptor));
 	int rc;
 
-	for (uint32_t i = 0; i < options->listener_count; i++) {
-		door_count += options->listeners[i].fd_count;
-	}
-	acceptor = calloc(1, sizeof(*acceptor) + door_count * sizeof(acceptor->doors[0]));
 	if (acceptor == NULL) {
 		return error_set(error, -ENOMEM, "no memory to accept connections");
 	}
@@ -404,23 +462,9 @@ int acceptor_create(
 	acceptor->inner_door =
 		(struct engine_door){ .take = listen_accept_take, .context = acceptor };
 	list_init(&acceptor->peers);
+	list_init(&acceptor->doors);
 	acceptor->ring = reactor_ring(options->reactors[0]);
-	for (uint32_t i = 0; i < options->listener_count; i++) {
-		const struct listener *listener = &options->listeners[i];
-		const char *name = listener->uri.export_name;
-
-		for (uint32_t k = 0; k < listener->fd_count; k++) {
-			acceptor->doors[acceptor->door_count++] = (struct door){
-				.acceptor = acceptor,
-				.kind = listener->kind,
-				.tls = listener->tls,
-				.export_name = name != NULL ? strdup(name) : NULL,
-				.fd = listener->fds[k],
-				.listener = listen_accept_number_of(i),
-			};
-		}
-	}
-	rc = open_all_inner(acceptor, options, error);
+	rc = create_doors(acceptor, error) ?: open_all_inner(acceptor, options, error);
 	if (rc != 0) {
 		acceptor_destroy(acceptor);
 		return rc;
@@ -429,20 +473,73 @@ int acceptor_create(
 	return 0;
 }
 
+static void start_door(struct door *door)
+{
+	struct acceptor *acceptor = door->acceptor;
+
+	door->file = ring_file_add(acceptor->ring, door->fd);
+	/* The connections accepted here also refuse file descriptors. shm_adopt() permits them for
+	 * a session that shares memory with its peer. */
+	rights_refuse(door->fd);
+	acceptor->active_count++;
+	open_door(door);
+}
+
+static void deliver_add(struct ring *ring, struct ring_message *message)
+{
+	struct door *door = container_of(message, struct door, add_message);
+
+	GMB_UNUSED(ring);
+	list_push_back(&door->acceptor->doors, &door->node);
+	if (door->acceptor->is_running) {
+		start_door(door);
+	}
+}
+
+int acceptor_add(
+	struct acceptor *acceptor, struct listener *listener, uint32_t index, struct error *error)
+{
+	int rc = door_create(acceptor, listener, listener->fds[0], index, &listener->door, error);
+
+	if (rc == 0) {
+		listener->door->add_message.deliver = deliver_add;
+		ring_post(acceptor->ring, &listener->door->add_message);
+	}
+	return rc;
+}
+
+static void deliver_remove(struct ring *ring, struct ring_message *message)
+{
+	struct door *door = container_of(message, struct door, remove_message);
+
+	door->is_removed = true;
+	if (door->op.in_flight) {
+		ring_cancel(ring, &door->op);
+	} else {
+		door_free(door);
+	}
+}
+
+void acceptor_remove(struct acceptor *acceptor, struct listener *listener)
+{
+	struct door *door = listener->door;
+
+	listener->door = NULL;
+	listener->fd_count = 0;
+	door->remove_message.deliver = deliver_remove;
+	ring_post(acceptor->ring, &door->remove_message);
+}
+
 static void deliver_start(struct ring *ring, struct ring_message *message)
 {
 	struct acceptor *acceptor = container_of(message, struct acceptor, start_message);
 
+	GMB_UNUSED(ring);
 	acceptor->stopping = false;
-	for (uint32_t i = 0; i < acceptor->door_count; i++) {
-		struct door *door = &acceptor->doors[i];
-
-		door->file = ring_file_add(ring, door->fd);
-		/* The connections accepted here also refuse file descriptors. shm_adopt() permits
-		 * them for a session that shares memory with its peer. */
-		rights_refuse(door->fd);
-		acceptor->active_count++;
-		open_door(door);
+	acceptor->is_running = true;
+	list_for_each(node, &acceptor->doors)
+	{
+		start_door(list_entry(node, struct door, node));
 	}
 }
 
@@ -457,15 +554,19 @@ static void listen_accept_deliver_stop(struct ring *ring, struct ring_message *m
 	struct acceptor *acceptor = container_of(message, struct acceptor, stop_message);
 
 	acceptor->stopping = true;
+	acceptor->is_running = false;
 	if (acceptor->inner_count > 0) {
 		close_inner(acceptor->engine, acceptor);
 	}
 	if (acceptor->active_count == 0) {
 		acceptor->options.stopped(acceptor->options.context);
 	}
-	for (uint32_t i = 0; i < acceptor->door_count; i++) {
-		if (acceptor->doors[i].op.in_flight) {
-			ring_cancel(ring, &acceptor->doors[i].op);
+	list_for_each(node, &acceptor->doors)
+	{
+		struct door *door = list_entry(node, struct door, node);
+
+		if (door->op.in_flight) {
+			ring_cancel(ring, &door->op);
 		}
 	}
 }

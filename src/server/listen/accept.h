@@ -4,12 +4,12 @@
  * fewest connections. A session kind with its own listeners has them on the first reactor, and
  * their connections stay there. Enforces the server's connection limits, in total and per peer.
  *
- * Threading: create, adopt and destroy on the main thread; start and stop on any thread (they post
- * a message); everything else runs on the first reactor's thread. Ownership: borrows the reactors,
- * and the listeners until acceptor_start(); the listeners' descriptors must stay open until
- * stopped() was called. acceptor_create() fills in their ports. Errors: a failed accept is logged,
- * with a rate limit, and its socket pauses for a moment. If only the new connection is
- * lost, the socket does not pause, and nothing is logged.
+ * Threading: create, adopt, add, remove and destroy on the main thread; start and stop on any
+ * thread (they post a message); everything else runs on the first reactor's thread. Ownership:
+ * borrows the reactors, and the listeners until acceptor_start(); the listeners' descriptors must
+ * stay open until stopped() was called. acceptor_create() fills in their ports. Errors: a failed
+ * accept is logged, with a rate limit, and its socket pauses for a moment. If only the new
+ * connection is lost, the socket does not pause, and nothing is logged.
  */
 #pragma once
 
@@ -42,6 +42,13 @@ void acceptor_destroy(struct acceptor *acceptor);
  * the reactors are paused. */
 void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 	const struct session_record *record, int fd);
+
+/* Adds a listener of a folder (listen/folder.h), and sets listener->door. Its descriptor must stay
+ * open until acceptor_remove(). index: number of the listener. */
+GMB_MUST_CHECK int acceptor_add(
+	struct acceptor *acceptor, struct listener *listener, uint32_t index, struct error *error);
+/* Stops accepting at such a listener, and takes ownership of its descriptor. */
+void acceptor_remove(struct acceptor *acceptor, struct listener *listener);
 
 /* Starts to accept. Can be called again after stopped(), unless a session kind has its own
  * listeners. */

@@ -184,6 +184,9 @@ bool listen_address_serves(const struct listener *listener, const struct export 
 {
 	const char *name = listener->uri.export_name;
 
+	if (listener->folder > 0 && listener->fd_count == 0) {
+		return false;
+	}
 	return !export_uri_has_one_export(&listener->uri) ||
 	       (name != NULL && strlen(name) == export->name_bytes &&
 		       memcmp(name, export->name, export->name_bytes) == 0);

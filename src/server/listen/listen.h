@@ -15,6 +15,7 @@
 #include "engine/engine.h"
 #include "server/config/config.h"
 
+struct door;
 struct upgrade_take;
 
 enum { LISTENER_SOCKETS_MAX = 16 };
@@ -37,6 +38,10 @@ struct listener {
 	dev_t unlink_device;
 	ino_t unlink_inode;
 	bool has_group; /* the configuration sets the group of its socket */
+	/* 1 + index of the folder in server_config.listens (listen/folder.h); 0: none. Such a
+	 * listener without descriptors has no socket. */
+	uint32_t folder;
+	struct door *door; /* of a listener in a folder, see acceptor_add() */
 };
 
 /* Opens the address. If it is in use, retries for a second before it reports the error. kind: the

@@ -6,6 +6,7 @@
 
 #include "base/manager.h"
 #include "server/listen/address.h"
+#include "server/listen/folder.h"
 #include "server/listen/listen.h"
 #include "server/upgrade/take.h"
 
@@ -106,14 +107,15 @@ static bool is_wanted(const struct opening *opening, struct listener *listener)
 		struct export_uri uri =
 			listen_address_with_port(&opening->config->listens[i].uri, listener);
 
-		is_wanted = listeners_is_stream(&uri) == listeners_is_stream(&listener->uri) &&
+		is_wanted = !uri.is_folder &&
+			    listeners_is_stream(&uri) == listeners_is_stream(&listener->uri) &&
 			    listen_address_overlaps(listener, &uri);
 		if (is_wanted) {
 			listener->uri.protocol = uri.protocol;
 			listener_set_export(listener, &uri);
 		}
 	}
-	return is_wanted;
+	return is_wanted || listen_folders_adopt(opening->config, listener);
 }
 
 static int listeners_adopt_inherited(
@@ -198,9 +200,12 @@ static int open_configured(struct opening *opening, struct error *error)
 
 	for (uint32_t i = 0; i < config->listen_count; i++) {
 		const struct server_listen *entry = &config->listens[i];
-		int rc = adopt_settings(opening, adopted_count, entry, error);
+		int rc = entry->uri.is_folder /* see listen/folder.h */
+				 ? 0
+				 : adopt_settings(opening, adopted_count, entry, error);
 
-		if (rc == 0 && !is_served(opening, adopted_count, &entry->uri)) {
+		if (rc == 0 && !entry->uri.is_folder &&
+			!is_served(opening, adopted_count, &entry->uri)) {
 			rc = listeners_open_listener(opening, &entry->uri, &entry->tls, error);
 		}
 		if (rc < 0) {
@@ -224,8 +229,8 @@ int listeners_open(const struct server_config *config, struct upgrade_take *take
 			"cannot read the sockets of the service manager: %s",
 			strerror(-adopted_count));
 	}
-	opening.listeners = calloc(
-		(size_t)adopted_count + upgrade_take_socket_count(take) + config->listen_count + 1,
+	opening.listeners = calloc((size_t)adopted_count + upgrade_take_socket_count(take) +
+					   config->listen_count + listen_folders_room(config) + 1,
 		sizeof(*opening.listeners));
 	if (opening.listeners == NULL) {
 		return error_oom_for(error, "listening addresses");
@@ -233,7 +238,7 @@ int listeners_open(const struct server_config *config, struct upgrade_take *take
 	rc = adopt_sockets(&opening, adopted_count, error);
 	rc = rc ?: listeners_adopt_inherited(&opening, take, error);
 	rc = rc ?: open_configured(&opening, error);
-	if (rc == 0 && opening.count == 0) {
+	if (rc == 0 && opening.count == 0 && config->listen_count == 0) {
 		rc = open_default_listener(&opening, error);
 	}
 	*listeners_out = opening.listeners;

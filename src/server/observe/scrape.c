@@ -65,6 +65,9 @@ static int scrape_take_parts(struct export_uri *uri, struct uri *parts, struct e
 		return error_set(
 			error, -EINVAL, "write http://HOST:PORT or http+unix:///?socket=PATH");
 	}
+	if (parts->is_folder) {
+		return error_set(error, -EINVAL, "write http+unix:///?socket=PATH");
+	}
 	if (parts->user != NULL) {
 		return error_set(error, -EINVAL, "the URI for metrics cannot have a user name");
 	}

@@ -33,8 +33,8 @@ int upgrade_offer_check(const struct upgrade_options *options, struct error *err
 			"device memory (--arena) cannot be passed to another process; restart the "
 			"server");
 	}
-	for (uint32_t i = 0; i < options->listener_count; i++) {
-		if (options->listeners[i].fd_count == 0) {
+	for (uint32_t i = 0; i < *options->listener_count; i++) {
+		if (options->listeners[i].fd_count == 0 && options->listeners[i].folder == 0) {
 			return error_set(error, -EOPNOTSUPP,
 				"the network address of %s:// cannot be passed to another process; "
 				"restart the server",

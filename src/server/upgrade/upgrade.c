@@ -210,7 +210,7 @@ static void take_back_listeners(const struct upgrade *upgrade)
 {
 	struct listener *control = own_control(upgrade);
 
-	for (uint32_t i = 0; i < upgrade->options.listener_count; i++) {
+	for (uint32_t i = 0; i < *upgrade->options.listener_count; i++) {
 		listener_take_back(&upgrade->options.listeners[i]);
 	}
 	if (control != NULL) {
@@ -403,7 +403,7 @@ static void upgrade_leave(struct upgrade *upgrade)
 		store_let_go(options->exports->exports[i]->store);
 	}
 	fencing_let_go(options->fencing);
-	for (uint32_t i = 0; i < options->listener_count; i++) {
+	for (uint32_t i = 0; i < *options->listener_count; i++) {
 		listener_forget_path(&options->listeners[i]);
 	}
 	if (control != NULL) {
@@ -459,7 +459,7 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 	struct error error;
 	const struct upgrade_sockets sockets = {
 		.listeners = upgrade->options.listeners,
-		.listener_count = upgrade->options.listener_count,
+		.listener_count = *upgrade->options.listener_count,
 		.control = own_control(upgrade),
 		.metrics = scrape_listener(upgrade->scrape),
 	};

@@ -53,7 +53,7 @@ struct upgrade_options {
 	const struct server_config *config;
 	const struct exports *exports;
 	struct listener *listeners;
-	uint32_t listener_count;
+	const uint32_t *listener_count; /* changes with the exports (listen/folder.h) */
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
 	struct jobs *jobs;

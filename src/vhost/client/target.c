@@ -58,7 +58,8 @@ int front_target_create(const char *text, const struct gmb_options *options, str
 	if (target == NULL) {
 		return error_oom(error);
 	}
-	result = export_uri_parse(text, &target->uri, error);
+	result = export_uri_parse(text, &target->uri, error)
+			 ?: export_uri_check_client(&target->uri, error);
 	if (result == 0) {
 		result = check_front_uri(&target->uri, &target->queues, error);
 		if (result != 0) {
