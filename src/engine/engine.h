@@ -253,8 +253,9 @@ struct session_kind {
 	enum session_rest (*rest)(struct session *session);
 	/* Called when the session is at rest (SESSION_RESTS). Writes the state that the other
 	 * process needs into `bytes`, which has room for ENGINE_HANDOVER_BYTES_MAX bytes. Also sets
-	 * three members of the record: byte_count, fd (the connected socket) and later (the payload
-	 * received so far, borrowed until the session is released). */
+	 * these members of the record: byte_count, fd (the connected socket), later (the payload
+	 * received so far, borrowed until the session is released), and fds with fd_count, if the
+	 * state needs further descriptors. */
 	void (*hand_over)(struct session *session, uint8_t *bytes, struct session_record *record);
 	/* Like accept(), on a paused engine, for a session with the state in record. -EPROTO: the
 	 * state is invalid. */

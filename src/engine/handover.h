@@ -33,6 +33,8 @@ enum {
 	 * number of pieces in which it is stored. */
 	ENGINE_HANDOVER_LATER_BYTES_MAX = 4 << 20,
 	ENGINE_HANDOVER_LATER_PIECES = 2,
+	/* Maximum number of descriptors of one session, in addition to the connected socket. */
+	ENGINE_HANDOVER_FDS_MAX = 240,
 	/* How long a peer can stall, counted from the pause, while other sessions are served. */
 	ENGINE_HANDOVER_STALL_MS = 10000,
 };
@@ -56,6 +58,10 @@ struct session_record {
 	/* The payload of a request that was received so far; can be empty. */
 	struct session_piece later[ENGINE_HANDOVER_LATER_PIECES];
 	int fd;
+	/* Further descriptors that belong to the state. Borrowed: kind->adopt() duplicates those
+	 * that it keeps. */
+	int fds[ENGINE_HANDOVER_FDS_MAX];
+	uint32_t fd_count;
 };
 
 /* The paused sessions that are not at rest yet, summed over engines. Engines are at rest when busy

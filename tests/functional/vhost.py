@@ -50,6 +50,40 @@ class Vhost(support.Case):
             file.seek(offset)
             return file.read(size)
 
+    def inflight(self, device):
+        """The record of requests in flight, given to the server; returns its descriptor."""
+        ask = struct.pack("=QQHH4x", 0, 0, 1, device.queue.entries)
+        answer, fd = device.ask(tool.GET_INFLIGHT_FD, ask)
+        self.addCleanup(os.close, fd)
+        size, offset = struct.unpack("=QQ", answer[:16])
+        self.assertGreaterEqual(size, device.queue.entries * INFLIGHT_ENTRY + 16)
+        self.assertEqual(offset, 0)
+        return answer, fd
+
+    def recorded(self, server):
+        """A front end that has a record of requests in flight, and the record."""
+        device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.INFLIGHT | tool.STATUS, start=False)
+        device.negotiate()
+        answer, fd = self.inflight(device)
+        self.assertTrue(device.acknowledged(tool.SET_INFLIGHT_FD, answer, [fd]))
+        device.share_memory()
+        device.queue.setup()
+        return device, (answer, fd)
+
+    def reconnected(self, server, device, record):
+        """The same front end after its server was killed."""
+        again = self.device(server, protocol=device.protocol, memory_fd=device.memory_fd, start=False)
+        queue = device.queue
+        again.queues = [queue]
+        queue.device = again
+        index = queue.avail_index
+        again.negotiate()
+        self.assertTrue(again.acknowledged(tool.SET_INFLIGHT_FD, record[0], [record[1]]))
+        again.share_memory()
+        queue.setup(base=queue.used_index)
+        queue.avail_index = index
+        return again
+
 
 class Requests(Vhost):
     def check_all(self, device):
@@ -291,40 +325,6 @@ class Lifetime(Vhost):
             device.memory[:device.HEAD] = bytes(device.HEAD)
             device.queue.used_index = 0
             device.queue.setup()
-
-    def inflight(self, device):
-        """The record of requests in flight, given to the server; returns its descriptor."""
-        ask = struct.pack("=QQHH4x", 0, 0, 1, device.queue.entries)
-        answer, fd = device.ask(tool.GET_INFLIGHT_FD, ask)
-        self.addCleanup(os.close, fd)
-        size, offset = struct.unpack("=QQ", answer[:16])
-        self.assertGreaterEqual(size, device.queue.entries * INFLIGHT_ENTRY + 16)
-        self.assertEqual(offset, 0)
-        return answer, fd
-
-    def recorded(self, server):
-        """A front end that has a record of requests in flight, and the record."""
-        device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.INFLIGHT | tool.STATUS, start=False)
-        device.negotiate()
-        answer, fd = self.inflight(device)
-        self.assertTrue(device.acknowledged(tool.SET_INFLIGHT_FD, answer, [fd]))
-        device.share_memory()
-        device.queue.setup()
-        return device, (answer, fd)
-
-    def reconnected(self, server, device, record):
-        """The same front end after its server was killed."""
-        again = self.device(server, protocol=device.protocol, memory_fd=device.memory_fd, start=False)
-        queue = device.queue
-        again.queues = [queue]
-        queue.device = again
-        index = queue.avail_index
-        again.negotiate()
-        self.assertTrue(again.acknowledged(tool.SET_INFLIGHT_FD, record[0], [record[1]]))
-        again.share_memory()
-        queue.setup(base=queue.used_index)
-        queue.avail_index = index
-        return again
 
     def test_requests_of_a_killed_server_end_before_a_queue_stops(self):
         """The next front end, at the end of a migration, does not have the record."""

@@ -75,6 +75,15 @@ struct upgrade_take {
 
 /* --- received resources ---------------------------------------------------------------------- */
 
+/* Closes the descriptors that the session has besides its socket. */
+static void close_fds(struct session_record *record)
+{
+	for (uint32_t i = 0; i < record->fd_count; i++) {
+		close(record->fds[i]);
+	}
+	record->fd_count = 0;
+}
+
 static void take_free(struct upgrade_take *take)
 {
 	for (uint32_t i = 0; i < take->socket_count; i++) {
@@ -96,6 +105,7 @@ static void take_free(struct upgrade_take *take)
 
 		if (deferred->fd >= 0) {
 			close(deferred->fd);
+			close_fds(&deferred->record);
 		}
 		explicit_bzero(deferred->bytes, deferred->byte_count);
 		free(deferred->bytes);
@@ -218,11 +228,9 @@ static int take_receive(
 	return rc;
 }
 
-static int out_of_turn(const struct upgrade_message *message, struct error *error)
+static int out_of_turn(struct upgrade_message *message, struct error *error)
 {
-	if (message->fd >= 0) {
-		close(message->fd);
-	}
+	upgrade_message_close(message);
 	return error_set(error, -EPROTO, "unexpected message %s from the old process",
 		upgrade_type_name(message->type));
 }
@@ -576,10 +584,10 @@ static void *take_append(uint8_t **at, const void *bytes, size_t count)
 	return copy;
 }
 
-/* Stores a session until adopt_deferred() adopts it. Takes ownership of the descriptor on
+/* Stores a session until adopt_deferred() adopts it. Takes ownership of the descriptors on
  * success. */
 static int keep_deferred(struct upgrade_take *take, const struct session_kind *kind,
-	const struct upgrade_message *message, struct error *error)
+	struct upgrade_message *message, struct error *error)
 {
 	const struct session_record *record = &message->record;
 	const struct session_piece *later = &record->later[0];
@@ -605,6 +613,7 @@ static int keep_deferred(struct upgrade_take *take, const struct session_kind *k
 	deferred->record.token = take_append(&bytes, record->token, record->token_bytes);
 	deferred->record.bytes = take_append(&bytes, record->bytes, record->byte_count);
 	deferred->record.later[0].bytes = take_append(&bytes, later->bytes, later->count);
+	message->record.fd_count = 0; /* the copy has the descriptors */
 	return 0;
 }
 
@@ -650,6 +659,7 @@ static int adopt_deferred(
 		}
 		acceptor_adopt(taker->acceptor, deferred->kind, record, deferred->fd);
 		deferred->fd = -1;
+		close_fds(&deferred->record);
 	}
 	return 0;
 }
@@ -658,7 +668,7 @@ static int adopt_deferred(
  * session's disk. check_exports() does not detect this if the client has connected later: the old
  * process accepts clients until it pauses. Takes ownership of the descriptor on success. */
 static int take_session(struct upgrade_take *take, const struct upgrade_taker *taker,
-	const struct upgrade_message *message, struct error *error)
+	struct upgrade_message *message, struct error *error)
 {
 	const struct session_record *record = &message->record;
 	const struct before *before = find_before(take, record);
@@ -675,12 +685,13 @@ static int take_session(struct upgrade_take *take, const struct upgrade_taker *t
 		return keep_deferred(take, kind, message, error);
 	}
 	acceptor_adopt(taker->acceptor, kind, record, message->fd);
+	close_fds(&message->record); /* the session has duplicates of those that it uses */
 	return 0;
 }
 
 /* Stores received data that belongs to the next session. */
 static int keep_received(
-	struct upgrade_take *take, const struct upgrade_message *message, struct error *error)
+	struct upgrade_take *take, struct upgrade_message *message, struct error *error)
 {
 	if (take->received == NULL) {
 		take->received = malloc(ENGINE_HANDOVER_LATER_BYTES_MAX);
@@ -730,7 +741,7 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 			(struct session_piece){ take->received, take->received_count };
 		rc = take_session(take, taker, message, error);
 		if (rc < 0) {
-			close(message->fd);
+			upgrade_message_close(message);
 			return rc;
 		}
 		take->received_count = 0;

@@ -174,9 +174,7 @@ static bool revoke_offer(struct upgrade *upgrade)
 	 * state HANDED_OVER, that means that it has taken over. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {
-		if (message.fd >= 0) {
-			close(message.fd);
-		}
+		upgrade_message_close(&message);
 		if (upgrade->state == UPGRADE_HANDED_OVER && message.type == UPGRADE_STARTED) {
 			return false;
 		}
@@ -535,9 +533,7 @@ static bool server_upgrade_receive(struct upgrade *upgrade)
 			rc == -ECONNRESET ? "the new process exited before it could serve"
 					  : error.text);
 	}
-	if (message.fd >= 0) {
-		close(message.fd); /* the new process sends no descriptors */
-	}
+	upgrade_message_close(&message); /* the new process sends no descriptors */
 	return upgrade_take_message(upgrade, &message);
 }
 

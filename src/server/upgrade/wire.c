@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
+#include "base/rights.h"
 
 enum { RETRY_NS = 10000000, RETRIES_MAX = 200 };
 
@@ -76,7 +77,8 @@ static const struct {
 	[UPGRADE_EXPORT] = { "EXPORT", sizeof(struct wire_export), 0, 1 },
 	[UPGRADE_PREPARE] = { "PREPARE", 0, 0, 0 },
 	[UPGRADE_READY] = { "READY", 0, 0, 0 },
-	[UPGRADE_SESSION] = { "SESSION", sizeof(struct wire_session), 1, 1 },
+	[UPGRADE_SESSION] = { "SESSION", sizeof(struct wire_session), 1,
+		1 + ENGINE_HANDOVER_FDS_MAX },
 	[UPGRADE_SESSIONS_END] = { "SESSIONS_END", sizeof(struct wire_sessions_end), 0, 0 },
 	[UPGRADE_STARTED] = { "STARTED", 0, 0, 0 },
 	[UPGRADE_FAILED] = { "FAILED", 0, 0, 0 },
@@ -291,32 +293,30 @@ int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd_count,
 	return 0;
 }
 
-/* Stores the first descriptor of a packet in *fd_out, or -1, and closes the others. Returns their
- * number. */
-static uint32_t take_descriptors(struct msghdr *packet, int *fd_out)
+enum { FDS_MAX = 1 + ENGINE_HANDOVER_FDS_MAX };
+
+_Static_assert((int)FDS_MAX <= (int)RIGHTS_MAX, "one message can contain the descriptors");
+
+void upgrade_message_close(struct upgrade_message *message)
 {
-	uint32_t count = 0;
-
-	*fd_out = -1;
-	for (struct cmsghdr *header = CMSG_FIRSTHDR(packet); header != NULL;
-		header = CMSG_NXTHDR(packet, header)) {
-		size_t bytes = header->cmsg_len - CMSG_LEN(0);
-
-		if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
-			continue;
-		}
-		for (size_t at = 0; at + sizeof(int) <= bytes; at += sizeof(int)) {
-			int fd;
-
-			memcpy(&fd, CMSG_DATA(header) + at, sizeof(fd));
-			if (count++ == 0) {
-				*fd_out = fd;
-			} else {
-				close(fd);
-			}
-		}
+	if (message->fd >= 0) {
+		close(message->fd);
 	}
-	return count;
+	for (uint32_t i = 0; i < message->record.fd_count; i++) {
+		close(message->record.fds[i]);
+	}
+	message->fd = -1;
+	message->record.fd_count = 0;
+}
+
+/* Moves the descriptors of a packet into the message. */
+static void keep_descriptors(
+	struct upgrade_message *message, const int fds[RIGHTS_MAX], uint32_t count)
+{
+	message->fd = count > 0 ? fds[0] : -1;
+	for (uint32_t i = 1; i < count; i++) {
+		message->record.fds[message->record.fd_count++] = fds[i];
+	}
 }
 
 static int wait_readable(int channel, int timeout_ms)
@@ -333,19 +333,16 @@ static int wait_readable(int channel, int timeout_ms)
 int upgrade_receive(int channel, int timeout_ms, uint8_t bytes[UPGRADE_PACKET_BYTES_MAX],
 	struct upgrade_message *message, struct error *error)
 {
-	union {
-		struct cmsghdr header; /* for alignment */
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control;
+	_Alignas(struct cmsghdr) uint8_t control[RIGHTS_CONTROL_BYTES];
 	struct iovec iov = { .iov_base = bytes, .iov_len = UPGRADE_PACKET_BYTES_MAX };
 	struct msghdr packet = { .msg_iov = &iov,
 		.msg_iovlen = 1,
-		.msg_control = &control,
+		.msg_control = control,
 		.msg_controllen = sizeof(control) };
 	int rc = wait_readable(channel, timeout_ms);
+	int fds[RIGHTS_MAX];
 	uint32_t fd_count;
 	ssize_t got;
-	int fd;
 
 	if (rc < 0) {
 		return error_set(error, rc, "the other process did not respond for %d seconds",
@@ -363,14 +360,15 @@ int upgrade_receive(int channel, int timeout_ms, uint8_t bytes[UPGRADE_PACKET_BY
 		return error_set(error, rc, "%s",
 			rc == -ECONNRESET ? "the other process has exited" : strerror(-rc));
 	}
-	fd_count = take_descriptors(&packet, &fd);
+	fd_count = rights_collect(&packet, fds);
 	rc = (packet.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0
 		     ? upgrade_parse(bytes, (size_t)got, fd_count, message, error)
 		     : error_set(error, -EPROTO, "the upgrade message is too long");
-	if (rc < 0 && fd >= 0) {
-		close(fd);
-	} else if (rc == 0) {
-		message->fd = fd;
+	if (rc == 0) {
+		keep_descriptors(message, fds, fd_count);
+	}
+	for (uint32_t i = 0; rc < 0 && i < fd_count; i++) {
+		close(fds[i]);
 	}
 	return rc;
 }
@@ -496,14 +494,24 @@ bool upgrade_wait_for_descriptors(int code, uint32_t *tries)
 	return true;
 }
 
+/* Adds the descriptors of the message to the packet, whose control buffer has room for FDS_MAX. */
+static void put_descriptors(struct msghdr *packet, const struct upgrade_message *message)
+{
+	struct cmsghdr *header = packet->msg_control;
+	uint32_t count = message->type == UPGRADE_SESSION ? message->record.fd_count : 0;
+
+	GMB_ASSERT(count <= ENGINE_HANDOVER_FDS_MAX);
+	*header = (struct cmsghdr){ .cmsg_level = SOL_SOCKET,
+		.cmsg_type = SCM_RIGHTS,
+		.cmsg_len = CMSG_LEN((1 + count) * sizeof(int)) };
+	memcpy(CMSG_DATA(header), &message->fd, sizeof(message->fd));
+	memcpy(CMSG_DATA(header) + sizeof(int), message->record.fds, count * sizeof(int));
+	packet->msg_controllen = CMSG_SPACE((1 + count) * sizeof(int));
+}
+
 static int send_packet(int channel, const struct upgrade_message *message, int flags)
 {
-	union {
-		struct cmsghdr header; /* for alignment */
-		char bytes[CMSG_SPACE(sizeof(int))];
-	} control = { .header = { .cmsg_level = SOL_SOCKET,
-			      .cmsg_type = SCM_RIGHTS,
-			      .cmsg_len = CMSG_LEN(sizeof(int)) } };
+	_Alignas(struct cmsghdr) uint8_t control[CMSG_SPACE(FDS_MAX * sizeof(int))] = { 0 };
 	struct writer writer;
 	struct iovec iov;
 	struct msghdr packet = { .msg_iov = &iov, .msg_iovlen = 1 };
@@ -514,9 +522,8 @@ static int send_packet(int channel, const struct upgrade_message *message, int f
 	put_message(&writer, message);
 	iov = (struct iovec){ .iov_base = writer.bytes, .iov_len = writer.count };
 	if (message->fd >= 0) {
-		memcpy(CMSG_DATA(&control.header), &message->fd, sizeof(message->fd));
-		packet.msg_control = &control;
-		packet.msg_controllen = sizeof(control);
+		packet.msg_control = control;
+		put_descriptors(&packet, message);
 	}
 	do {
 		sent = sendmsg(channel, &packet, MSG_NOSIGNAL | flags);

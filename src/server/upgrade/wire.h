@@ -2,10 +2,10 @@
 /*
  * The messages between two processes of a server when the second takes over:
  * docs/protocol/upgrade.md. A message is one packet of a SOCK_SEQPACKET socket, with at most one
- * descriptor.
+ * descriptor, except for SESSION.
  *
  * Threading: pure or on the caller's socket. Ownership: a received message refers to its buffer and
- * owns its descriptor; a message to send is borrowed. Errors: -EPROTO with an error message for an
+ * owns its descriptors (upgrade_message_close()); a message to send is borrowed. Errors: -EPROTO with an error message for an
  * invalid packet, -EPROTONOSUPPORT for another version, and the errors of the socket.
  */
 #pragma once
@@ -68,7 +68,8 @@ struct upgrade_message {
 	uint64_t identity[2];	/* as in struct store_claim */
 	uint64_t epoch;
 
-	struct session_record record; /* for SESSION messages; the record's member fd is not used */
+	/* For SESSION messages. The record's member fd is not used; record.fds come after fd. */
+	struct session_record record;
 
 	/* Members of RECEIVED messages. Offset 0: the data of a session begins, and data sent
 	 * earlier is discarded. */
@@ -90,6 +91,8 @@ struct upgrade_message {
 	uint32_t text_bytes;
 };
 
+/* Closes the descriptors of a received message. */
+void upgrade_message_close(struct upgrade_message *message);
 /* Parses a packet; a pure function. fd_count: number of descriptors received with it. */
 GMB_MUST_CHECK int upgrade_parse(const uint8_t *bytes, size_t count, uint32_t fd_count,
 	struct upgrade_message *message, struct error *error);

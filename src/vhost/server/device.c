@@ -20,11 +20,6 @@ enum {
 	DISCARD_SECTORS_MAX = 1 << 22,
 };
 
-#define PROTOCOL_FEATURES                                                                          \
-	(VHOST_PROTOCOL_MQ | VHOST_PROTOCOL_LOG_SHMFD | VHOST_PROTOCOL_REPLY_ACK |                 \
-		VHOST_PROTOCOL_BACK_REQ | VHOST_PROTOCOL_CONFIG | VHOST_PROTOCOL_INFLIGHT_SHMFD |  \
-		VHOST_PROTOCOL_RESET_DEVICE | VHOST_PROTOCOL_MEM_SLOTS | VHOST_PROTOCOL_STATUS)
-
 /* --- features and configuration --------------------------------------------------------------- */
 
 static uint64_t device_features(const struct vhost_session *session)
@@ -32,13 +27,9 @@ static uint64_t device_features(const struct vhost_session *session)
 	uint32_t caps = store_info(session->base.export->store)->caps;
 	bool writes = (session->base.rights & ENGINE_RIGHT_WRITE) != 0;
 
-	return VIRTIO_BLK_SIZE_MAX | VIRTIO_BLK_SEG_MAX | VIRTIO_BLK_BLK_SIZE | VIRTIO_BLK_FLUSH |
-	       VIRTIO_BLK_TOPOLOGY | VIRTIO_BLK_CONFIG_WCE | VIRTIO_BLK_MQ | VHOST_LOG_ALL |
-	       VIRTIO_RING_INDIRECT | VIRTIO_RING_EVENT_IDX | VHOST_PROTOCOL_FEATURES |
-	       VIRTIO_VERSION_1 |
-	       (writes ? VIRTIO_BLK_WRITE_ZEROES |
-				       ((caps & STORE_CAP_TRIM) != 0 ? VIRTIO_BLK_DISCARD : 0)
-		       : VIRTIO_BLK_RO);
+	return VHOST_SERVER_FEATURES &
+	       ~(writes ? VIRTIO_BLK_RO : VIRTIO_BLK_WRITE_ZEROES | VIRTIO_BLK_DISCARD) &
+	       ~((caps & STORE_CAP_TRIM) == 0 ? VIRTIO_BLK_DISCARD : 0);
 }
 
 static void fill_config(const struct vhost_session *session, struct blk_config *config)
@@ -134,7 +125,7 @@ static const char *set_protocol_features(struct vhost_session *session)
 	uint64_t features;
 
 	memcpy(&features, session->message.payload, sizeof(features));
-	if ((features & ~PROTOCOL_FEATURES) != 0) {
+	if ((features & ~VHOST_SERVER_PROTOCOL_FEATURES) != 0) {
 		return "SET_PROTOCOL_FEATURES with a feature that was not offered";
 	}
 	session->protocol_features = features;
@@ -150,7 +141,7 @@ static const char *get_number(struct vhost_session *session)
 		number = device_features(session);
 		break;
 	case VHOST_GET_PROTOCOL_FEATURES:
-		number = PROTOCOL_FEATURES;
+		number = VHOST_SERVER_PROTOCOL_FEATURES;
 		break;
 	case VHOST_GET_QUEUE_NUM:
 		number = VHOST_SERVER_QUEUES;
@@ -224,7 +215,6 @@ static struct vhost_guest_region *region_take(struct vhost_session *session,
 		return NULL;
 	}
 	rc = vhost_region_create(about, fd, &region);
-	dispose_fd(fd, session->base.peer.credentials.uid, false);
 	*rule = rc < 0 ? vhost_memory_text(rc) : NULL;
 	return rc < 0 ? NULL : region;
 }
@@ -310,23 +300,36 @@ static const char *remove_region(struct vhost_session *session)
 	return "REM_MEM_REG of an unknown region";
 }
 
-/* Replaces a mapping by one of descriptor 0 of the message. */
-static const char *map_file(struct vhost_session *session, struct mapping *mapping, uint64_t offset,
-	uint64_t bytes, const char *rule)
+int vhost_file_map(struct vhost_file *file, int fd, uint64_t offset, uint64_t bytes)
 {
 	struct mapping created;
-	int fd = vhost_message_take_fd(session, 0);
-	int rc = fd < 0 ? -EBADF : mapping_create(fd, offset, bytes, &created);
+	int rc = mapping_create(fd, offset, bytes, &created);
 
-	if (fd >= 0) {
-		dispose_fd(fd, session->base.peer.credentials.uid, false);
-	}
 	if (rc < 0) {
-		return rule;
+		dispose_fd(fd, (uid_t)-1, false);
+		return rc;
 	}
-	mapping_destroy(mapping);
-	*mapping = created;
-	return NULL;
+	vhost_file_unmap(file);
+	*file = (struct vhost_file){ .mapping = created, .fd = fd, .offset = offset };
+	return 0;
+}
+
+void vhost_file_unmap(struct vhost_file *file)
+{
+	mapping_destroy(&file->mapping);
+	if (file->fd >= 0) {
+		dispose(&(struct disposal){ .fds = &file->fd, .fd_count = 1 });
+	}
+	*file = (struct vhost_file){ .fd = -1 };
+}
+
+/* Maps the file of descriptor 0 of the message. */
+static const char *map_file(struct vhost_session *session, struct vhost_file *file,
+	uint64_t offset, uint64_t bytes, const char *rule)
+{
+	int fd = vhost_message_take_fd(session, 0);
+
+	return fd >= 0 && vhost_file_map(file, fd, offset, bytes) == 0 ? NULL : rule;
 }
 
 static const char *set_log(struct vhost_session *session)
@@ -405,8 +408,8 @@ static const char *set_inflight(struct vhost_session *session)
 	}
 	rule = map_file(session, &session->inflight, message.file_offset, message.bytes,
 		"the file of SET_INFLIGHT_FD cannot be mapped");
-	if (rule == NULL && !is_aligned((uintptr_t)session->inflight.base, 8)) {
-		mapping_destroy(&session->inflight);
+	if (rule == NULL && !is_aligned((uintptr_t)session->inflight.mapping.base, 8)) {
+		vhost_file_unmap(&session->inflight);
 		rule = "the record of SET_INFLIGHT_FD is not aligned";
 	}
 	session->inflight_queues = message.queue_count;
@@ -601,8 +604,6 @@ bool vhost_device_drained(struct vhost_session *session)
 	switch (session->waits) {
 	case VHOST_WAITS_NOT:
 		return true;
-	case VHOST_WAITS_FOR_EXPORT:
-		return false;
 	case VHOST_WAITS_FOR_QUEUE: {
 		struct vhost_vring_state state = { .index = queue->index };
 

@@ -51,10 +51,12 @@ static void kick_done(struct ring_op *op, int result)
 
 	if (event->queue == NULL) {
 		event_free(event);
+	} else if (event->session->rests) {
+		return; /* vhost_events_continue() reads again, and all queues are looked at */
 	} else if (result == -EAGAIN) { /* some kernels do not wait if the file is O_NONBLOCK */
 		ring_poll(event->session->base.engine->ring, op, event->file.fd, POLLIN,
 			event_poll_done);
-	} else if (result == sizeof(event->value) || result == -EINTR) {
+	} else if (result == sizeof(event->value) || result == -EINTR || result == -ECANCELED) {
 		kick_wait(event);
 		(void)vhost_queue_take(event->queue);
 	} else {
@@ -69,7 +71,7 @@ static void event_poll_done(struct ring_op *op, int result)
 	GMB_UNUSED(result); /* an error is reported by the read */
 	if (event->queue == NULL) {
 		event_free(event);
-	} else {
+	} else if (!event->session->rests) {
 		kick_wait(event);
 	}
 }
@@ -110,7 +112,7 @@ int vhost_event_create(
 	event->value = 1;
 	event->file = ring_file_add(session->base.engine->ring, fd);
 	session->event_count++;
-	if (is_kick) {
+	if (is_kick && !session->rests) {
 		kick_wait(event);
 	}
 	*event_out = event;
@@ -155,5 +157,56 @@ void vhost_events_cancel(struct vhost_session *session)
 
 		event->is_due = false;
 		ring_cancel(session->base.engine->ring, &event->op);
+	}
+}
+
+/* The read of a kick is cancelled, because the other process would miss kicks that it takes. */
+void vhost_events_pause(struct vhost_session *session)
+{
+	session->rests = true;
+	list_for_each(node, &session->events)
+	{
+		struct vhost_event *event = list_entry(node, struct vhost_event, node);
+
+		if (event->is_kick && event->op.in_flight) {
+			ring_cancel(session->base.engine->ring, &event->op);
+		}
+	}
+}
+
+bool vhost_events_rest(struct vhost_session *session)
+{
+	bool rest = true;
+
+	list_for_each(node, &session->events)
+	{
+		struct vhost_event *event = list_entry(node, struct vhost_event, node);
+
+		event->is_due = false;
+		if (event->op.in_flight) {
+			ring_cancel(session->base.engine->ring, &event->op);
+			rest = false;
+		}
+	}
+	return rest;
+}
+
+void vhost_events_continue(struct vhost_session *session)
+{
+	session->rests = false;
+	list_for_each(node, &session->events)
+	{
+		struct vhost_event *event = list_entry(node, struct vhost_event, node);
+
+		if (event->is_kick && event->queue != NULL && !event->op.in_flight) {
+			kick_wait(event);
+		}
+	}
+	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		struct vhost_queue *queue = &session->queues[i];
+
+		if (queue->is_running) {
+			vhost_event_signal(queue->is_broken ? queue->error : queue->call);
+		}
 	}
 }

@@ -15,8 +15,8 @@ static struct inflight_queue *inflight_record_of(const struct vhost_queue *queue
 	const struct vhost_session *session = queue->session;
 	uint64_t bytes = inflight_queue_bytes(session->inflight_entries);
 
-	return session->inflight.base != NULL && queue->index < session->inflight_queues
-		       ? (void *)(session->inflight.base + queue->index * bytes)
+	return session->inflight.mapping.base != NULL && queue->index < session->inflight_queues
+		       ? (void *)(session->inflight.mapping.base + queue->index * bytes)
 		       : NULL;
 }
 
@@ -126,6 +126,19 @@ const char *vhost_inflight_begin(struct vhost_queue *queue)
 		queue->avail_seen = queue->avail_index;
 	}
 	return rule;
+}
+
+const char *vhost_inflight_continue(struct vhost_queue *queue)
+{
+	queue->record = inflight_record_of(queue);
+	if (queue->record == NULL) {
+		return NULL;
+	}
+	if (queue->entries > queue->session->inflight_entries) {
+		queue->record = NULL;
+		return "the record of requests in flight is smaller than the queue";
+	}
+	return collect(queue);
 }
 
 void vhost_inflight_taken(struct vhost_queue *queue, uint16_t head)

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 
 #include "base/bytes.h"
+#include "base/work.h"
 #include "vhost/server/session.h"
 
 /* Returns whether an address range ends behind the last address. */
@@ -19,23 +20,24 @@ int vhost_region_create(
 	struct vhost_guest_region *region;
 	int rc;
 
-	if (wraps(about->guest_address, about->bytes) || wraps(about->user_address, about->bytes)) {
-		return -EINVAL;
+	rc = wraps(about->guest_address, about->bytes) || wraps(about->user_address, about->bytes)
+		     ? -EINVAL
+	     : about->bytes > VHOST_MEMORY_BYTES_MAX ? -E2BIG
+						     : 0;
+	region = rc == 0 ? calloc(1, sizeof(*region)) : NULL;
+	if (rc == 0) {
+		rc = region == NULL ? -ENOMEM
+				    : mapping_create(fd, about->file_offset, about->bytes,
+					      &region->mapping);
 	}
-	if (about->bytes > VHOST_MEMORY_BYTES_MAX) {
-		return -E2BIG;
-	}
-	region = calloc(1, sizeof(*region));
-	if (region == NULL) {
-		return -ENOMEM;
-	}
-	rc = mapping_create(fd, about->file_offset, about->bytes, &region->mapping);
 	if (rc < 0) {
 		free(region);
+		dispose_fd(fd, (uid_t)-1, false);
 		return rc;
 	}
 	region->users = 1;
 	region->about = *about;
+	region->fd = fd;
 	region->memory = (struct mem_region){
 		.base = region->mapping.base,
 		.bytes = about->bytes,
@@ -49,6 +51,8 @@ void vhost_region_put(struct vhost_guest_region *region)
 {
 	if (--region->users == 0) {
 		mapping_destroy(&region->mapping);
+		/* the last descriptor of a file in memory frees the memory, which takes time */
+		dispose(&(struct disposal){ .fds = &region->fd, .fd_count = 1 });
 		free(region);
 	}
 }

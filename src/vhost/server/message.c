@@ -272,6 +272,9 @@ void vhost_message_run(struct vhost_session *session)
 		if (session->reply.bytes > 0) {
 			continue; /* the reply of a message that has waited */
 		}
+		if (session->base.paused) {
+			return;
+		}
 		if (!dispose_has_room(session->base.peer.credentials.uid)) {
 			vhost_session_fail(session, "too many descriptors of its user wait to be "
 						    "closed");

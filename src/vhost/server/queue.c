@@ -34,7 +34,7 @@ static uint16_t *avail_event(const struct vhost_queue *queue)
 static void log_used(const struct vhost_queue *queue, uint64_t offset, uint64_t bytes)
 {
 	if ((queue->address.flags & VHOST_VRING_LOG) != 0 && vhost_session_logs(queue->session)) {
-		vhost_log_mark(&queue->session->log, queue->address.log + offset, bytes);
+		vhost_log_mark(&queue->session->log.mapping, queue->address.log + offset, bytes);
 	}
 }
 
@@ -97,7 +97,7 @@ static bool queue_may_take(const struct vhost_queue *queue)
 		     (session->waits == VHOST_WAITS_FOR_QUEUE && session->draining == queue);
 
 	return queue_is_usable(queue) && session->held == NULL && !session->base.stopping &&
-	       session->base.state == SESSION_READY &&
+	       !session->base.paused && session->base.state == SESSION_READY &&
 	       (queue->again_next < queue->again_count || (queue->is_enabled && !stops));
 }
 
@@ -268,6 +268,8 @@ uint32_t vhost_queue_take(struct vhost_queue *queue)
 	uint16_t head;
 
 	while (queue_may_take(queue)) {
+		bool is_again = queue->again_next < queue->again_count;
+
 		if (!has_chain(queue)) {
 			queue_poll(queue);
 			break;
@@ -287,6 +289,7 @@ uint32_t vhost_queue_take(struct vhost_queue *queue)
 			break;
 		}
 		count++;
+		request->is_again = is_again;
 		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 		engine_request_from_queue(&session->base);
 		if (engine_request_may_move(&session->base, vhost_request_bytes(request))) {
@@ -296,6 +299,22 @@ uint32_t vhost_queue_take(struct vhost_queue *queue)
 		}
 	}
 	return count;
+}
+
+void vhost_queue_take_back(struct blk_request *held)
+{
+	struct vhost_queue *queue = held->queue;
+
+	/* No request of the session was taken after this one. */
+	if (held->is_again) {
+		queue->again_next--;
+	} else {
+		queue->avail_index--;
+		if (queue->record != NULL) {
+			queue->record->desc[held->head].in_flight = 0;
+		}
+	}
+	vhost_request_forget(held);
 }
 
 /* Returns whether the guest wants to be notified of the elements up to the used index. */

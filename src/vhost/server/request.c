@@ -420,11 +420,11 @@ void vhost_request_answer(struct blk_request *request)
 		for (uint32_t i = 0; left > 0 && i < request->payload_count; i++) {
 			uint64_t bytes = MIN(request->payload[i].bytes, left);
 
-			vhost_log_mark(&session->log,
+			vhost_log_mark(&session->log.mapping,
 				vhost_guest_address(request->payload[i].memory), bytes);
 			left -= bytes;
 		}
-		vhost_log_mark(&session->log, vhost_guest_address(request->status_memory), 1);
+		vhost_log_mark(&session->log.mapping, vhost_guest_address(request->status_memory), 1);
 	}
 	if (result != BLK_OK) {
 		counters->errors++;

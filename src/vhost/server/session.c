@@ -18,75 +18,6 @@ void vhost_session_fail(struct vhost_session *session, const char *rule)
 	}
 }
 
-/* --- choosing the export ---------------------------------------------------------------------- */
-
-static void vhost_session_choose(struct vhost_session *session)
-{
-	size_t bytes = strlen(session->export_name);
-	struct engine_export *entry =
-		session_export_find(&session->base, session->export_name, (uint32_t)bytes);
-	int rc = session->base.stopping ? -ESHUTDOWN
-		 : entry == NULL	? -ENOENT
-					: session_choose(&session->base, entry);
-
-	if (rc == -EAGAIN) {
-		return; /* vhost_session_resume() tries again */
-	}
-	if (rc < 0) {
-		session_terminate(&session->base,
-			rc == -ESHUTDOWN ? session_stop_text(&session->base)
-			: rc == -ENOENT	 ? "the export of this socket does not exist, or no access "
-					   "rule gives the client rights to it"
-					 : session_choose_text(rc));
-		return;
-	}
-	session->waits = VHOST_WAITS_NOT;
-	session_set_state(&session->base, SESSION_READY);
-	vhost_message_run(session);
-}
-
-int vhost_session_accept(void *context, const struct endpoint *endpoint)
-{
-	struct vhost_service *service = context;
-	struct vhost_session *session;
-
-	session = vhost_service_start(service) == 0 ? calloc(1, sizeof(*session)) : NULL;
-	if (session != NULL) {
-		session->export_name =
-			strdup(endpoint->export_name != NULL ? endpoint->export_name : "");
-	}
-	if (session == NULL || session->export_name == NULL) {
-		free(session);
-		return -ENOMEM;
-	}
-	session->service = service;
-	session->back_fd = -1;
-	session->inflight_fd = -1;
-	session->reply.fd = -1;
-	session->waits = VHOST_WAITS_FOR_EXPORT;
-	list_init(&session->events);
-	list_init(&session->requests);
-	list_init(&session->finished);
-	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
-		session->queues[i].session = session;
-		session->queues[i].index = i;
-		list_init(&session->queues[i].done);
-		list_init(&session->queues[i].done_node);
-		list_init(&session->queues[i].polled_node);
-	}
-	session_init(&session->base, service->engine, endpoint);
-	session->file = ring_file_add(service->engine->ring, endpoint->fd);
-	if (dispose_has_room(session->base.peer.credentials.uid)) {
-		rights_permit(endpoint->fd);
-		vhost_session_choose(session);
-	} else {
-		vhost_session_fail(session, "too many descriptors of its user wait to be closed");
-	}
-	return 0;
-}
-
-/* --- work ------------------------------------------------------------------------------------- */
-
 /* Starts the request that waited for its rate limit. Returns false if it still waits. */
 static bool start_held(struct vhost_session *session)
 {
@@ -115,6 +46,94 @@ static void vhost_session_take_all(struct vhost_session *session)
 	}
 }
 
+/* Continues with requests and messages, at the start and after a pause. */
+static void vhost_session_go_on(struct vhost_session *session)
+{
+	if (session->rests) {
+		vhost_events_continue(session);
+	}
+	vhost_message_tell_config(session);
+	vhost_session_take_all(session);
+	vhost_message_run(session);
+}
+
+/* --- choosing the export ---------------------------------------------------------------------- */
+
+static void vhost_session_choose(struct vhost_session *session)
+{
+	size_t bytes = strlen(session->export_name);
+	struct engine_export *entry =
+		session_export_find(&session->base, session->export_name, (uint32_t)bytes);
+	int rc = session->base.stopping ? -ESHUTDOWN
+		 : entry == NULL	? -ENOENT
+					: session_choose(&session->base, entry);
+
+	if (rc == -EAGAIN) {
+		return; /* vhost_session_resume() tries again */
+	}
+	if (rc < 0) {
+		session_terminate(&session->base,
+			rc == -ESHUTDOWN ? session_stop_text(&session->base)
+			: rc == -ENOENT	 ? "the export of this socket does not exist, or no access "
+					   "rule gives the client rights to it"
+					 : session_choose_text(rc));
+		return;
+	}
+	session->base.handed_over = false;
+	session_set_state(&session->base, SESSION_READY);
+	vhost_session_go_on(session);
+}
+
+struct vhost_session *vhost_session_create(
+	struct vhost_service *service, const struct endpoint *endpoint)
+{
+	struct vhost_session *session =
+		vhost_service_start(service) == 0 ? calloc(1, sizeof(*session)) : NULL;
+
+	if (session == NULL) {
+		return NULL;
+	}
+	session->service = service;
+	session->back_fd = -1;
+	session->inflight_fd = -1;
+	session->log.fd = -1;
+	session->inflight.fd = -1;
+	session->reply.fd = -1;
+	list_init(&session->events);
+	list_init(&session->requests);
+	list_init(&session->finished);
+	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		session->queues[i].session = session;
+		session->queues[i].index = i;
+		list_init(&session->queues[i].done);
+		list_init(&session->queues[i].done_node);
+		list_init(&session->queues[i].polled_node);
+	}
+	session_init(&session->base, service->engine, endpoint);
+	session->file = ring_file_add(service->engine->ring, endpoint->fd);
+	return session;
+}
+
+int vhost_session_accept(void *service, const struct endpoint *endpoint)
+{
+	char *name = strdup(endpoint->export_name != NULL ? endpoint->export_name : "");
+	struct vhost_session *session =
+		name != NULL ? vhost_session_create(service, endpoint) : NULL;
+
+	if (session == NULL) {
+		free(name);
+		return -ENOMEM;
+	}
+	session->export_name = name;
+	if (dispose_has_room(session->base.peer.credentials.uid)) {
+		rights_permit(endpoint->fd);
+		vhost_session_choose(session);
+	} else {
+		vhost_session_fail(session, "too many descriptors of its user wait to be closed");
+	}
+	return 0;
+}
+
 void vhost_session_resume(struct session *base)
 {
 	struct vhost_session *session = vhost_session_of(base);
@@ -122,6 +141,8 @@ void vhost_session_resume(struct session *base)
 	turns_remove(&base->blocked_turn);
 	if (base->state == SESSION_NEGOTIATING) {
 		vhost_session_choose(session);
+	} else if (base->state == SESSION_READY && !base->paused && session->rests) {
+		vhost_session_go_on(session);
 	} else if (base->state == SESSION_READY && start_held(session)) {
 		vhost_session_take_all(session);
 	}
@@ -130,8 +151,8 @@ void vhost_session_resume(struct session *base)
 /* Returns whether the front end or the guest has made shared memory inaccessible. */
 static bool is_broken(const struct vhost_session *session)
 {
-	return vhost_memory_is_broken(session->memory) || mapping_is_broken(&session->log) ||
-	       mapping_is_broken(&session->inflight);
+	return vhost_memory_is_broken(session->memory) || mapping_is_broken(&session->log.mapping) ||
+	       mapping_is_broken(&session->inflight.mapping);
 }
 
 /* Takes requests for which the guest does not kick, because the queue was full. The share of a turn
@@ -184,8 +205,8 @@ void vhost_session_export_changed(struct session *base, enum export_change chang
 /* A virtual machine that is idle is not disconnected, because some front ends do not reconnect. */
 bool vhost_session_peer_receives(struct session *base)
 {
-	GMB_UNUSED(base);
-	return true;
+	/* of a paused session, only a reply that the front end does not receive is due */
+	return !base->paused;
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
@@ -260,8 +281,8 @@ void vhost_session_close(struct session *base)
 	}
 	vhost_message_drop_fds(session);
 	vhost_memory_put(session->memory);
-	mapping_destroy(&session->log);
-	mapping_destroy(&session->inflight);
+	vhost_file_unmap(&session->log);
+	vhost_file_unmap(&session->inflight);
 	if (session->inflight_fd >= 0) {
 		close(session->inflight_fd);
 	}

@@ -57,6 +57,7 @@ struct vhost_guest_region {
 	struct mapping mapping;
 	struct mem_region memory;
 	struct vhost_region about; /* as the front end has sent it */
+	int fd;			   /* kept for a process that takes over the session */
 };
 
 /* An immutable table of regions; a change creates another table. */
@@ -67,7 +68,7 @@ struct vhost_memory {
 };
 
 /* memory.c */
-/* Creates the region that the descriptor contains. Errors: see mapping_create(); -EINVAL: its
+/* Creates the region that the descriptor contains. Takes ownership of the descriptor. Errors: see mapping_create(); -EINVAL: its
  * addresses overflow; -E2BIG: it exceeds VHOST_MEMORY_BYTES_MAX. */
 GMB_MUST_CHECK int vhost_region_create(
 	const struct vhost_region *about, int fd, struct vhost_guest_region **region_out);
@@ -100,6 +101,7 @@ void vhost_log_mark(const struct mapping *log, uint64_t guest_address, uint64_t 
 
 /* --- events ----------------------------------------------------------------------------------- */
 
+struct blk_request;
 struct vhost_queue;
 struct vhost_session;
 
@@ -128,6 +130,13 @@ void vhost_event_signal(struct vhost_event *event);
 void vhost_event_drop(struct vhost_event **event, bool signals);
 /* Cancels the pending operations of all events of a session that ends. */
 void vhost_events_cancel(struct vhost_session *session);
+/* Of a session that another process takes over: stops reading kick events. */
+void vhost_events_pause(struct vhost_session *session);
+/* Returns whether no operation of an event is in flight. Cancels signals that the front end does not
+ * receive: vhost_events_continue() signals all queues. */
+bool vhost_events_rest(struct vhost_session *session);
+/* Continues after vhost_events_pause(), in one of both processes. */
+void vhost_events_continue(struct vhost_session *session);
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
@@ -177,6 +186,8 @@ void vhost_queue_start(struct vhost_queue *queue);
 /* Returns whether all chains that were taken have been finished, also those of an earlier server.
  */
 bool vhost_queue_is_drained(const struct vhost_queue *queue);
+/* Makes the session take the request again that waits for its rate limit. */
+void vhost_queue_take_back(struct blk_request *held);
 /* Stops the queue, and forgets the descriptors of its events. */
 void vhost_queue_stop(struct vhost_queue *queue);
 /* Starts requests from the avail ring, up to the engine's limits. When the ring is empty, the
@@ -194,6 +205,8 @@ void vhost_queue_fail(struct vhost_queue *queue, const char *rule);
 /* Uses the record of the queue: finishes a batch that was interrupted, and collects the chains that
  * are still in flight (queue->again). Returns a rule that the record breaks, or NULL. */
 GMB_MUST_CHECK const char *vhost_inflight_begin(struct vhost_queue *queue);
+/* Uses the record of a queue that another process has handed over. */
+GMB_MUST_CHECK const char *vhost_inflight_continue(struct vhost_queue *queue);
 void vhost_inflight_taken(struct vhost_queue *queue, uint16_t head);
 /* Called before the chains in queue->done are put into the used ring, and after. */
 void vhost_inflight_link(struct vhost_queue *queue);
@@ -210,6 +223,7 @@ struct blk_request {
 	struct list_node done_node; /* in queue->done */
 	uint16_t head;
 	bool is_started; /* the path has the request */
+	bool is_again;	 /* an earlier server has taken the request */
 	uint8_t status;	 /* enum blk_status of a request that the path does not have */
 	uint32_t type;
 	uint32_t written_bytes; /* size of the chain's writable part */
@@ -254,12 +268,18 @@ struct vhost_reply {
 	uint8_t data[VHOST_HEAD_BYTES + VHOST_PAYLOAD_BYTES_MAX];
 };
 
+/* A file of the front end that is mapped. */
+struct vhost_file {
+	struct mapping mapping;
+	int fd; /* kept for a process that takes over the session; -1: none */
+	uint64_t offset;
+};
+
 /* Reason why the next message has to wait. */
 enum vhost_wait {
 	VHOST_WAITS_NOT,
-	VHOST_WAITS_FOR_EXPORT, /* session_choose() returned -EAGAIN */
-	VHOST_WAITS_FOR_QUEUE,	/* GET_VRING_BASE: requests of `draining` are in flight */
-	VHOST_WAITS_FOR_ALL,	/* device reset: requests are in flight */
+	VHOST_WAITS_FOR_QUEUE, /* GET_VRING_BASE: requests of `draining` are in flight */
+	VHOST_WAITS_FOR_ALL,   /* device reset: requests are in flight */
 };
 
 struct vhost_session {
@@ -279,10 +299,11 @@ struct vhost_session {
 	bool is_writethrough; /* set by the guest in the configuration space */
 	int back_fd;	      /* channel for messages to the front end, or -1 */
 	bool config_due;      /* the front end has to be told that the configuration changed */
+	bool rests;	      /* was paused, or comes from another process: kicks are not read */
 	struct ring_op back_op;
 	struct vhost_memory *memory;
-	struct mapping log;	 /* of dirty pages */
-	struct mapping inflight; /* record of requests in flight */
+	struct vhost_file log;	    /* of dirty pages */
+	struct vhost_file inflight; /* record of requests in flight */
 	int inflight_fd;	 /* -1: not created by this session */
 	uint16_t inflight_queues;
 	uint16_t inflight_entries;
@@ -323,7 +344,18 @@ struct vhost_service {
 /* Allocates what the first session needs. Returns 0 or -ENOMEM. */
 GMB_MUST_CHECK int vhost_service_start(struct vhost_service *service);
 
+/* handover.c: callbacks of struct session_kind */
+bool vhost_session_can_hand_over(const struct session *base);
+void vhost_session_pause(struct session *base);
+enum session_rest vhost_session_rest(struct session *base);
+void vhost_session_hand_over(struct session *base, uint8_t *bytes, struct session_record *record);
+int vhost_session_adopt(
+	void *service, const struct endpoint *endpoint, const struct session_record *record);
+
 /* session.c: callbacks of struct session_kind, and: */
+/* Creates a session without an export. NULL: no memory. */
+struct vhost_session *vhost_session_create(
+	struct vhost_service *service, const struct endpoint *endpoint);
 int vhost_session_accept(void *service, const struct endpoint *endpoint);
 void vhost_session_resume(struct session *base);
 void vhost_session_flush(struct session *base, bool alone);
@@ -338,7 +370,7 @@ void vhost_session_fail(struct vhost_session *session, const char *rule);
 /* Returns whether guest memory that is written has to be logged. */
 static inline bool vhost_session_logs(const struct vhost_session *session)
 {
-	return session->log.base != NULL && (session->features & VHOST_LOG_ALL) != 0;
+	return session->log.mapping.base != NULL && (session->features & VHOST_LOG_ALL) != 0;
 }
 
 /* message.c */
@@ -354,6 +386,21 @@ void vhost_message_drop_fds(struct vhost_session *session);
 void vhost_message_tell_config(struct vhost_session *session);
 
 /* device.c */
+/* All features that a session can have negotiated. */
+#define VHOST_SERVER_FEATURES                                                                      \
+	(VIRTIO_BLK_SIZE_MAX | VIRTIO_BLK_SEG_MAX | VIRTIO_BLK_BLK_SIZE | VIRTIO_BLK_FLUSH |       \
+		VIRTIO_BLK_TOPOLOGY | VIRTIO_BLK_CONFIG_WCE | VIRTIO_BLK_MQ | VHOST_LOG_ALL |      \
+		VIRTIO_RING_INDIRECT | VIRTIO_RING_EVENT_IDX | VHOST_PROTOCOL_FEATURES |           \
+		VIRTIO_VERSION_1 | VIRTIO_BLK_WRITE_ZEROES | VIRTIO_BLK_DISCARD | VIRTIO_BLK_RO)
+#define VHOST_SERVER_PROTOCOL_FEATURES                                                             \
+	(VHOST_PROTOCOL_MQ | VHOST_PROTOCOL_LOG_SHMFD | VHOST_PROTOCOL_REPLY_ACK |                 \
+		VHOST_PROTOCOL_BACK_REQ | VHOST_PROTOCOL_CONFIG | VHOST_PROTOCOL_INFLIGHT_SHMFD |  \
+		VHOST_PROTOCOL_RESET_DEVICE | VHOST_PROTOCOL_MEM_SLOTS | VHOST_PROTOCOL_STATUS)
+/* Maps a file instead of the current one. Takes ownership of the descriptor. Returns errors of
+ * mapping_create(). */
+GMB_MUST_CHECK int vhost_file_map(
+	struct vhost_file *file, int fd, uint64_t offset, uint64_t bytes);
+void vhost_file_unmap(struct vhost_file *file);
 /* Processes the current message. Returns NULL, or why the message is rejected. */
 GMB_MUST_CHECK const char *vhost_device_take(struct vhost_session *session);
 /* Completes a message that waited for requests in flight, if there are none any more. Returns
