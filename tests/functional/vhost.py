@@ -240,6 +240,64 @@ class Memory(Vhost):
         self.assertFalse(device.acknowledged(tool.REM_MEM_REG, bytes(8) + other))
         self.assertEqual(device.read(0, 512), want)
 
+    def test_a_limit_for_all_regions(self):
+        """Two regions, each half of the limit and a little more."""
+        server = self.serve()
+        device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.SLOTS)
+        large = os.memfd_create("large")
+        self.addCleanup(os.close, large)
+        os.ftruncate(large, 5 << 40)
+        regions = [bytes(8) + struct.pack("=QQQQ", at << 44, 5 << 40, at << 44, 0) for at in (1, 2)]
+        for _ in range(2):
+            self.assertTrue(device.acknowledged(tool.ADD_MEM_REG, regions[0], [large]))
+            self.assertFalse(device.acknowledged(tool.ADD_MEM_REG, regions[1], [large]))
+            device.read(0, 512)
+            self.assertTrue(device.acknowledged(tool.REM_MEM_REG, regions[0]))
+        with self.device(server) as other:
+            other.send(tool.SET_MEM_TABLE, struct.pack("=II", 2, 0) + regions[0][8:] + regions[1][8:], [large, large])
+            other.gone()
+
+    def test_a_payload_in_memory_that_comes_back(self):
+        """The queue waits for it, and for an indirect table."""
+        server = self.serve()
+        device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.SLOTS)
+        other = struct.pack("=QQQQ", 1 << 40, MIB, 1 << 44, 0)
+        fd = os.memfd_create("other")
+        self.addCleanup(os.close, fd)
+        os.ftruncate(fd, MIB)
+        self.assertTrue(device.acknowledged(tool.ADD_MEM_REG, bytes(8) + other, [fd]))
+        queue, memory = device.queue, device.memory
+        for sector in (0, 1):
+            self.assertTrue(device.acknowledged(tool.REM_MEM_REG, bytes(8) + other))
+            memory[0x8000:0x8010] = struct.pack("=IIQ", tool.READ, 0, sector)
+            parts = [(tool.GUEST + 0x8000, 16, 0), ((1 << 40) + 8192, 512, tool.WRITABLE),
+                     (tool.GUEST + 0x9000, 1, tool.WRITABLE)]
+            table = b"".join(struct.pack("=QIHH", at, size, flags | (tool.NEXT if i < 2 else 0), i + 1)
+                             for i, (at, size, flags) in enumerate(parts))
+            if sector == 0:
+                memory[queue.desc:queue.desc + len(table)] = table
+            else:
+                os.pwrite(fd, table, 0)
+                queue.describe(0, 1 << 40, len(table), tool.INDIRECT)
+            queue.make_available(0)
+            self.assertTrue(queue.wait(queue.error_fd))
+            self.assertTrue(device.acknowledged(tool.ADD_MEM_REG, bytes(8) + other, [fd]))
+            self.assertEqual(queue.next_used(), (0, 513))
+            self.assertEqual((memory[0x9000], os.pread(fd, 512, 8192)), (tool.OK, self.content(512 * sector, 512)))
+        self.assertEqual(device.stop(), 2)
+
+    def test_a_flag_of_another_back_end(self):
+        """Without it, the guest would not kick."""
+        server = self.serve()
+        device = self.device(server, start=False)
+        device.negotiate(device.number(tool.GET_FEATURES) & ~tool.F_EVENT_IDX & ~tool.F_LOG_ALL)
+        device.share_memory()
+        used = device.queue.used
+        device.memory[used:used + 2] = struct.pack("=H", 1)
+        device.queue.setup()
+        self.assertEqual(device.read(0, 512), self.content(0, 512))
+        self.wait_for(lambda: device.memory[used:used + 2] == bytes(2))
+
     def test_a_payload_that_crosses_regions(self):
         server = self.serve()
         device = self.device(server, start=False)

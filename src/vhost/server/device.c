@@ -165,8 +165,19 @@ static const char *get_number(struct vhost_session *session)
 static const char *use_memory(
 	struct vhost_session *session, struct vhost_guest_region **regions, uint32_t count)
 {
-	struct vhost_memory *memory = vhost_memory_create(regions, count);
+	uint64_t bytes = 0;
+	struct vhost_memory *memory;
 
+	for (uint32_t i = 0; i < count; i++) {
+		bytes += regions[i]->about.bytes; /* each is at most VHOST_MEMORY_BYTES_MAX */
+	}
+	if (bytes > VHOST_MEMORY_BYTES_MAX) {
+		for (uint32_t i = 0; i < count; i++) {
+			vhost_region_put(regions[i]);
+		}
+		return "its guest memory exceeds the server's limit of 8 TiB";
+	}
+	memory = vhost_memory_create(regions, count);
 	if (memory == NULL) {
 		return "the server is out of memory";
 	}
@@ -176,6 +187,7 @@ static const char *use_memory(
 		vhost_queue_locate(&session->queues[i]);
 	}
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+		vhost_queue_try_again(&session->queues[i]);
 		vhost_queue_start(&session->queues[i]);
 	}
 	return NULL;
@@ -192,7 +204,7 @@ static const char *vhost_memory_text(int error)
 	case EINVAL:
 		return "the addresses of a region of guest memory overflow";
 	case E2BIG:
-		return "a region of guest memory exceeds the server's limit";
+		return "a region of guest memory exceeds the server's limit of 8 TiB";
 	case ENOSPC:
 		return "the server's limit on mappings of guest memory is reached";
 	case ENOMEM:

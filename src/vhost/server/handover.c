@@ -36,7 +36,8 @@ enum vhost_queue_flag {
 	VHOST_QUEUE_KICK = 1 << 4,
 	VHOST_QUEUE_CALL = 1 << 5,
 	VHOST_QUEUE_ERROR = 1 << 6,
-	VHOST_QUEUE_FLAGS = (1 << 7) - 1,
+	VHOST_QUEUE_MISSES = 1 << 7, /* misses_memory */
+	VHOST_QUEUE_FLAGS = (1 << 8) - 1,
 };
 
 struct vhost_wire_state {
@@ -107,7 +108,9 @@ void vhost_session_pause(struct session *base)
 	vhost_events_pause(session);
 	if (session->held != NULL) {
 		rate_give_up(&base->rate);
-		vhost_queue_take_back(session->held);
+		vhost_queue_put_back(session->held->queue, session->held->head,
+			session->held->is_again);
+		vhost_request_forget(session->held);
 		session->held = NULL;
 	}
 }
@@ -175,6 +178,7 @@ static void put_queue(struct state_writer *out, const struct vhost_queue *queue)
 	uint32_t flags = (queue->is_enabled ? (uint32_t)VHOST_QUEUE_ENABLED : 0) |
 			 (queue->is_running ? (uint32_t)VHOST_QUEUE_RUNNING : 0) |
 			 (queue->is_broken ? (uint32_t)VHOST_QUEUE_BROKEN : 0) |
+			 (queue->misses_memory ? (uint32_t)VHOST_QUEUE_MISSES : 0) |
 			 (queue->has_address ? (uint32_t)VHOST_QUEUE_ADDRESS : 0) |
 			 (put_event(out, queue->kick) ? (uint32_t)VHOST_QUEUE_KICK : 0) |
 			 (put_event(out, queue->call) ? (uint32_t)VHOST_QUEUE_CALL : 0) |
@@ -410,6 +414,7 @@ static int take_queue(struct vhost_session *session, struct state_reader *in)
 	queue->is_enabled = (flags & VHOST_QUEUE_ENABLED) != 0;
 	queue->is_running = (flags & VHOST_QUEUE_RUNNING) != 0;
 	queue->is_broken = (flags & VHOST_QUEUE_BROKEN) != 0;
+	queue->misses_memory = (flags & VHOST_QUEUE_MISSES) != 0;
 	queue->has_address = (flags & VHOST_QUEUE_ADDRESS) != 0;
 	queue->avail_index = (uint16_t)be32_get(wire.avail_index);
 	queue->avail_seen = queue->avail_index;

@@ -138,6 +138,7 @@ void vhost_queue_stop(struct vhost_queue *queue)
 	queue->is_running = false;
 	vhost_queue_locate(queue); /* does not keep old memory */
 	queue->is_broken = false;
+	queue->misses_memory = false;
 	vhost_event_drop(&queue->kick, false);
 	vhost_event_drop(&queue->call, true);
 	vhost_event_drop(&queue->error, true);
@@ -284,12 +285,11 @@ uint32_t vhost_queue_take(struct vhost_queue *queue)
 		if (!vhost_queue_next_head(queue, &head)) {
 			break;
 		}
-		request = vhost_request_read(queue, head);
+		request = vhost_request_read(queue, head, is_again);
 		if (request == NULL) {
 			break;
 		}
 		count++;
-		request->is_again = is_again;
 		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 		engine_request_from_queue(&session->base);
 		if (engine_request_may_move(&session->base, vhost_request_bytes(request))) {
@@ -301,20 +301,24 @@ uint32_t vhost_queue_take(struct vhost_queue *queue)
 	return count;
 }
 
-void vhost_queue_take_back(struct blk_request *held)
+void vhost_queue_put_back(struct vhost_queue *queue, uint16_t head, bool is_again)
 {
-	struct vhost_queue *queue = held->queue;
-
-	/* No request of the session was taken after this one. */
-	if (held->is_again) {
+	if (is_again) {
 		queue->again_next--;
 	} else {
 		queue->avail_index--;
 		if (queue->record != NULL) {
-			queue->record->desc[held->head].in_flight = 0;
+			queue->record->desc[head].in_flight = 0;
 		}
 	}
-	vhost_request_forget(held);
+}
+
+void vhost_queue_try_again(struct vhost_queue *queue)
+{
+	if (queue->misses_memory) {
+		queue->misses_memory = false;
+		queue->is_broken = false;
+	}
 }
 
 /* Returns whether the guest wants to be notified of the elements up to the used index. */

@@ -53,6 +53,9 @@ void vhost_request_end(struct blk_request *request)
 
 /* --- reading a chain -------------------------------------------------------------------------- */
 
+/* The rule that a front end can break in place of the guest, by removing memory for a while. */
+static const char outside[] = "a descriptor points outside of guest memory";
+
 /* A chain while it is read. */
 struct chain {
 	struct blk_request *request;
@@ -77,7 +80,7 @@ static const char *chain_add(struct chain *chain, const struct vring_desc *desc)
 		struct mem_ref memory = vhost_memory_at(request->memory, address, &bytes);
 
 		if (memory.rights == 0) {
-			return "a descriptor points outside of guest memory";
+			return outside;
 		}
 		if (chain->count == VHOST_SEGMENTS_MAX) {
 			return "a request has too many descriptors";
@@ -109,7 +112,7 @@ static const char *chain_indirect(const struct vhost_queue *queue, const struct 
 		return "an indirect table has an invalid size";
 	}
 	if (memory.rights == 0 || bytes < desc->bytes) {
-		return "an indirect table is outside of guest memory";
+		return outside;
 	}
 	*table_out = (const void *)mem_cpu_read(memory);
 	*count_out = desc->bytes / (uint32_t)sizeof(*desc);
@@ -306,16 +309,21 @@ static const char *request_parse(struct chain *chain)
 	return NULL;
 }
 
-struct blk_request *vhost_request_read(struct vhost_queue *queue, uint16_t head)
+struct blk_request *vhost_request_read(struct vhost_queue *queue, uint16_t head, bool is_again)
 {
 	struct blk_request *request = vhost_request_get(queue);
 	struct chain chain = { .request = request };
 	const char *rule = chain_walk(&chain, queue, head);
 
 	request->head = head;
+	request->is_again = is_again;
 	rule = rule != NULL ? rule : request_parse(&chain);
 	if (rule != NULL) {
 		vhost_request_forget(request);
+		if (rule == outside) {
+			vhost_queue_put_back(queue, head, is_again);
+			queue->misses_memory = true;
+		}
 		vhost_queue_fail(queue, rule);
 		return NULL;
 	}

@@ -147,6 +147,7 @@ struct vhost_queue {
 	bool is_enabled;
 	bool is_running; /* the rings are in use */
 	bool is_broken;	 /* the guest has broken a rule; until the queue stops */
+	bool misses_memory; /* with is_broken: the next chain is outside of guest memory */
 	bool has_address;
 	bool signalled; /* signalled_index is valid */
 	struct vhost_vring_address address;
@@ -186,8 +187,11 @@ void vhost_queue_start(struct vhost_queue *queue);
 /* Returns whether all chains that were taken have been finished, also those of an earlier server.
  */
 bool vhost_queue_is_drained(const struct vhost_queue *queue);
-/* Makes the session take the request again that waits for its rate limit. */
-void vhost_queue_take_back(struct blk_request *held);
+/* Makes the queue take a chain again. No other one was taken from the queue since. is_again: an
+ * earlier server has taken it. */
+void vhost_queue_put_back(struct vhost_queue *queue, uint16_t head, bool is_again);
+/* Lets a queue continue that has failed because of missing memory, after the memory has changed. */
+void vhost_queue_try_again(struct vhost_queue *queue);
 /* Stops the queue, and forgets the descriptors of its events. */
 void vhost_queue_stop(struct vhost_queue *queue);
 /* Starts requests from the avail ring, up to the engine's limits. When the ring is empty, the
@@ -235,9 +239,9 @@ struct blk_request {
 };
 
 /* request.c */
-/* Reads the chain with this head. Returns NULL if the guest has broken a rule: the queue then has
- * failed. */
-struct blk_request *vhost_request_read(struct vhost_queue *queue, uint16_t head);
+/* Reads the chain with this head. is_again: an earlier server has taken it. Returns NULL if the
+ * guest has broken a rule: the queue then has failed. */
+struct blk_request *vhost_request_read(struct vhost_queue *queue, uint16_t head, bool is_again);
 /* See engine_request_bytes(). */
 uint64_t vhost_request_bytes(const struct blk_request *request);
 /* Starts a request that the engine has admitted. */
