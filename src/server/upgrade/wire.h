@@ -5,8 +5,9 @@
  * descriptor, except for SESSION.
  *
  * Threading: pure or on the caller's socket. Ownership: a received message refers to its buffer and
- * owns its descriptors (upgrade_message_close()); a message to send is borrowed. Errors: -EPROTO with an error message for an
- * invalid packet, -EPROTONOSUPPORT for another version, and the errors of the socket.
+ * owns its descriptors (upgrade_message_close()); a message to send is borrowed. Errors: -EPROTO
+ * with an error message for an invalid packet, -EPROTONOSUPPORT for another version, and the errors
+ * of the socket.
  */
 #pragma once
 

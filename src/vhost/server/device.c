@@ -336,8 +336,8 @@ void vhost_file_unmap(struct vhost_file *file)
 }
 
 /* Maps the file of descriptor 0 of the message. */
-static const char *map_file(struct vhost_session *session, struct vhost_file *file,
-	uint64_t offset, uint64_t bytes, const char *rule)
+static const char *map_file(struct vhost_session *session, struct vhost_file *file, uint64_t offset,
+	uint64_t bytes, const char *rule)
 {
 	int fd = vhost_message_take_fd(session, 0);
 

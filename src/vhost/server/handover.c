@@ -82,10 +82,9 @@ struct vhost_wire_queue {
 } __attribute__((packed));
 
 enum {
-	STATE_BYTES_MAX = sizeof(struct vhost_wire_state) +
-			  VHOST_SLOTS * sizeof(struct vhost_wire_region) +
-			  VHOST_SERVER_QUEUES * sizeof(struct vhost_wire_queue) +
-			  VHOST_PAYLOAD_BYTES_MAX,
+	STATE_BYTES_MAX =
+		sizeof(struct vhost_wire_state) + VHOST_SLOTS * sizeof(struct vhost_wire_region) +
+		VHOST_SERVER_QUEUES * sizeof(struct vhost_wire_queue) + VHOST_PAYLOAD_BYTES_MAX,
 	/* log, record and channel; kick, call and error of each queue */
 	STATE_FDS_MAX = VHOST_SLOTS + 3 + VHOST_FDS_MAX + 3 * VHOST_SERVER_QUEUES,
 };
@@ -108,8 +107,8 @@ void vhost_session_pause(struct session *base)
 	vhost_events_pause(session);
 	if (session->held != NULL) {
 		rate_give_up(&base->rate);
-		vhost_queue_put_back(session->held->queue, session->held->head,
-			session->held->is_again);
+		vhost_queue_put_back(
+			session->held->queue, session->held->head, session->held->is_again);
 		vhost_request_forget(session->held);
 		session->held = NULL;
 	}
@@ -288,31 +287,29 @@ static bool check_state(const struct vhost_wire_state *wire, const struct sessio
 	       be32_get(wire->record_entries) <= VHOST_ENTRIES_MAX &&
 	       be32_get(wire->waits) <= VHOST_WAITS_FOR_ALL &&
 	       be32_get(wire->draining) < VHOST_SERVER_QUEUES && region_count <= VHOST_SLOTS &&
-	       queue_count <= VHOST_SERVER_QUEUES &&
-	       be32_get(wire->message_fds) <= VHOST_FDS_MAX &&
+	       queue_count <= VHOST_SERVER_QUEUES && be32_get(wire->message_fds) <= VHOST_FDS_MAX &&
 	       (got < VHOST_HEAD_BYTES ||
 		       (head.bytes <= VHOST_PAYLOAD_BYTES_MAX && payload < head.bytes)) &&
-	       record->byte_count == sizeof(*wire) +
-					     region_count * sizeof(struct vhost_wire_region) +
-					     queue_count * sizeof(struct vhost_wire_queue) +
-					     payload;
+	       record->byte_count ==
+		       sizeof(*wire) + region_count * sizeof(struct vhost_wire_region) +
+			       queue_count * sizeof(struct vhost_wire_queue) + payload;
 }
 
 /* Returns a duplicate of the next descriptor, or -1. */
-static int take_fd(struct state_reader *in)
+static int pop_fd(struct state_reader *in)
 {
 	return in->fd_index < in->record->fd_count
 		       ? fcntl(in->record->fds[in->fd_index++], F_DUPFD_CLOEXEC, 0)
 		       : -1;
 }
 
-static void take_bytes(struct state_reader *in, void *out, size_t count)
+static void pop_bytes(struct state_reader *in, void *out, size_t count)
 {
 	memcpy(out, in->at, count);
 	in->at += count;
 }
 
-static int take_memory(struct vhost_session *session, struct state_reader *in, uint32_t count)
+static int adopt_memory(struct vhost_session *session, struct state_reader *in, uint32_t count)
 {
 	struct vhost_guest_region *regions[VHOST_SLOTS];
 	int rc = 0;
@@ -321,9 +318,9 @@ static int take_memory(struct vhost_session *session, struct state_reader *in, u
 	while (rc == 0 && done < count) {
 		struct vhost_wire_region wire;
 		struct vhost_region about;
-		int fd = take_fd(in);
+		int fd = pop_fd(in);
 
-		take_bytes(in, &wire, sizeof(wire));
+		pop_bytes(in, &wire, sizeof(wire));
 		about = (struct vhost_region){
 			.guest_address = be64_get(wire.guest_address),
 			.bytes = be64_get(wire.bytes),
@@ -343,23 +340,23 @@ static int take_memory(struct vhost_session *session, struct state_reader *in, u
 	return rc;
 }
 
-static int take_file(struct vhost_file *file, struct state_reader *in, bool is_there,
+static int adopt_file(struct vhost_file *file, struct state_reader *in, bool is_there,
 	struct be64 offset, struct be64 bytes)
 {
-	int fd = is_there ? take_fd(in) : -1;
+	int fd = is_there ? pop_fd(in) : -1;
 
 	return !is_there ? 0
 	       : fd < 0	 ? -EBADF
 			 : vhost_file_map(file, fd, be64_get(offset), be64_get(bytes));
 }
 
-static int take_files(struct vhost_session *session, struct state_reader *in,
-	const struct vhost_wire_state *wire)
+static int adopt_files(
+	struct vhost_session *session, struct state_reader *in, const struct vhost_wire_state *wire)
 {
 	uint32_t flags = be32_get(wire->flags);
-	int rc = take_file(&session->log, in, (flags & VHOST_STATE_LOG) != 0, wire->log_offset,
+	int rc = adopt_file(&session->log, in, (flags & VHOST_STATE_LOG) != 0, wire->log_offset,
 			 wire->log_bytes)
-			 ?: take_file(&session->inflight, in, (flags & VHOST_STATE_RECORD) != 0,
+			 ?: adopt_file(&session->inflight, in, (flags & VHOST_STATE_RECORD) != 0,
 				    wire->record_offset, wire->record_bytes);
 
 	session->inflight_queues = (uint16_t)be32_get(wire->record_queues);
@@ -372,7 +369,7 @@ static int take_files(struct vhost_session *session, struct state_reader *in,
 		rc = -EPROTO;
 	}
 	if (rc == 0 && (flags & VHOST_STATE_BACK) != 0) {
-		session->back_fd = take_fd(in);
+		session->back_fd = pop_fd(in);
 		session->config_due = true; /* in case that the size has changed */
 		rc = session->back_fd < 0 ? -EBADF : 0;
 	}
@@ -380,15 +377,15 @@ static int take_files(struct vhost_session *session, struct state_reader *in,
 }
 
 /* Takes the event of a queue if the flag is set. */
-static int take_event(struct vhost_queue *queue, struct state_reader *in, bool is_there,
+static int adopt_event(struct vhost_queue *queue, struct state_reader *in, bool is_there,
 	bool is_kick, struct vhost_event **event)
 {
-	int fd = is_there ? take_fd(in) : -1;
+	int fd = is_there ? pop_fd(in) : -1;
 
 	return !is_there ? 0 : fd < 0 ? -EBADF : vhost_event_create(queue, fd, is_kick, event);
 }
 
-static int take_queue(struct vhost_session *session, struct state_reader *in)
+static int adopt_queue(struct vhost_session *session, struct state_reader *in)
 {
 	struct vhost_wire_queue wire;
 	struct vhost_queue *queue;
@@ -397,7 +394,7 @@ static int take_queue(struct vhost_session *session, struct state_reader *in)
 	uint32_t entries;
 	int rc;
 
-	take_bytes(in, &wire, sizeof(wire));
+	pop_bytes(in, &wire, sizeof(wire));
 	flags = be32_get(wire.flags);
 	entries = be32_get(wire.entries);
 	if (be32_get(wire.index) >= VHOST_SERVER_QUEUES ||
@@ -427,9 +424,9 @@ static int take_queue(struct vhost_session *session, struct state_reader *in)
 		.avail = be64_get(wire.avail),
 		.log = be64_get(wire.log),
 	};
-	rc = take_event(queue, in, (flags & VHOST_QUEUE_KICK) != 0, true, &queue->kick)
-		     ?: take_event(queue, in, (flags & VHOST_QUEUE_CALL) != 0, false, &queue->call)
-		     ?: take_event(queue, in, (flags & VHOST_QUEUE_ERROR) != 0, false,
+	rc = adopt_event(queue, in, (flags & VHOST_QUEUE_KICK) != 0, true, &queue->kick)
+		     ?: adopt_event(queue, in, (flags & VHOST_QUEUE_CALL) != 0, false, &queue->call)
+		     ?: adopt_event(queue, in, (flags & VHOST_QUEUE_ERROR) != 0, false,
 				&queue->error);
 	if (rc < 0) {
 		return rc;
@@ -441,15 +438,15 @@ static int take_queue(struct vhost_session *session, struct state_reader *in)
 }
 
 /* Takes the message that was received in part. */
-static int take_message(struct vhost_session *session, struct state_reader *in,
-	const struct vhost_wire_state *wire)
+static int adopt_message(
+	struct vhost_session *session, struct state_reader *in, const struct vhost_wire_state *wire)
 {
 	struct vhost_message *message = &session->message;
 
 	memcpy(&message->head, wire->message_head, sizeof(message->head));
 	message->got = be32_get(wire->message_got);
 	while (message->fd_count < be32_get(wire->message_fds)) {
-		int fd = take_fd(in);
+		int fd = pop_fd(in);
 
 		if (fd < 0) {
 			return -EBADF;
@@ -459,7 +456,7 @@ static int take_message(struct vhost_session *session, struct state_reader *in,
 	return 0;
 }
 
-static int take_state(struct vhost_session *session, const struct session_record *record,
+static int adopt_state(struct vhost_session *session, const struct session_record *record,
 	const struct vhost_wire_state *wire)
 {
 	uint32_t flags = be32_get(wire->flags);
@@ -474,13 +471,13 @@ static int take_state(struct vhost_session *session, const struct session_record
 	session->wants_ack = (flags & VHOST_STATE_WANTS_ACK) != 0;
 	session->waits = (enum vhost_wait)be32_get(wire->waits);
 	session->draining = &session->queues[be32_get(wire->draining)];
-	rc = take_memory(session, &in, be32_get(wire->region_count))
-		     ?: take_files(session, &in, wire) ?: take_message(session, &in, wire);
+	rc = adopt_memory(session, &in, be32_get(wire->region_count))
+		     ?: adopt_files(session, &in, wire) ?: adopt_message(session, &in, wire);
 	for (uint32_t i = 0; rc == 0 && i < be32_get(wire->queue_count); i++) {
-		rc = take_queue(session, &in);
+		rc = adopt_queue(session, &in);
 	}
 	if (rc == 0 && session->message.got > VHOST_HEAD_BYTES) {
-		take_bytes(&in, session->message.payload, session->message.got - VHOST_HEAD_BYTES);
+		pop_bytes(&in, session->message.payload, session->message.got - VHOST_HEAD_BYTES);
 	}
 	return rc != 0 ? rc : in.fd_index == record->fd_count ? 0 : -EPROTO;
 }
@@ -508,7 +505,7 @@ int vhost_session_adopt(
 	}
 	session->export_name = name;
 	rights_permit(endpoint->fd);
-	rc = take_state(session, record, &wire);
+	rc = adopt_state(session, record, &wire);
 	if (rc < 0) {
 		session->base.handed_over = true;
 		session_terminate(&session->base, strerror(-rc));

@@ -432,7 +432,8 @@ void vhost_request_answer(struct blk_request *request)
 				vhost_guest_address(request->payload[i].memory), bytes);
 			left -= bytes;
 		}
-		vhost_log_mark(&session->log.mapping, vhost_guest_address(request->status_memory), 1);
+		vhost_log_mark(
+			&session->log.mapping, vhost_guest_address(request->status_memory), 1);
 	}
 	if (result != BLK_OK) {
 		counters->errors++;

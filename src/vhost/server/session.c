@@ -151,7 +151,8 @@ void vhost_session_resume(struct session *base)
 /* Returns whether the front end or the guest has made shared memory inaccessible. */
 static bool is_broken(const struct vhost_session *session)
 {
-	return vhost_memory_is_broken(session->memory) || mapping_is_broken(&session->log.mapping) ||
+	return vhost_memory_is_broken(session->memory) ||
+	       mapping_is_broken(&session->log.mapping) ||
 	       mapping_is_broken(&session->inflight.mapping);
 }
 

@@ -68,8 +68,8 @@ struct vhost_memory {
 };
 
 /* memory.c */
-/* Creates the region that the descriptor contains. Takes ownership of the descriptor. Errors: see mapping_create(); -EINVAL: its
- * addresses overflow; -E2BIG: it exceeds VHOST_MEMORY_BYTES_MAX. */
+/* Creates the region that the descriptor contains. Takes ownership of the descriptor. Errors: see
+ * mapping_create(); -EINVAL: its addresses overflow; -E2BIG: it exceeds VHOST_MEMORY_BYTES_MAX. */
 GMB_MUST_CHECK int vhost_region_create(
 	const struct vhost_region *about, int fd, struct vhost_guest_region **region_out);
 void vhost_region_put(struct vhost_guest_region *region);
@@ -132,8 +132,8 @@ void vhost_event_drop(struct vhost_event **event, bool signals);
 void vhost_events_cancel(struct vhost_session *session);
 /* Of a session that another process takes over: stops reading kick events. */
 void vhost_events_pause(struct vhost_session *session);
-/* Returns whether no operation of an event is in flight. Cancels signals that the front end does not
- * receive: vhost_events_continue() signals all queues. */
+/* Returns whether no operation of an event is in flight. Cancels signals that the front end does
+ * not receive: vhost_events_continue() signals all queues. */
 bool vhost_events_rest(struct vhost_session *session);
 /* Continues after vhost_events_pause(), in one of both processes. */
 void vhost_events_continue(struct vhost_session *session);
@@ -145,8 +145,8 @@ struct vhost_queue {
 	uint32_t index;
 	uint32_t entries; /* 0: not set */
 	bool is_enabled;
-	bool is_running; /* the rings are in use */
-	bool is_broken;	 /* the guest has broken a rule; until the queue stops */
+	bool is_running;    /* the rings are in use */
+	bool is_broken;	    /* the guest has broken a rule; until the queue stops */
 	bool misses_memory; /* with is_broken: the next chain is outside of guest memory */
 	bool has_address;
 	bool signalled; /* signalled_index is valid */
@@ -308,7 +308,7 @@ struct vhost_session {
 	struct vhost_memory *memory;
 	struct vhost_file log;	    /* of dirty pages */
 	struct vhost_file inflight; /* record of requests in flight */
-	int inflight_fd;	 /* -1: not created by this session */
+	int inflight_fd;	    /* -1: not created by this session */
 	uint16_t inflight_queues;
 	uint16_t inflight_entries;
 	uint32_t event_count;
@@ -402,8 +402,7 @@ void vhost_message_tell_config(struct vhost_session *session);
 		VHOST_PROTOCOL_RESET_DEVICE | VHOST_PROTOCOL_MEM_SLOTS | VHOST_PROTOCOL_STATUS)
 /* Maps a file instead of the current one. Takes ownership of the descriptor. Returns errors of
  * mapping_create(). */
-GMB_MUST_CHECK int vhost_file_map(
-	struct vhost_file *file, int fd, uint64_t offset, uint64_t bytes);
+GMB_MUST_CHECK int vhost_file_map(struct vhost_file *file, int fd, uint64_t offset, uint64_t bytes);
 void vhost_file_unmap(struct vhost_file *file);
 /* Processes the current message. Returns NULL, or why the message is rejected. */
 GMB_MUST_CHECK const char *vhost_device_take(struct vhost_session *session);
