@@ -5,7 +5,12 @@
  * is followed by more; the rest is a packet. A connection that is
  * passed is taken over by an engine over the simulated ring, goes on, and ends. Its address offers
  * TLS, which no simulated socket has: what is told of it is read, and refused.
+ *
+ * Virtual machines (kind vhost) have files in memory in place of the descriptors of guest memory,
+ * log and record, with zeroes or the packet in them, and no eventfds, which the simulated ring does
+ * not have.
  */
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -16,6 +21,9 @@
 #include "sim/sim.h"
 #include "stores.h"
 #include "tls/context.h"
+#include "vhost/server/server.h"
+
+enum { FILES = 4, FILE_BYTES = 1 << 20 };
 
 struct world {
 	struct ring *ring;
@@ -59,7 +67,8 @@ static struct tls_policy *policy_of_address(void)
 
 static void world_begin(struct world *world)
 {
-	static const struct session_kind *const kinds[] = { &nbd_session_kind };
+	static const struct session_kind *const kinds[] = { &nbd_session_kind,
+		&vhost_session_kind };
 	struct engine_options options = { .kinds = kinds, .kind_count = ARRAY_COUNT(kinds) };
 	struct export_options about = { .name = "" };
 	struct error error;
@@ -109,15 +118,38 @@ static void world_end(struct world *world)
 	sim_stop();
 }
 
+/* Returns a file in memory that begins with the packet. */
+static int create_file(const uint8_t *packet, size_t count)
+{
+	int fd = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	GMB_ASSERT(fd >= 0 && ftruncate(fd, FILE_BYTES) == 0);
+	GMB_ASSERT(pwrite(fd, packet, count, 0) == (ssize_t)count);
+	return fd;
+}
+
+static bool is_of_kind(const struct session_record *record, const struct session_kind *kind)
+{
+	return record->kind_bytes == strlen(kind->name) &&
+	       memcmp(record->kind, kind->name, record->kind_bytes) == 0;
+}
+
 /* The peer says nothing more than it has said to the other process. has_later: what was told has
  * more behind it, which is the packet. */
 static void adopt(
 	struct session_record *record, bool has_later, const uint8_t *packet, size_t count)
 {
+	const struct session_kind *kind =
+		is_of_kind(record, &vhost_session_kind) ? &vhost_session_kind : &nbd_session_kind;
 	struct world world;
 	int server_fd;
 	int client_fd;
 
+	while (kind == &vhost_session_kind && record->fd_count < FILES) {
+		record->fds[record->fd_count] =
+			create_file(packet, record->fd_count % 2 == 0 ? 0 : count);
+		record->fd_count++;
+	}
 	if (has_later) {
 		record->later[0] = (struct session_piece){ packet, (uint32_t)count };
 	}
@@ -125,11 +157,14 @@ static void adopt(
 	sim_socket_pair(&server_fd, &client_fd);
 	GMB_ASSERT(engine_pause(world.engine) == 0);
 	engine_adopt(world.engine,
-		&(struct endpoint){ .kind = &nbd_session_kind,
+		&(struct endpoint){ .kind = kind,
 			.fd = server_fd,
 			.tls = policy_of_address(),
 			.peer = { .text = "fuzz" } },
 		record);
+	while (record->fd_count > 0) {
+		close(record->fds[--record->fd_count]);
+	}
 	engine_resume(world.engine);
 	sim_socket_finish(client_fd);
 	while (sim_step()) {

@@ -340,6 +340,14 @@ def hand_upgrade(corpus):
     def state(flags=0, alive=0, received=b""):
         return struct.pack(">III", flags, alive, len(received)) + received
 
+    def vhost(flags=0, regions=4, queues=(), waits=0, got=0, fds=0, head=bytes(12), rest=b"", entries=64):
+        """The files of fuzz_upgrade.c are four, of 1 MiB each."""
+        return session(
+            struct.pack(">IIQQQQQQIIIIIIII", flags, 15, 0x174006246 & ~(1 << 34), 0x1b22b, 0, 65536, 4096, 65536, 1,
+                        entries, waits, 0, regions, len(queues), got, fds) + head +
+            b"".join(struct.pack(">QQQQ", i << 20, 1 << 20, i << 30, 0) for i in range(regions)) +
+            b"".join(struct.pack(">IIIIIIQQQQ", *queue) for queue in queues) + rest, kind=b"vhost")
+
     def tls(peer, rest=b"", form=1, version=0x0304, cipher=2):
         return struct.pack(">HHIQ48s48sI", form, version, cipher, 1 << 34, b"r" * 48, b"s" * 48,
                            peer) + rest
@@ -400,10 +408,77 @@ def hand_upgrade(corpus):
         "session-tls-psk": (1, session(state(16, 0, read) + tls(1, key + b"nobody"))),
         "session-tls-chain": (1, session(state(16) + tls(2, chain(b"0" * 40, b"1")))),
         "session-tls-no-chain": (1, session(state(16) + tls(2, chain()))),
+        "vhost": (1, vhost()),
+        "vhost-log-and-record": (1, vhost(2 | 4, 2, [(0, 11, 64, 0, 0, 1, 4096, 16384, 8192, 0)])),
+        "vhost-queues": (1, vhost(1 | 16, 4, [(i, 11, 16, 3, 2, 0, (1 << 30) + 64, (1 << 30) + 4096, (1 << 30) + 512, 0)
+                                              for i in range(64)])),
+        "vhost-waits": (1, vhost(16, 4, [(0, 139, 16, 0, 0, 0, 0, 0, 0, 0)], waits=1)),
+        "vhost-resets": (1, vhost(16, 4, [(1, 7, 16, 0, 0, 0, 0, 0, 0, 0)], waits=2)),
+        "vhost-message": (1, vhost(0, 2, got=20, fds=2, head=struct.pack("=III", 37, 9, 40), rest=bytes(8))),
+        "vhost-message-head": (1, vhost(0, 3, got=7, fds=1, head=struct.pack("=III", 37, 9, 40))),
+        "vhost-message-too-long": (1, vhost(0, 4, got=52, head=struct.pack("=III", 37, 9, 40), rest=bytes(40))),
+        "vhost-too-few-files": (1, vhost(2 | 4, 4)),
+        "vhost-record-too-small": (1, vhost(2 | 4, 2, entries=1025)),
+        "vhost-twice": (1, vhost(0, 4, [(0, 1, 16, 0, 0, 0, 0, 0, 0, 0)] * 2)),
+        "vhost-event": (1, vhost(0, 3, [(0, 16, 16, 0, 0, 0, 0, 0, 0, 0)])),
         "version": (0, message(4, version=2)), "magic": (0, message(4, magic=1)),
     }
     for name, (fds, packet) in packets.items():
         corpus.write("upgrade", f"hand-{name}", bytes([fds]) + packet)
+
+
+def hand_vhost_server(corpus):
+    """Steps of fuzz_vhost_server.c."""
+    guest = 1 << 20
+
+    def message(request, payload=b"", fd=0, flags=1):
+        return bytes([0, request, flags, fd, len(payload)]) + payload
+
+    def write(position, contents):
+        return bytes([2]) + struct.pack(">HB", position, len(contents)) + contents
+
+    def desc(number, address, size, flags=0, following=0):
+        return write(16 * number, struct.pack("=QIHH", address, size, flags, following))
+
+    def chain(kind, sector=0, size=512, status=True):
+        """Head, payload and status of a request, as descriptors 0 to 2."""
+        writes = 2 if kind in (0, 8) else 0
+        return (write(0x4000, struct.pack("=IIQ", kind, 0, sector)) + desc(0, guest + 0x4000, 16, 1, 1) +
+                desc(1, guest + 0x5000, size, writes | 1, 2) + desc(2, guest + 0x4100, 1 if status else 0, 2) +
+                write(4100, struct.pack("=H", 0)))
+
+    start, start_plain, kick, submit, rewrite = bytes([1, 0]), bytes([1, 1]), bytes([3]), bytes([4, 1]), bytes([6])
+    region = struct.pack("=QQQQ", 1 << 40, 8192, 1 << 41, 4096)
+    numbers = b"".join(message(request) for request in (1, 15, 17, 36, 40))
+    inputs = {
+        "numbers": numbers,
+        "unknown": message(99), "too-short": message(5, b"\1"), "version": message(1, flags=2),
+        "start": start + kick, "read": start + chain(0) + submit + submit,
+        "write": start_plain + chain(1, 3, 4096) + submit, "flush": start + chain(4) + submit,
+        "id": start + chain(8, size=20) + submit, "discard": start + chain(11, size=16) + submit,
+        "zeroes": start + chain(13, size=16) + submit, "no-status": start + chain(0, status=False) + submit,
+        "unknown-request": start + chain(77) + submit,
+        "loop": start + chain(0) + desc(2, guest, 8, 1, 1) + submit,
+        "outside": start + chain(0) + desc(1, 99, 512, 3, 2) + submit,
+        "indirect": start + desc(0, guest + 0x6000, 48, 4) + write(0x6000, struct.pack(
+            "=QIHHQIHHQIHH", guest + 0x4000, 16, 1, 1, guest + 0x5000, 512, 3, 2, guest + 0x4100, 1, 2, 0)) + submit,
+        "jump": start + bytes([4, 17]), "rewrite": start + chain(0) + submit + rewrite + rewrite,
+        "truncate": start + chain(0) + bytes([5, 1]) + submit + submit,
+        "truncate-all": start + chain(1) + bytes([5, 0]) + submit,
+        "slots": start + message(37, bytes(8) + region, 1) + chain(0) + submit + message(38, bytes(8) + region),
+        "stop": start + chain(0) + submit + message(11, struct.pack("=II", 0, 0)) + rewrite + start + submit,
+        "reset": start + chain(0) + submit + message(34) + message(39, bytes(8)) + start + submit,
+        "record": message(31, struct.pack("=QQHH4x", 0, 0, 1, 16)) +
+                  message(32, struct.pack("=QQHH4x", 4096, 65536, 1, 16), 1) + start + chain(0) + submit + rewrite,
+        "log": message(6, struct.pack("=QQ", 64, 131072), 1) + start + message(2, struct.pack("=Q", 0x144000000)) +
+               message(9, struct.pack("=IIQQQQ", 0, 1, 1 << 30, (1 << 30) + 8192, (1 << 30) + 4096, guest + 8192)) +
+               chain(0) + submit,
+        "channel": start + message(21, b"", 4) + message(24, struct.pack("=III", 0, 60, 0) + bytes(60)) +
+                   message(25, struct.pack("=III", 32, 1, 0) + b"\0"),
+        "events": start + message(12, bytes(8), 1) + message(13, bytes(8), 4) + message(14, bytes(8), 3) + submit,
+    }
+    for name, steps in inputs.items():
+        corpus.write("vhost_server", f"hand-{name}", steps)
 
 
 def hand_nbd_client(corpus):
@@ -627,8 +702,8 @@ def make(corpus):
             for name, text in seeds.items():
                 corpus.write(target, name, text.encode("latin-1"))
     for hand in (hand_session, hand_session_tls, hand_handshake, hand_nbd_client, hand_texts, hand_overlay,
-                 hand_flash, hand_fences, hand_upgrade, hand_gmb, hand_push, hand_tls, hand_identity,
-                 hand_vhost):
+                 hand_flash, hand_fences, hand_upgrade, hand_vhost_server, hand_gmb, hand_push, hand_tls,
+                 hand_identity, hand_vhost):
         hand(corpus)
     for name, text in CONFIGS.items():
         corpus.write("config", f"hand-{name}", text.encode())

@@ -79,12 +79,78 @@ static void test_fences(void **state)
 	close(ends[1]);
 }
 
+/* The largest number of descriptors; they arrive in their order. */
+static void test_descriptors_of_a_session(void **state)
+{
+	const int *ends = *state;
+	struct upgrade_message sent = { .type = UPGRADE_SESSION,
+		.record = { .kind = "vhost", .kind_bytes = 5 } };
+	struct upgrade_message message;
+	int pipes[2];
+	char byte = 0;
+
+	assert_int_equal(pipe(pipes), 0);
+	sent.fd = ends[1];
+	for (int i = 0; i < ENGINE_HANDOVER_FDS_MAX; i++) {
+		sent.record.fds[i] = pipes[i % 2];
+	}
+	sent.record.fd_count = ENGINE_HANDOVER_FDS_MAX;
+	assert_int_equal(upgrade_send(ends[0], &sent), 0);
+	assert_int_equal(receive(ends[1], &message), 0);
+	assert_int_equal(message.type, UPGRADE_SESSION);
+	assert_int_equal(message.record.fd_count, ENGINE_HANDOVER_FDS_MAX);
+	close(pipes[0]);
+	close(pipes[1]);
+	for (int i = 0; i < ENGINE_HANDOVER_FDS_MAX; i += 2) {
+		char sent_byte = (char)i;
+
+		assert_int_equal(write(message.record.fds[i + 1], &sent_byte, 1), 1);
+		assert_int_equal(read(message.record.fds[i], &byte, 1), 1);
+		assert_int_equal(byte, sent_byte);
+	}
+	upgrade_message_close(&message);
+	assert_int_equal(message.fd, -1);
+	assert_int_equal(message.record.fd_count, 0);
+	close(ends[0]);
+	close(ends[1]);
+}
+
+/* Only sessions have more than one. */
+static void test_too_many_descriptors(void **state)
+{
+	const int *ends = *state;
+	struct upgrade_message sent = { .type = UPGRADE_SESSION,
+		.record = { .kind = "vhost", .kind_bytes = 5 } };
+	uint8_t bytes[UPGRADE_PACKET_BYTES_MAX];
+	struct upgrade_message message;
+	struct error error;
+	ssize_t count;
+
+	sent.fd = ends[1];
+	assert_int_equal(upgrade_send(ends[0], &sent), 0);
+	count = recv(ends[1], bytes, sizeof(bytes), 0);
+	assert_true(count > 0);
+	for (uint32_t fds = 0; fds <= ENGINE_HANDOVER_FDS_MAX + 2; fds++) {
+		bool fits = fds >= 1 && fds <= ENGINE_HANDOVER_FDS_MAX + 1;
+
+		assert_int_equal(upgrade_parse(bytes, (size_t)count, fds, &message, &error),
+			fits ? 0 : -EPROTO);
+	}
+	bytes[7] = UPGRADE_PREPARE;
+	assert_int_equal(upgrade_parse(bytes, 8, 0, &message, &error), 0);
+	assert_int_equal(upgrade_parse(bytes, 8, 1, &message, &error), -EPROTO);
+	close(ends[0]);
+	close(ends[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(test_reason_after_unread_messages, create_channel),
 		cmocka_unit_test_setup(test_end_without_reason, create_channel),
 		cmocka_unit_test_setup(test_fences, create_channel),
+		cmocka_unit_test_setup(test_descriptors_of_a_session, create_channel),
+		cmocka_unit_test_setup(test_too_many_descriptors, create_channel),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
