@@ -288,7 +288,7 @@ class Rules(Case):
     def test_addresses_that_cannot_be_used(self):
         for rest, text in (("?socket=/s&queues=0", "'queues' must be from 1 to 16"),
                            ("?socket=/s&queues=1x", "'queues' must be from 1 to 16"),
-                           ("?socket=/s&folder=/", "no parameter folder"),
+                           ("?socket=/s&folder=/", "both 'socket' and 'folder'"),
                            ("?socket=" + "/s" * 60, "too long"),
                            ("?socket=" + self.path("none"), "check that the server is running"),
                            ("", "no socket path")):
