@@ -357,7 +357,7 @@ static int finish_sockets(struct server_config *config, struct error *error)
 {
 	for (uint32_t i = 0; i < config->listen_count; i++) {
 		struct export_uri *uri = &config->listens[i].uri;
-		/* the group of a socket in a folder is that of the folder */
+		/* the folder determines the group of its sockets */
 		const struct {
 			char **field;
 			const char *common;

@@ -125,7 +125,7 @@ enum session_rest vhost_session_rest(struct session *base)
 	return session->reply.bytes > 0 ? SESSION_WAITS_FOR_PEER : SESSION_RESTS;
 }
 
-/* What is written, and the descriptors in their order. */
+/* Writes the state, and collects its descriptors in their order. */
 struct state_writer {
 	uint8_t *at;
 	struct session_record *record;
@@ -262,7 +262,7 @@ void vhost_session_hand_over(struct session *base, uint8_t *bytes, struct sessio
 
 /* --- the process that takes over ------------------------------------------------------------- */
 
-/* What is left to be read. */
+/* The rest of a state. */
 struct state_reader {
 	const struct session_record *record;
 	const uint8_t *at;
