@@ -7,7 +7,7 @@ Errors: none; a row without a record says so.
 
 import os
 import subprocess
-from collections import namedtuple
+from collections import Counter, namedtuple
 
 from harness import plots
 
@@ -210,22 +210,38 @@ def record(records, state, facts):
 PAPER_COLOUR, OUR_COLOURS = "#bbbbbb", {"real": "#1d5fa8", "paced": "#2e8540"}
 
 
+# Title, and which figures a panel has.
+PANELS = (
+    ("Thesis, chapter 3", lambda figure: figure.paper == "thesis" and figure.name.startswith("3")),
+    ("Thesis, chapter 4", lambda figure: figure.paper == "thesis" and figure.name.startswith("4")),
+    ("Thesis, chapter 5", lambda figure: figure.paper == "thesis" and figure.name.startswith("5")),
+    ("IPDPS 2007", lambda figure: figure.paper == "ipdps-2007"),
+    ("Synchronized sends", lambda figure: figure.paper == "synchronized-sends"),
+    ("CLAN", lambda figure: figure.paper == "clan"),
+)
+
+
+def _claims_panel(title, shown):
+    bars = []
+    for one in shown:
+        value = paper_value(one.figure, one.line)[0]
+        bars += [(value, value, value, PAPER_COLOUR), (*[one.line.here] * 3, OUR_COLOURS[one.line.kind])]
+    counts = Counter(one.figure.name for one in shown)
+    names = " · ".join(name if count == 1 else "%s (%d)" % (name, count) for name, count in counts.items())
+    return lambda x, y: plots.bar_panel(title, bars, x, y, "figure: " + names, "times")
+
+
 def drawing(records, state):
-    """The papers' factors beside ours, by paper; None without any."""
+    """The papers' factors beside ours; None without any."""
+    known = claims(records, state)
     panels = []
-    for paper, document in values.PAPERS.items():
-        shown = [one for one in claims(records, state) if one.figure.paper == paper]
-        bars, names = [], []
-        for one in shown:
-            value = paper_value(one.figure, one.line)[0]
-            bars += [(value, value, value, PAPER_COLOUR), (*[one.line.here] * 3, OUR_COLOURS[one.line.kind])]
-            names.append(one.figure.name)
-        if bars:
-            panels.append(lambda x, y, bars=bars, names=names, title=document["title"]: plots.bar_panel(
-                title, bars, x, y, "figure: " + " · ".join(names), "times"))
+    for title, belongs in PANELS:
+        shown = [one for one in known if belongs(one.figure)]
+        if shown:
+            panels.append(_claims_panel(title, shown))
     if not panels:
         return None
-    return plots.document("The papers' factors, and what gmblock reaches on this machine", "Each pair of bars is a claim "
-                          "of results/paper.md, in its order.",
+    return plots.document("The papers' factors, and what gmblock reaches on one machine", "Each pair of bars is a claim "
+                          "of bench/results/paper.md, in its order.",
                           [("the paper", PAPER_COLOUR, None), ("here, real", OUR_COLOURS["real"], None),
                            ("here, paced disk or network", OUR_COLOURS["paced"], None)], panels)
