@@ -36,7 +36,7 @@ ROWS = {row.name: row for row in (
     Row("guest-disk", 4, quick=None),
     Row("gmb", 16, quick=["--rows", "read-1m-d8,write-64k-d4"]),
     Row("middleware", 8, quick=["--rows", "omniorb-null,mpi-8"]),
-    Row("clan-paper", 6),
+    Row("clan-paper", 9),
     Row("flash-store", 6, quick=["--rows", "rule-15"], plots=False),
     Row("neighbour", 13),
     Row("push", 10, quick=["--rows", "memory"]),
