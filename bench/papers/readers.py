@@ -288,6 +288,34 @@ def stream_aware(record):
                        "the paper names stream-aware scheduling as future work"))
 
 
+# --- bench/crossings ----------------------------------------------------------------------------------
+
+def _crossing(record, way, claim, paper, words=""):
+    """How often a byte crosses RAM of the server: transfers of the disk, and twice for each copy of a processor."""
+    counted = record.get("ways", {}).get(way)
+    if not counted:
+        return Line(claim, paper, None, "crossings", REAL)
+    transfers = counted["resident"] if "cached" in way else counted["ram"] + counted["placed"]
+    copies = counted["server_copies"] + counted["server_user_copies"]
+    return Line(claim, paper, (transfers + 2 * copies) / record["facts"]["size"], "crossings", REAL, None, words)
+
+
+def crossings(record):
+    return _given(
+        _crossing(record, "cached", "RAM of the server, NBD over TCP, page cache", "TCP with one kernel copy, memory",
+                  "counted in a guest; two copies, and no network card that reads"),
+        _crossing(record, "direct", "the same, direct I/O", "ram, memory", "TCP copies once"),
+        _crossing(record, "gmb-unix", "gmb, direct I/O", "sram, memory",
+                  "the disk writes to the client's memory, which is RAM of the same machine"),
+        _crossing(record, "copy-device", "copy within the server through device memory", "pcimem, memory"))
+
+
+def device_writes(record):
+    return _given(_crossing(record, "copy-device", "RAM of the server, a disk that is written from device memory", None,
+                            "bytes are counted, not times: the device is emulated"),
+                  _crossing(record, "write-gmb-unix", "the same, written from the client's memory over gmb", None))
+
+
 # --- bench/guest-disk ---------------------------------------------------------------------------------
 
 def elevators(record):

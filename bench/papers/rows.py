@@ -33,6 +33,7 @@ def record_path(results, name):
 
 ROWS = {row.name: row for row in (
     Row("clan", 6, quick=["--rows", "round-trip-two-cpus,bandwidth-512,rpc-16x32"]),
+    Row("crossings", 3, quick=None, plots=False),
     Row("guest-disk", 4, quick=None),
     Row("gmb", 16, quick=["--rows", "read-1m-d8,write-64k-d4"]),
     Row("middleware", 8, quick=["--rows", "omniorb-null,mpi-8"]),
@@ -65,7 +66,7 @@ FIGURES = (
     Figure("thesis", "3.9", [("gmb", readers.remote_read_b)], "A hub link that halves the rate of all that crosses "
            "memory is in no machine that we have: the model only."),
     Figure("thesis", "3.10", [("neighbour", readers.neighbours_a)], drawing="neighbour.svg"),
-    Figure("thesis", "3.11", [("gmb", readers.writes)], "NIC memory that is slow to read from is a property of that "
+    Figure("thesis", "3.11", [("gmb", readers.writes), ("crossings", readers.device_writes)], "NIC memory that is slow to read from is a property of that "
            "card.", drawing="gmb-sweep.svg"),
     Figure("thesis", "4.3", [("overlap", readers.multiple_streams)], drawing="overlap-rate-raid4.svg"),
     Figure("thesis", "4.4", [("guest-disk", readers.elevators)], drawing="guest-disk-raid-mq-deadline.svg"),
@@ -78,7 +79,7 @@ FIGURES = (
     Figure("thesis", "5.9", words=OCFS2),
     Figure("thesis", "5.10a", [("cluster", readers.web_farm)]),
     Figure("thesis", "5.10b", [("cluster", readers.tiles)]),
-    Figure("ipdps-2007", "section 2", words="Bytes per crossing are not counted yet."),
+    Figure("ipdps-2007", "section 2", [("crossings", readers.crossings)]),
     Figure("ipdps-2007", "8a", [("gmb", readers.remote_read_66)]),
     Figure("ipdps-2007", "8b", [("neighbour", readers.neighbours_66)]),
     Figure("ipdps-2007", "9", words="No machine here has a bus whose clock can be halved: the model only."),
