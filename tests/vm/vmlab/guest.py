@@ -5,6 +5,7 @@ carries lines both ways, lab.output what the script prints, lab.results a tar of
 are read by the caller's thread and written by the loop's, under Loop.changed.
 """
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -22,6 +23,7 @@ QEMU = "qemu-system-x86_64"
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 TOLD_LINES = 60
+MONITOR_SECONDS = 60
 # A kernel that checks its timer against the clock panics when the host is too busy to deliver the
 # ticks (no_timer_check); one that oopses is to end the guest.
 COMMAND_LINE = "console=ttyS0 panic=-1 oops=panic no_timer_check nowatchdog nokaslr mitigations=off"
@@ -34,6 +36,7 @@ class Guest:
     status: None while it runs or has not run, else the script's exit status.
     failure: None, or how the guest ended without reporting a status.
     boot_seconds: from the start of QEMU to the start of the script.
+    answers: what it sent to nobody but the laboratory, by name.
     """
 
     def __init__(self, lab, name, kernel, script, **options):
@@ -49,6 +52,7 @@ class Guest:
         self.failure = None
         self.boot_seconds = None
         self.seconds = None
+        self.answers = {}
         self.process = None
         self._started = 0.0
         self._pidfd = None
@@ -145,6 +149,7 @@ class Guest:
             "-device", "virtio-serial-pci",
             "-chardev", f"socket,id=control,path={self.path('control')}",
             "-device", "virtserialport,chardev=control,name=lab.control",
+            "-qmp", f"unix:{self.path('monitor')},server=on,wait=off",
         ]
         for name, file in (("output", "output.log"), ("results", "results.tar")):
             arguments += ["-chardev", f"file,id={name},path={self.path(file)}",
@@ -177,6 +182,7 @@ class Guest:
             self.lab.loop.call(self.lab.loop.watch, self._listener, self._accept)
             self.lab.settle()
         self.status = self.failure = self.boot_seconds = None
+        self.answers.clear()
         shutil.rmtree(self.results, ignore_errors=True)
         self._started = time.monotonic()
         with open(self.path("qemu.log"), "wb") as log:
@@ -192,6 +198,32 @@ class Guest:
     def link(self, up):
         """Break (False) or mend (True) the guest's network link."""
         self.lab.loop.call(setattr, self.lab.switch.ports[self.name], "up", up)
+
+    def pause(self):
+        """Stop its processors and its clock, until resume(). Nobody is told, inside or outside."""
+        self._monitor("stop")
+
+    def resume(self):
+        self._monitor("cont")
+
+    def _monitor(self, command):
+        """Have QEMU execute a command of its machine protocol."""
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(MONITOR_SECONDS)
+            connection.connect(self.path("monitor"))
+            with connection.makefile("rw", encoding="utf-8") as lines:
+                lines.readline()  # the greeting
+                for name in ("qmp_capabilities", command):
+                    lines.write(json.dumps({"execute": name}) + "\n")
+                    lines.flush()
+                    for line in lines:
+                        reply = json.loads(line)
+                        if "event" not in reply:
+                            break
+                    else:
+                        raise RuntimeError(f"QEMU of guest {self.name} closed its monitor")
+                    if "return" not in reply:
+                        raise RuntimeError(f"QEMU refused '{name}': {reply}")
 
     def tell(self, line):
         """Send a line to the guest. In the loop's thread."""
@@ -223,6 +255,9 @@ class Guest:
                 self.lab.told_before(self)
             elif verb == "signal":
                 self.lab.signalled(*((rest.split(" ", 1) + [""])[:2]))
+            elif verb == "answer":
+                name, _, value = rest.partition(" ")
+                self.answers[name] = value
             elif verb == "exit" and rest.isdigit():
                 self.status = int(rest)
 

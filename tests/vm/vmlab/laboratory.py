@@ -111,6 +111,13 @@ class Lab:
             raise LabError(f"no guest sent '{name}'\n{self.story()}")
         return self.signals[name]
 
+    def wait_for(self, condition, guest):
+        """Wait until a condition on what guests have sent is true. LabError when this guest has ended without it, or the
+        time is up."""
+        self._until(lambda: condition() or not guest.running)
+        if not condition():
+            raise LabError(self.story())
+
     def send(self, name, value=""):
         """Send a signal to every guest, as lab-signal does in a guest."""
         self.loop.call(self.signalled, name, value)
