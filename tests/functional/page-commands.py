@@ -28,9 +28,9 @@ from xml.etree import ElementTree
 
 import support
 import tls_tool
+from pages import PAGES, literal, read, sections
 
 ROOT = os.path.join(os.path.dirname(os.path.realpath(__file__)), "../..")
-PAGES = os.path.join(ROOT, "docs/man")
 PORT = "10809"
 SECONDS = 120
 TOOLS = ("certtool", "psktool", "nbdinfo", "qemu-img", "nbdkit", "qemu-system-x86_64")
@@ -38,29 +38,6 @@ SERVES = re.compile(r"gmblock serve (?!--check)")
 # A guest that only opens its disk, and ends.
 GUEST = ("qemu-system-x86_64 ", "echo quit | qemu-system-x86_64 -display none -S -monitor stdio ")
 COMMAND = re.compile(r"(?:^|[|&;!]\s*|\$\s+)(?:sudo )?(?:build/)?gmblock [a-z]")
-
-
-def read(path):
-    with open(path, encoding="utf-8") as file:
-        return file.read()
-
-
-def literal(text):
-    """(what the comment before it says, its text) of each literal block."""
-    for mark, block in re.findall(
-            r'^(?:\.\\" ([^\n]*)\n)?\.Bd -literal[^\n]*\n(.*?)^\.Ed', text, re.M | re.S):
-        yield mark, block.replace("\\e", "\\").replace("\\(ti", "~").replace("\\&", "")
-
-
-def sections(page, pattern):
-    """The title of each section with commands -> its blocks."""
-    found = {}
-    for title, text in re.findall(
-            r"^\.Sh (%s)\n(.*?)(?=^\.Sh |\Z)" % pattern, read(os.path.join(PAGES, page)), re.M | re.S):
-        blocks = list(literal(text))
-        if blocks:
-            found[title] = blocks
-    return found
 
 
 def commands(text):
