@@ -1,0 +1,336 @@
+#!/usr/bin/python3
+"""cluster.py GMBLOCK FENCE_GMBLOCK KERNEL RECORDS ROUNDS KILLS UPGRADES: two nodes share a disk of a server, as
+gmblock-cluster(7) says, whose commands are run. Each of them is a guest.
+
+On OCFS2 and on GFS2, both nodes append RECORDS records to one file, and write ROUNDS files that the other one reads. Then
+both write while the server is killed KILLS times and upgraded UPGRADES times. All is there, no request fails, and the
+file system has no faults.
+
+Then a node stops in mid-write. The other one fences it by dlm, replays its journal and continues. When the first node
+continues, no operation of it is executed any more, also after the server was killed, reloaded and upgraded. At last, a
+fence is not reported while an operation is in a disk that does not answer."""
+import os
+import sys
+import time
+
+import testing
+from shell import SCRIPT, Shell
+
+sys.path.append(os.path.join(testing.HERE, "..", "functional"))
+import pages  # noqa: E402
+
+GMBLOCK, AGENT, KERNEL = sys.argv[1:4]
+RECORDS, ROUNDS, KILLS, UPGRADES = (int(word) for word in sys.argv[4:8])
+PAGE = "gmblock-cluster.7"
+NODES = ("alpha", "beta")
+TIME_LIMIT = 1200 + 5 * RECORDS
+DISK_BYTES = 512 << 20
+URI = "'nbds://alpha@storage/shared?tls-psk-file=/etc/pki/gmblock/keys.psk'"
+LIBRARIES = ["libqb100", "libnozzle1", "libknet1", "libstatgrab10", "libcorosync-common4", "libcfg7", "libcmap4", "libcpg4",
+             "libquorum5", "libvotequorum8", "libdlm3", "libdlmcontrol3"]
+
+# There is no systemd.
+SYSTEMCTL = r"""#!/bin/sh -e
+[ "$1 $2" = "enable --now" ]
+shift 2
+for unit; do
+	case $unit in
+	corosync)
+		corosync
+		until corosync-quorumtool | grep -q "^Quorate: *Yes"; do sleep 0.2; done
+		;;
+	dlm)
+		modprobe dlm
+		mkdir -p /dev/misc
+		for name in dlm-control dlm-monitor dlm_plock; do ln -sf ../$name /dev/misc/$name; done
+		dlm_controld
+		until dlm_tool status | grep -q "quorate 1"; do sleep 0.2; done
+		;;
+	*) exit 1 ;;
+	esac
+done
+"""
+
+PREPARE_NODE = r"""
+modprobe configfs
+mount -t configfs configfs /sys/kernel/config
+mkdir -p /shared /etc/pki/gmblock /etc/dlm /etc/corosync /etc/ocfs2 /var/lib/corosync /var/log/cluster
+cat >/tmp/common <<'END'
+node=$(hostname)
+fails() # COMMAND...: set -e does not look at "!"
+{
+	if "$@"; then return 1; fi
+}
+# Appends records to a file, each of them with a lock: both file systems choose the offset of a write with O_APPEND
+# before they lock the file against other nodes.
+append() # RECORDS
+{
+	exec 9>/shared/lock
+	for record in $(seq $1); do
+		flock 9
+		printf "%s %05d %090d\n" $node $record 0 >>/shared/records
+		flock -u 9
+	done
+}
+check_records() # RECORDS
+{
+	for name in alpha beta; do
+		for record in $(seq $1); do printf "%s %05d %090d\n" $name $record 0; done
+	done >/tmp/expected
+	sort /shared/records | cmp - /tmp/expected
+}
+# Writes a file, and reads what the other node has written, in turn.
+meet() # NAME ROUNDS OTHER
+{
+	for round in $(seq $2); do
+		[ $node = alpha ] || receive $1.$3.$round $3
+		head -c 100000 /dev/urandom | dd of=/shared/from-$node bs=100k iflag=fullblock conv=notrunc 2>/dev/null
+		lab-signal $1.$node.$round $(sha256sum </shared/from-$node | cut -c 1-64)
+		[ $node = beta ] || receive $1.$3.$round $3
+	done
+}
+receive() # SIGNAL OTHER
+{
+	test "$(lab-wait $1)" = "$(sha256sum </shared/from-$2 | cut -c 1-64)"
+}
+# Replaces a file, and reads that of the other node, until told otherwise. Each has the digest of its data.
+work() # OTHER
+{
+	while [ ! -e /tmp/enough ]; do
+		head -c 200000 /dev/urandom >/tmp/data
+		{ sha256sum </tmp/data; cat /tmp/data; } >/tmp/file
+		dd if=/tmp/file of=/shared/new-$node bs=32k conv=fsync 2>/dev/null
+		mv /shared/new-$node /shared/by-$node
+		if [ -e /shared/by-$1 ]; then
+			cp /shared/by-$1 /tmp/copy
+			head -n 1 /tmp/copy >/tmp/digest
+			tail -n +2 /tmp/copy | sha256sum | cmp - /tmp/digest
+		fi
+		echo round >>/tmp/rounds
+	done
+	echo worked >>/tmp/rounds
+}
+begin_work() # OTHER
+{
+	rm -f /tmp/enough /tmp/rounds
+	touch /tmp/rounds
+	work $1 >/tmp/work.log 2>&1 &
+	echo $! >/tmp/worker
+}
+more_work() # ROUNDS
+{
+	wanted=$(($(wc -l </tmp/rounds) + $1))
+	until [ $(wc -l </tmp/rounds) -ge $wanted ]; do
+		kill -0 $(cat /tmp/worker) || { cat /tmp/work.log; return 1; }
+		sleep 0.1
+	done
+}
+end_work()
+{
+	touch /tmp/enough
+	while kill -0 $(cat /tmp/worker) 2>/dev/null; do sleep 0.1; done
+	tail -n 1 /tmp/rounds | grep -q worked || { cat /tmp/work.log; return 1; }
+}
+# Writes data and files, each of them durable.
+hammer()
+{
+	mkdir /shared/hammer
+	for writer in 1 2 3; do
+		while dd if=/dev/zero of=/shared/hammer/$writer bs=64k count=4 oflag=direct conv=notrunc; do :; done &
+	done
+	(
+		count=0
+		while dd if=/dev/zero of=/shared/hammer/file.$count bs=4k count=1 conv=fsync; do count=$((count + 1)); done
+	) &
+}
+no_errors()
+{
+	fails grep -i -e "I/O error" -e "withdraw" -e "fatal" -e "self-fenc" -e "corrupt" <<-TEXT
+	$(dmesg)
+	TEXT
+}
+END
+"""
+
+PREPARE_STORAGE = r"""
+echo "gmblock:x:999:999::/:/bin/false" >>/etc/passwd
+mkdir -p /etc/gmblock /var/lib/gmblock /dev/vg0
+dmsetup create --noudevsync shared --table "0 $(blockdev --getsz /dev/vda) linear /dev/vda 0"
+ln -s ../dm-0 /dev/vg0/shared
+cat >/tmp/common <<'END'
+serve()
+{
+	rm -f /tmp/uri
+	gmblock serve --config /etc/gmblock/gmblock.conf >/tmp/uri 2>>/tmp/server.log &
+	echo $! >/tmp/server
+	until [ -s /tmp/uri ]; do kill -0 $! || { tail /tmp/server.log; return 1; }; sleep 0.1; done
+}
+kill_server()
+{
+	kill -9 $(cat /tmp/server)
+	while grep -qs . /proc/$(cat /tmp/server)/cmdline; do sleep 0.1; done
+	serve
+}
+upgrade()
+{
+	gmblock upgrade >/tmp/upgraded
+	sed -n 's/^process \([0-9]*\) is now serving.*/\1/p' /tmp/upgraded >/tmp/server
+}
+fails()
+{
+	if "$@"; then return 1; fi
+}
+# The operations of a node that stores have completed.
+operations() # NODE
+{
+	gmblock stats --json | tr -d ' \n' | grep -o '"name":"'$1'","[^}]*' | sed 's/.*"operations_completed":\([0-9]*\).*/\1/'
+}
+END
+"""
+
+
+class Cluster:
+    """The guests, and the page."""
+
+    def __init__(self, lab):
+        self.sections = pages.sections(PAGE, "[^\n]*")
+        self.lab = lab
+        files = [(GMBLOCK, "/lab/gmblock"), (AGENT, "/usr/sbin/fence_gmblock")]
+        self.storage = lab.guest(
+            "storage", KERNEL, PREPARE_STORAGE + SCRIPT, files=files[:1], packages=["libdevmapper1.02.1", "dmsetup"],
+            programs=["psktool"], load=["dm_mod"], modules=["tls"], disks=[DISK_BYTES])
+        stub = os.path.join(lab.folder, "systemctl")
+        with open(stub, "w", encoding="ascii") as file:
+            file.write(SYSTEMCTL)
+        os.chmod(stub, 0o755)
+        files += [(stub, "/usr/bin/systemctl"), ("/usr/lib/python3.11", "/usr/lib/python3.11")]
+        for name in NODES:
+            lab.guest(name, KERNEL, PREPARE_NODE + SCRIPT, files=files, programs=["python3"],
+                      packages=LIBRARIES + ["corosync", "dlm-controld", "gfs2-utils", "ocfs2-tools"],
+                      load=["ublk_drv", "crc32c_generic"], memory=768,
+                      modules=["tls", "configfs", "dlm", "gfs2", "ocfs2", "ocfs2_stack_o2cb", "ocfs2_dlmfs"])
+        lab.start()
+        self.shells = {name: Shell(lab, guest) for name, guest in lab.guests.items()}
+
+    def on(self, name, text):
+        return self.shells[name].run(text)
+
+    def on_both(self, *texts):
+        """On the nodes at the same time."""
+        for name, text in zip(NODES, texts):
+            self.shells[name].begin(text)
+        for name in NODES:
+            self.shells[name].finish()
+
+    def on_nodes(self, text):
+        self.on_both(text, text)
+
+    def guest(self, name):
+        return self.shells[name].guest
+
+    def follow(self, title, only=None):
+        """Runs the blocks of a section of the page; only: the one that is marked so."""
+        for mark, block in self.sections[title]:
+            where, _, what = mark.removeprefix("on ").partition(": ")
+            if (only or "") != (what if not what.startswith("file ") else ""):
+                continue
+            if what.startswith("file "):
+                block = f"cat >{what[5:]} <<'END'\n{block}END\n"
+            if where == "nodes":
+                self.on_nodes(block)
+            else:
+                self.on(where, block)
+
+
+def prepare(cluster):
+    cluster.follow("THE SERVER")
+    cluster.on("storage", "serve")
+    for name in NODES:
+        keys = cluster.on("storage", f"grep -e ^{name}: -e ^fencing: /etc/gmblock/keys.psk")
+        cluster.on(name, f"umask 077; cat >/etc/pki/gmblock/keys.psk <<'END'\n{keys}END\n")
+    cluster.follow("THE NODES")
+
+
+def exercise(cluster, title, check):
+    """Both nodes use the file system of this section; check: the command that finds its faults."""
+    cluster.follow(title)
+    cluster.on_nodes(f"append {RECORDS}")
+    cluster.on_nodes(f"check_records {RECORDS}")
+    cluster.on_both(f"meet {title} {ROUNDS} beta", f"meet {title} {ROUNDS} alpha")
+    cluster.on_both("begin_work beta", "begin_work alpha")
+    for command in KILLS * ["kill_server"] + UPGRADES * ["upgrade"]:
+        cluster.on_nodes("more_work 1")
+        cluster.on("storage", command)
+    cluster.on_nodes("more_work 2; end_work; no_errors")
+    cluster.on_nodes("umount /shared")
+    cluster.on("beta", check)
+
+
+def test_ocfs2(cluster):
+    exercise(cluster, "OCFS2", "fsck.ocfs2 -fn /dev/ublkb0")
+    cluster.on("beta", "dd if=/dev/zero of=/dev/ublkb0 bs=1M count=4 conv=fsync")
+
+
+def test_gfs2(cluster):
+    exercise(cluster, "GFS2", "fsck.gfs2 -n /dev/ublkb0")
+
+
+def operations(cluster):
+    return int(cluster.on("storage", "operations alpha"))
+
+
+def test_a_node_stops_in_mid_write(cluster):
+    cluster.on_nodes("mount -t gfs2 -o noatime /dev/ublkb0 /shared")
+    cluster.on("alpha", "hammer >/tmp/hammer 2>&1")
+    before = operations(cluster)
+    while operations(cluster) < before + 100:
+        pass
+    cluster.guest("alpha").pause()
+    cluster.on("beta", "echo beta >/shared/hammer/beta; sync; cat /shared/hammer/beta")
+    cluster.on("storage", "gmblock fence --check alpha")
+    fenced = operations(cluster)
+    cluster.guest("alpha").resume()
+    cluster.on("alpha", "fails dd if=/dev/ublkb0 of=/dev/null bs=4k count=1 iflag=direct\n"
+                        "gmblock attach --list | grep fenced:")
+    cluster.on("beta", "echo more >>/shared/hammer/beta; sync; ls /shared/hammer | wc -l")
+    assert operations(cluster) == fenced, f"{fenced} operations, and now {operations(cluster)}"
+    cluster.follow("FENCING BY HAND", "fence")
+
+
+def test_the_fence_lasts(cluster):
+    for command in ("kill_server", "gmblock reload", "upgrade"):
+        cluster.on("storage", f"{command}; gmblock fence --check alpha")
+        cluster.on("alpha", f"fails gmblock info {URI} 2>/tmp/refusal; grep fenced: /tmp/refusal")
+        cluster.on("beta", "echo more >>/shared/hammer/beta; sync")
+
+
+def test_the_journal_was_replayed(cluster):
+    cluster.guest("alpha").kill()
+    cluster.on("beta", "grep -qx beta /shared/hammer/beta; umount /shared; no_errors; fsck.gfs2 -n /dev/ublkb0")
+    cluster.follow("AFTER A FENCE", "unfence")
+    cluster.on("storage", "fails gmblock fence --check alpha")
+
+
+def test_a_disk_that_does_not_answer(cluster):
+    """A flush, and the write before it, are in the disk until it is resumed."""
+    cluster.on("storage", "dmsetup suspend --noflush --nolockfs shared")
+    cluster.on("beta", "dd if=/dev/zero of=/dev/ublkb0 bs=4k count=1 oflag=direct\n"
+                       "dd if=/dev/null of=/dev/ublkb0 conv=notrunc,fsync >/dev/null 2>&1 &")
+    cluster.on("storage", "until gmblock stats --json | grep '\"inflight\": [1-9]'; do sleep 0.1; done")
+    cluster.on("storage", "fails gmblock fence beta --timeout 2s 2>/tmp/reason; cat /tmp/reason\n"
+                          "grep 'not fenced' /tmp/reason; dmsetup info shared | grep SUSPENDED")
+    cluster.on("storage", "dmsetup resume --noudevsync shared; gmblock fence beta")
+
+
+def test_the_cluster():
+    with testing.laboratory(TIME_LIMIT) as lab:
+        cluster = Cluster(lab)
+        prepare(cluster)
+        for test in (test_ocfs2, test_gfs2, test_a_node_stops_in_mid_write, test_the_fence_lasts,
+                     test_the_journal_was_replayed, test_a_disk_that_does_not_answer):
+            began = time.monotonic()
+            test(cluster)
+            print(f"{test.__name__}: passed, {time.monotonic() - began:.0f} s", flush=True)
+
+
+testing.main(test_the_cluster)
