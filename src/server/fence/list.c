@@ -129,7 +129,7 @@ int fence_list_format(
 	const struct fence_list *list, char **text_out, size_t *bytes_out, struct error *error)
 {
 	FILE *out = open_memstream(text_out, bytes_out);
-	uint32_t crc;
+	bool is_whole;
 
 	if (out == NULL) {
 		return error_oom_for(error, "the list of fenced nodes");
@@ -143,11 +143,11 @@ int fence_list_format(
 			format_rule(out, &record->rules.rules[k]);
 		}
 	}
-	if (fflush(out) == 0) {
-		crc = crc32c(0, *text_out, *bytes_out);
-		fprintf(out, "end %u %08x\n", list->count, crc);
+	is_whole = fflush(out) == 0 && ferror(out) == 0;
+	if (is_whole) {
+		fprintf(out, "end %u %08x\n", list->count, crc32c(0, *text_out, *bytes_out));
 	}
-	if ((ferror(out) != 0) | (fclose(out) != 0)) {
+	if (fclose(out) != 0 || !is_whole) {
 		free(*text_out);
 		return error_oom_for(error, "the list of fenced nodes");
 	}
