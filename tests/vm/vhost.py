@@ -20,6 +20,7 @@ ROUNDS = int(sys.argv[3])
 MIB = 1 << 20
 DISK_BYTES = 128 * MIB
 MEMORY_MIB = 1024
+ROUND_SECONDS = 120  # a limit, for a machine that is busy
 
 SCRIPT = r"""
 disk=/dev/vda
@@ -120,7 +121,7 @@ def test_a_guest_survives_its_server():
     with tempfile.TemporaryDirectory(prefix="gmblock-vhost-") as folder:
         place = Place(folder)
         try:
-            with testing.laboratory() as lab:
+            with testing.laboratory(testing.TIME_LIMIT + ROUNDS * ROUND_SECONDS) as lab:
                 guest = lab.guest("guest", KERNEL, SCRIPT, load=["virtio_blk"], modules=["ext4"], memory=MEMORY_MIB,
                                   cpus=2, machine="q35,memory-backend=memory", qemu=place.qemu(),
                                   programs=["fio", "mkfs.ext4", "e2fsck", "fstrim"])
