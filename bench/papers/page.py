@@ -89,7 +89,7 @@ def paper_value(figure, line):
 def number(value, unit):
     if value is None:
         return "–"
-    text = "%.0f" % value if value >= 1000 else "%.3g" % value
+    text = "%.0f" % value if value >= 1000 else "%.3g" % value if value >= 0.01 or value == 0 else "%.3f" % value
     return text if unit == "times" else "%s %s" % (text, unit)
 
 
