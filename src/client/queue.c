@@ -347,6 +347,7 @@ static void get_ready_to_poll(struct gmb_queue *queue, bool more)
 int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 {
 	uint64_t before = queue->completed - queue->told_early;
+	uint64_t now_ns = 0;
 	uint64_t end_ns = 0;
 	bool more = false;
 	int rounds = 0;
@@ -356,15 +357,14 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 	}
 	queue->told_early = 0;
 	if (timeout_ms > 0) {
-		end_ns = ring_now_ns(queue->ring) + (uint64_t)timeout_ms * UINT64_C(1000000);
+		now_ns = ring_now_ns(queue->ring);
+		end_ns = now_ns + (uint64_t)timeout_ms * UINT64_C(1000000);
 	}
 	for (;;) {
 		uint64_t limit_ns = UINT64_MAX;
 		uint64_t round = queue->completed;
 
 		if (timeout_ms >= 0) {
-			uint64_t now_ns = timeout_ms > 0 ? ring_now_ns(queue->ring) : 0;
-
 			limit_ns = now_ns < end_ns ? end_ns - now_ns : 0;
 		}
 		if (queue->completed != before || queue->woken) {
@@ -384,6 +384,7 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 			more = true; /* the wait returns, so that the program can do other work */
 			break;
 		}
+		now_ns = timeout_ms > 0 ? ring_now_ns(queue->ring) : 0;
 	}
 	if (timeout_ms == 0) {
 		get_ready_to_poll(queue, more || queue->woken);

@@ -551,7 +551,7 @@ static int wait_ms(const struct bench_worker *worker, uint64_t now)
  * due. Returns like gmb_queue_wait(). */
 static int worker_wait(struct bench_worker *worker, uint64_t now, uint64_t due_ns)
 {
-	struct pollfd fd = { .fd = gmb_queue_fd(worker->queue), .events = POLLIN };
+	struct pollfd fd = { .events = POLLIN };
 	struct timespec limit;
 	uint64_t left_ns;
 	int count;
@@ -559,6 +559,8 @@ static int worker_wait(struct bench_worker *worker, uint64_t now, uint64_t due_n
 	if (due_ns == UINT64_MAX) {
 		return gmb_queue_wait(worker->queue, wait_ms(worker, now));
 	}
+	/* Only here, because a queue with a descriptor makes more system calls. */
+	fd.fd = gmb_queue_fd(worker->queue);
 	count = gmb_queue_wait(worker->queue, 0);
 	now = clock_now_ns();
 	due_ns = MIN(due_ns, worker->phase_end_ns);
