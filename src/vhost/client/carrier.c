@@ -110,9 +110,12 @@ static bool rings_arm(struct front_carrier *carrier, bool arm)
 	return is_idle;
 }
 
-/* Completes the commands of one ring. Returns their number. */
+/* Completes commands of one ring. Returns their number. While the client polls, and so the rings
+ * are not armed, it takes a few at a time: their successors then reach the server while the client
+ * works on the others. Otherwise, client and server would wait for each other's batches. */
 static int ring_harvest(struct front_carrier *carrier, struct front_ring *ring)
 {
+	int count_max = carrier->is_armed ? FRONT_ENTRIES : FRONT_FEW;
 	const char *rule = NULL;
 	int count = 0;
 	void *owner;
@@ -120,7 +123,7 @@ static int ring_harvest(struct front_carrier *carrier, struct front_ring *ring)
 	int result;
 
 	/* The number of chains bounds the loop, even if callbacks add commands. */
-	while (carrier->state == FRONT_READY && count < FRONT_ENTRIES &&
+	while (carrier->state == FRONT_READY && count < count_max &&
 		(result = front_ring_take(ring, &owner, &status, &rule)) != 0) {
 		if (result < 0) {
 			front_broken(carrier, rule);

@@ -32,6 +32,7 @@
 enum {
 	FRONT_QUEUES_MAX = 16,
 	FRONT_ENTRIES = 256, /* of each ring */
+	FRONT_FEW = 2, /* commands completed in one poll of the rings, while the client polls */
 	/* limit on the pieces of memory of a command; with more it goes through the pool */
 	FRONT_SEGMENTS_MAX = 64,
 	FRONT_DIRECT = 4,	       /* descriptors of a chain without indirect descriptors */
