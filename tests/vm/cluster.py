@@ -24,6 +24,8 @@ RECORDS, ROUNDS, KILLS, UPGRADES = (int(word) for word in sys.argv[4:8])
 PAGE = "gmblock-cluster.7"
 NODES = ("alpha", "beta")
 TIME_LIMIT = 1200 + 5 * RECORDS
+# On a busy machine a kernel measures the rates of these clocks wrongly, and its time runs several times as fast or slow.
+CLOCK = "tsc=unstable nolapic_timer"
 DISK_BYTES = 512 << 20
 URI = "'nbds://alpha@storage/shared?tls-psk-file=/etc/pki/gmblock/keys.psk'"
 LIBRARIES = ["libqb100", "libnozzle1", "libknet1", "libstatgrab10", "libcorosync-common4", "libcfg7", "libcmap4", "libcpg4",
@@ -198,16 +200,16 @@ class Cluster:
         files = [(GMBLOCK, "/lab/gmblock"), (AGENT, "/usr/sbin/fence_gmblock")]
         self.storage = lab.guest(
             "storage", KERNEL, PREPARE_STORAGE + SCRIPT, files=files[:1], packages=["libdevmapper1.02.1", "dmsetup"],
-            programs=["psktool"], load=["dm_mod"], modules=["tls"], disks=[DISK_BYTES])
+            programs=["psktool"], load=["dm_mod"], append=CLOCK, modules=["tls"], disks=[DISK_BYTES])
         stub = os.path.join(lab.folder, "systemctl")
         with open(stub, "w", encoding="ascii") as file:
             file.write(SYSTEMCTL)
         os.chmod(stub, 0o755)
         files += [(stub, "/usr/bin/systemctl"), ("/usr/lib/python3.11", "/usr/lib/python3.11")]
         for name in NODES:
-            lab.guest(name, KERNEL, PREPARE_NODE + SCRIPT, files=files, programs=["python3"],
+            lab.guest(name, KERNEL, PREPARE_NODE + SCRIPT, files=files, programs=["python3", "flock"],
                       packages=LIBRARIES + ["corosync", "dlm-controld", "gfs2-utils", "ocfs2-tools"],
-                      load=["ublk_drv", "crc32c_generic"], memory=768,
+                      load=["ublk_drv", "crc32c_generic"], memory=768, append=CLOCK,
                       modules=["tls", "configfs", "dlm", "gfs2", "ocfs2", "ocfs2_stack_o2cb", "ocfs2_dlmfs"])
         lab.start()
         self.shells = {name: Shell(lab, guest) for name, guest in lab.guests.items()}
