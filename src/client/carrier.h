@@ -194,6 +194,8 @@ void command_extent(struct command *command, uint64_t described, uint64_t length
 
 /* --- state of a protocol, once per queue ------------------------------------------------------ */
 
+struct ring_lent;
+
 struct queue_part {
 	/* called when the queue is destroyed or released, after its last client has ended */
 	void (*destroy)(struct queue_part *part);
@@ -203,6 +205,8 @@ struct queue_part {
  * until the protocol sets it. */
 struct queue_part **queue_part(struct gmb_queue *queue);
 struct ring *queue_ring(struct gmb_queue *queue);
+/* Returns the lent memory in which payload of the queue's requests can be (lend.h), or NULL. */
+const struct ring_lent *queue_lent(const struct gmb_queue *queue);
 /* Copies an error into its public form. */
 void error_export(struct gmb_error *out, const struct error *error);
 

@@ -49,9 +49,10 @@ struct gmb_queue {
 	bool may_spin;
 	struct ring_waiter waiter;
 	struct list_node clients;
-	struct queue_part *part; /* carrier.h */
-	struct list_node ended;	 /* requests whose result is set but not reported yet */
-	uint64_t completed;	 /* number of done() calls */
+	struct queue_part *part;      /* carrier.h */
+	const struct ring_lent *lent; /* lend.h; or NULL */
+	struct list_node ended;	      /* requests whose result is set but not reported yet */
+	uint64_t completed;	      /* number of done() calls */
 	/* Number of done() calls made by client_end(), which the next gmb_queue_wait() adds to its
 	 * count. */
 	uint64_t told_early;

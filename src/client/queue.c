@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "client/client_private.h"
 #include "client/guest.h"
+#include "client/lend.h"
 
 enum {
 	ENTRIES_DEFAULT = 256,
@@ -68,7 +69,7 @@ void gmb_set_log(gmb_log *log, void *context, enum gmb_log_level level)
 static int ring_create_for(struct gmb_queue *queue, struct error *error)
 {
 	const struct ring_options options = {
-		.files_max = 64, .buffers_max = 1, .entries = queue->entries
+		.files_max = 64, .buffers_max = QUEUE_LENT_SLOTS_MAX, .entries = queue->entries
 	};
 	int err = ring_create(&options, &queue->ring, error);
 
@@ -204,6 +205,17 @@ struct queue_part **queue_part(struct gmb_queue *queue)
 
 struct ring *queue_ring(struct gmb_queue *queue)
 {
+	return queue->ring;
+}
+
+const struct ring_lent *queue_lent(const struct gmb_queue *queue)
+{
+	return queue->lent;
+}
+
+struct ring *queue_lend(struct gmb_queue *queue, const struct ring_lent *lent)
+{
+	queue->lent = lent;
 	return queue->ring;
 }
 

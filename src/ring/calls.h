@@ -92,6 +92,12 @@ GMB_MUST_CHECK bool ring_mailbox_call(struct ring_mailbox *mailbox, struct ring_
 void ring_mailbox_collect(struct ring_mailbox *mailbox, struct ring_op_queue *to);
 
 struct io_uring;
+struct io_uring_sqe;
+
+/* Starts an operation, and returns the submission entry to fill in (uring.c). The caller sets its
+ * user data to op. */
+struct io_uring_sqe *ring_sqe(
+	struct ring *ring, struct ring_op *op, enum ring_code code, ring_done_fn *done);
 
 /* Sets up an io_uring with file and buffer tables of the sizes in options, and reports the
  * available features (setup.c). Returns 0, or a negative errno after releasing everything. */

@@ -690,6 +690,13 @@ static struct io_uring_sqe *sqe_get(struct ring *ring)
 	return sqe;
 }
 
+struct io_uring_sqe *ring_sqe(
+	struct ring *ring, struct ring_op *op, enum ring_code code, ring_done_fn *done)
+{
+	op_start(op, code, done);
+	return sqe_get(ring);
+}
+
 static void sqe_set_file(struct io_uring_sqe *sqe, struct ring_file file)
 {
 	if (file.slot >= 0) {
@@ -700,9 +707,8 @@ static void sqe_set_file(struct io_uring_sqe *sqe, struct ring_file file)
 
 void ring_accept(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_ACCEPT, done);
 
-	op_start(op, RING_ACCEPT, done);
 	io_uring_prep_accept(sqe, file.fd, NULL, NULL, SOCK_CLOEXEC);
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
@@ -779,9 +785,8 @@ void ring_send(struct ring *ring, struct ring_op *op, struct ring_file file, con
 void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct msghdr *message, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_SENDMSG, done);
 
-	op_start(op, RING_SENDMSG, done);
 	if (ring->is_restricted) {
 		GMB_ASSERT(message->msg_name == NULL && message->msg_controllen == 0);
 		io_uring_prep_writev(
@@ -796,9 +801,8 @@ void ring_sendmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
 	struct msghdr *message, bool wait_all, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_RECVMSG, done);
 
-	op_start(op, RING_RECVMSG, done);
 	io_uring_prep_recvmsg(
 		sqe, file.fd, message, MSG_CMSG_CLOEXEC | (wait_all ? MSG_WAITALL : 0));
 	sqe_set_file(sqe, file);
@@ -819,7 +823,8 @@ ssize_t ring_recvmsg_now(struct ring *ring, struct ring_file file, struct msghdr
 
 ssize_t ring_sendmsg_now(struct ring *ring, struct ring_file file, const struct msghdr *message)
 {
-	ssize_t sent = sendmsg(file.fd, message, MSG_DONTWAIT | MSG_NOSIGNAL);
+	ssize_t sent = sendmsg(
+		file.fd, message, MSG_DONTWAIT | MSG_NOSIGNAL | (message->msg_flags & MSG_MORE));
 
 	ring->counters.direct++;
 	return sent < 0 ? -errno : sent;
@@ -846,9 +851,8 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, st
 	size_t len, uint64_t offset, bool dsync, ring_done_fn *done)
 {
 	const void *buf = mem_address(memory);
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_WRITE, done);
 
-	op_start(op, RING_WRITE, done);
 	if ((memory.rights & MEM_FIXED) != 0) {
 		io_uring_prep_write_fixed(
 			sqe, file.fd, buf, (unsigned)len, offset, memory.region->fixed_idx);
@@ -865,9 +869,8 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, st
 void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct iovec *vector, uint32_t count, uint64_t offset, bool dsync, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_WRITE, done);
 
-	op_start(op, RING_WRITE, done);
 	io_uring_prep_writev2(sqe, file.fd, vector, count, offset, dsync ? RWF_DSYNC : 0);
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
@@ -883,9 +886,8 @@ void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file f
 
 void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_FSYNC, done);
 
-	op_start(op, RING_FSYNC, done);
 	io_uring_prep_fsync(sqe, file.fd, IORING_FSYNC_DATASYNC);
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
@@ -894,9 +896,8 @@ void ring_fsync(struct ring *ring, struct ring_op *op, struct ring_file file, ri
 void ring_allocate(struct ring *ring, struct ring_op *op, struct ring_file file, int mode,
 	uint64_t offset, uint64_t length, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_ALLOCATE, done);
 
-	op_start(op, RING_ALLOCATE, done);
 	io_uring_prep_fallocate(sqe, file.fd, mode, (off_t)offset, (off_t)length);
 	sqe_set_file(sqe, file);
 	io_uring_sqe_set_data(sqe, op);
@@ -905,9 +906,8 @@ void ring_allocate(struct ring *ring, struct ring_op *op, struct ring_file file,
 void ring_advise(struct ring *ring, struct ring_op *op, struct ring_file file, uint64_t offset,
 	uint64_t length, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_ADVISE, done);
 
-	op_start(op, RING_ADVISE, done);
 	io_uring_prep_fadvise(
 		sqe, file.fd, offset, (off_t)MIN(length, UINT64_C(1) << 30), POSIX_FADV_WILLNEED);
 	sqe_set_file(sqe, file);
@@ -916,18 +916,16 @@ void ring_advise(struct ring *ring, struct ring_op *op, struct ring_file file, u
 
 void ring_poll(struct ring *ring, struct ring_op *op, int fd, uint32_t events, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_POLL, done);
 
-	op_start(op, RING_POLL, done);
 	io_uring_prep_poll_add(sqe, fd, events);
 	io_uring_sqe_set_data(sqe, op);
 }
 
 void ring_timer(struct ring *ring, struct ring_op *op, uint64_t delay_ns, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = sqe_get(ring);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_TIMER, done);
 
-	op_start(op, RING_TIMER, done);
 	op->time_s = (int64_t)(delay_ns / UINT64_C(1000000000));
 	op->time_ns = (int64_t)(delay_ns % UINT64_C(1000000000));
 	io_uring_prep_timeout(sqe, (struct __kernel_timespec *)&op->time_s, 0, 0);

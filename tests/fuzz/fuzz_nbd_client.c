@@ -4,11 +4,10 @@
  * model (tests/unit/nbd_client_trial.h says what must hold):
  *
  *   byte 0	bits 0-1 reply style (modulo 3), bit 2 base:allocation was selected, bit 3 the
- *		requests go out slowly, bit 4 the client asks for the size, bit 5 signs of life
- *   byte 1	how the replies are cut into pieces
- *   byte 2	number of commands, then 20 bytes each: type, flags, cut (2), length (8), offset (8)
- *   the rest	the server's bytes; cookies are those of trial_cookie(), the question about the
- *		size comes after the commands
+ *		requests go out slowly, bit 4 the client asks for the size, bit 5 signs of life, bit
+ *6 lent memory byte 1	how the replies are cut into pieces byte 2	number of commands, then 20
+ *bytes each: type, flags, cut (2), length (8), offset (8) the rest	the server's bytes; cookies
+ *are those of trial_cookie(), the question about the size comes after the commands
  */
 #include "fuzz.h"
 #include "nbd_client_trial.h"
@@ -71,6 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	way = (struct trial_way){
 		.split = (enum trial_split)(data[1] % 4),
 		.send_slowly = (data[0] & 8) != 0,
+		.is_lent = (data[0] & 64) != 0,
 		.seed = data[1],
 	};
 	data += 3;

@@ -438,7 +438,18 @@ static int receive_some(struct run *run, const uint8_t *bytes, size_t len, size_
 	}
 	GMB_ASSERT(total == room);
 	/* "whole" promises that the server will send all of it. */
-	GMB_ASSERT(!whole || run->client.state == NBD_CLIENT_DATA);
+	GMB_ASSERT(!whole || run->client.state == NBD_CLIENT_DATA ||
+		   run->client.state == NBD_CLIENT_ZERO);
+	if (run->way->is_lent && !whole) {
+		GMB_ASSERT(count == 1 &&
+			   iov[0].iov_base == run->client.stage + run->client.stage_bytes);
+	}
+	if (run->client.state == NBD_CLIENT_ZERO) {
+		part = piece_length(run, iov[0].iov_len);
+		memset(iov[0].iov_base, 0, part);
+		*taken = 0;
+		return nbd_client_received(&run->client, part, &run->outcome->error);
+	}
 	if (run->way->send_slowly && random_next(run) % 2 == 0) {
 		send_some(run, random_next(run) % 200); /* while the receive is under way */
 	}
@@ -453,7 +464,8 @@ static void receive_all(struct run *run)
 	const struct trial *trial = run->trial;
 	size_t at = 0;
 
-	while (at < trial->stream_bytes && run->outcome->code == 0) {
+	while ((at < trial->stream_bytes || run->client.state == NBD_CLIENT_ZERO) &&
+		run->outcome->code == 0) {
 		size_t taken;
 
 		run->outcome->code =
@@ -486,6 +498,7 @@ void trial_run(const struct trial *trial, const struct trial_way *way,
 	run->way = way;
 	run->outcome = outcome;
 	run_begin(run);
+	run->client.is_lent = way->is_lent;
 	send_some(run, way->send_slowly ? 0 : UINT64_MAX);
 	receive_all(run);
 	check_verdict(run);
@@ -517,6 +530,10 @@ struct trial_outcome trial_run_all(const struct trial *trial, const char **viola
 		{ .split = TRIAL_BYTES, .send_slowly = true, .seed = 4 },
 		{ .split = TRIAL_RANDOM, .send_slowly = true, .seed = 5 },
 		{ .split = TRIAL_RANDOM, .send_slowly = true, .seed = 6 },
+		{ .split = TRIAL_WHOLE, .is_lent = true },
+		{ .split = TRIAL_BYTES, .is_lent = true },
+		{ .split = TRIAL_RANDOM, .is_lent = true, .seed = 7 },
+		{ .split = TRIAL_RANDOM, .is_lent = true, .send_slowly = true, .seed = 8 },
 	};
 	struct trial_outcome first;
 	struct trial_outcome other;

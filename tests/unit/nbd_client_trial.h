@@ -57,6 +57,8 @@ enum trial_split {
 struct trial_way {
 	enum trial_split split;
 	bool send_slowly; /* the requests go out in pieces while answers arrive */
+	bool is_lent; /* the calls' memory is lent: nothing is predicted, and holes are zeroed here
+		       */
 	uint64_t seed;
 };
 

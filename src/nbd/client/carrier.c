@@ -16,6 +16,7 @@
 #include "client/carrier.h"
 #include "nbd/client/client.h"
 #include "nbd/client/dial.h"
+#include "ring/lent.h"
 
 /* Limit on consecutive receives of one connection, after which other connections get a turn. */
 enum { RECEIVES_MAX = 16 };
@@ -48,6 +49,7 @@ struct nbd_carrier {
 	struct msghdr in;
 	struct msghdr out;
 	struct iovec out_iov[NBD_CLIENT_IOV_MAX];
+	bool was_full; /* the socket did not accept all of the last send from lent memory */
 };
 
 static const uint32_t carrier_edges[] = {
@@ -242,11 +244,22 @@ static bool nbd_carrier_lay_out(struct nbd_carrier *carrier)
 	return whole;
 }
 
+/* Returns whether the layout is lent memory, which can be received into only by an operation. */
+static bool is_lent(const struct nbd_carrier *carrier)
+{
+	return carrier->in.msg_iovlen > 0 &&
+	       ring_lent_has(queue_lent(carrier->base.queue), carrier->in.msg_iov->iov_base);
+}
+
 /* Receives the available data without waiting. */
 static void receive_next(struct nbd_carrier *carrier)
 {
 	for (int i = 0; i < RECEIVES_MAX; i++) {
 		(void)nbd_carrier_lay_out(carrier);
+		if (is_lent(carrier)) {
+			nbd_client_input_drop(&carrier->nbd);
+			break;
+		}
 		if (!nbd_carrier_received(
 			    carrier, stream_receive_now(&carrier->dial.stream, &carrier->in))) {
 			break;
@@ -266,6 +279,22 @@ static void recv_done(struct ring_op *op, int result)
 	}
 }
 
+/* Receives into the first range of the layout, or zeroes it. */
+static void receive_lent(struct nbd_carrier *carrier)
+{
+	const struct ring_lent *lent = queue_lent(carrier->base.queue);
+	const struct iovec *iov = carrier->in.msg_iov;
+
+	GMB_ASSERT(carrier->dial.stream.ops == NULL);
+	if (carrier->nbd.state == NBD_CLIENT_ZERO) {
+		ring_lent_zero(carrier->base.ring, &carrier->recv_op, lent, iov->iov_base,
+			iov->iov_len, recv_done);
+	} else {
+		ring_lent_recv(carrier->base.ring, &carrier->recv_op, carrier->dial.stream.file,
+			lent, iov->iov_base, iov->iov_len, recv_done);
+	}
+}
+
 /* Ensures that further data wakes us. */
 static void receive_arm(struct nbd_carrier *carrier)
 {
@@ -280,6 +309,10 @@ static void receive_arm(struct nbd_carrier *carrier)
 	} else {
 		bool whole = nbd_carrier_lay_out(carrier);
 
+		if (is_lent(carrier)) {
+			receive_lent(carrier);
+			return;
+		}
 		stream_receive_message(
 			&carrier->dial.stream, &carrier->recv_op, &carrier->in, whole, recv_done);
 	}
@@ -309,6 +342,40 @@ static void nbd_carrier_send_done(struct ring_op *op, int result)
 	}
 }
 
+static void lent_sent(struct ring_op *op, int result)
+{
+	struct nbd_carrier *carrier = container_of(op, struct nbd_carrier, send_op);
+
+	/* Only a socket that was full shows by this send that the server makes progress. */
+	if (result >= 0 && !carrier->was_full && carrier->state != CARRIER_CLOSING) {
+		nbd_carrier_sent(carrier, (size_t)result);
+	} else {
+		nbd_carrier_send_done(op, result);
+	}
+	carrier->was_full = result >= 0 && (size_t)result < carrier->out_iov[0].iov_len;
+}
+
+/* Sends from lent memory if the layout begins there. Otherwise *count becomes the number of entries
+ * before lent memory, and returns false. */
+static bool send_lent(struct nbd_carrier *carrier, uint32_t *count)
+{
+	const struct ring_lent *lent = queue_lent(carrier->base.queue);
+	uint32_t plain = 0;
+
+	while (plain < *count && !ring_lent_has(lent, carrier->out_iov[plain].iov_base)) {
+		plain++;
+	}
+	if (plain == 0) {
+		GMB_ASSERT(carrier->dial.stream.ops == NULL);
+		ring_lent_send(carrier->base.ring, &carrier->send_op, carrier->dial.stream.file,
+			lent, carrier->out_iov[0].iov_base, carrier->out_iov[0].iov_len, lent_sent);
+		return true;
+	}
+	carrier->out.msg_flags = plain < *count ? MSG_MORE : 0;
+	*count = plain;
+	return false;
+}
+
 static void nbd_flush(struct carrier *base)
 {
 	struct nbd_carrier *carrier = nbd_of(base);
@@ -324,10 +391,11 @@ static void nbd_flush(struct carrier *base)
 		if (count == 0) {
 			break;
 		}
-		carrier->out = (struct msghdr){
-			.msg_iov = carrier->out_iov,
-			.msg_iovlen = count,
-		};
+		carrier->out = (struct msghdr){ .msg_iov = carrier->out_iov };
+		if (queue_lent(base->queue) != NULL && send_lent(carrier, &count)) {
+			break;
+		}
+		carrier->out.msg_iovlen = count;
 		done = stream_send_now(&carrier->dial.stream, &carrier->out);
 		if (done >= 0) {
 			nbd_carrier_sent(carrier, (size_t)done);
@@ -379,6 +447,7 @@ static void nbd_add(struct carrier *base, struct command *command)
 		.iov_count = command->iov_count,
 		.iov_skip = command->iov_skip,
 	};
+	nbd_of(base)->nbd.is_lent = queue_lent(base->queue) != NULL;
 	nbd_client_add(&nbd_of(base)->nbd, call);
 	base->command_count++;
 }

@@ -350,11 +350,14 @@ static bool plan_predict(struct nbd_client *client, struct nbd_call *call)
 
 static void plan_header(struct nbd_client *client)
 {
-	if (client->reads_awaiting > 0) {
+	if (client->reads_awaiting > 0 || client->is_lent) {
 		list_for_each(node, &client->awaiting)
 		{
 			struct nbd_call *call = list_entry(node, struct nbd_call, node);
 
+			if (client->is_lent) {
+				break;
+			}
 			if (call == client->current) {
 				continue;
 			}
@@ -380,7 +383,8 @@ static void plan_header(struct nbd_client *client)
 			}
 			plan_stage(client, client->stage_bytes < prefix
 						   ? prefix - client->stage_bytes
-						   : sizeof(client->stage));
+					   : client->is_lent ? nbd_client_missing(client)
+							     : sizeof(client->stage));
 		}
 	} else {
 		plan_stage(client, sizeof(client->stage));
@@ -396,6 +400,7 @@ const struct iovec *nbd_client_input(
 	*whole = false;
 	switch (client->state) {
 	case NBD_CLIENT_DATA:
+	case NBD_CLIENT_ZERO:
 		client->plan_count = nbd_client_memory(client->current, client->data_place,
 			MIN(client->left, (uint64_t)NBD_CLIENT_STEP_BYTES_MAX), client->plan,
 			NBD_CLIENT_IOV_MAX / 2, &laid);
@@ -403,7 +408,7 @@ const struct iovec *nbd_client_input(
 		client->plan_bytes = (size_t)laid;
 		/* A long rest of a payload is received alone, with one wake-up. A short rest is
 		 * received together with the next headers. */
-		*whole = laid >= NBD_CLIENT_WHOLE_BYTES_MIN;
+		*whole = laid >= NBD_CLIENT_WHOLE_BYTES_MIN || client->is_lent;
 		if (!*whole && laid == client->left) {
 			plan_header(client);
 		}
@@ -413,7 +418,8 @@ const struct iovec *nbd_client_input(
 		break;
 	case NBD_CLIENT_EXTENTS:
 	case NBD_CLIENT_SKIP:
-		plan_stage(client, sizeof(client->stage));
+		plan_stage(client, client->is_lent ? client->left - client->stage_bytes
+						   : sizeof(client->stage));
 		break;
 	}
 	*iov_count = client->plan_count;

@@ -118,6 +118,7 @@ struct nbd_client_handler {
 enum nbd_client_state {
 	NBD_CLIENT_HEADER,  /* a reply header is expected, or incomplete in the stage */
 	NBD_CLIENT_DATA,    /* the rest of a payload, received into a call's memory */
+	NBD_CLIENT_ZERO,    /* is_lent: the rest of a hole, zeroed by the owner */
 	NBD_CLIENT_EXTENTS, /* the rest of a block status chunk, processed entry by entry */
 	NBD_CLIENT_SKIP,    /* bytes to skip */
 };
@@ -133,6 +134,11 @@ struct nbd_client {
 	struct list_node awaiting; /* sent calls, oldest first */
 	uint32_t call_count;
 	uint32_t reads_awaiting;
+	/* The memory of calls has no address that this code can access. Set by the owner before the
+	 * first call. No reply is predicted, and no receive into the stage extends into a payload.
+	 * In the state ZERO the owner zeroes the memory laid out instead of receiving into it, and
+	 * reports it in the same way. */
+	bool is_lent;
 	uint64_t sent_of_first; /* sent bytes of the first unsent call */
 
 	/* x-gmblock:size: a call of the client itself, which has no slot and is not counted in

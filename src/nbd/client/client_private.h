@@ -39,6 +39,10 @@ GMB_MUST_CHECK int nbd_client_data_arrived(
 GMB_MUST_CHECK int nbd_client_feed(
 	struct nbd_client *client, const uint8_t *bytes, size_t len, struct error *error);
 
+/* Returns how many bytes are missing of the reply in the stage, which is incomplete and at least as
+ * long as the prefix of a data chunk. At least 1. */
+size_t nbd_client_missing(const struct nbd_client *client);
+
 /* Returns the size of the header, and of all other bytes before the payload, of the expected reply
  * to a call. */
 size_t nbd_client_prefix_bytes(const struct nbd_client *client, const struct nbd_call *call);

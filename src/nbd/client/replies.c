@@ -258,7 +258,7 @@ int nbd_client_data_arrived(struct nbd_client *client, uint64_t bytes, struct er
 	GMB_ASSERT(bytes <= client->left);
 	client->data_place += bytes;
 	client->left -= bytes;
-	client->received_payload_bytes += bytes;
+	client->received_payload_bytes += client->state == NBD_CLIENT_DATA ? bytes : 0;
 	client->steps++;
 	if (client->left > 0) {
 		return 0;
@@ -415,9 +415,15 @@ static int take_hole(struct nbd_client *client, struct nbd_call *call, const str
 	if (err != 0) {
 		return err;
 	}
-	nbd_client_memory_zero(call, offset - call->offset, bytes);
 	client->handler->hole(client, call, offset, bytes);
 	client->steps++;
+	if (client->is_lent) {
+		nbd_client_begin_data(client, call, offset - call->offset, bytes,
+			(reply->flags & NBD_REPLY_FLAG_DONE) != 0);
+		client->state = NBD_CLIENT_ZERO;
+		return sizeof(hole);
+	}
+	nbd_client_memory_zero(call, offset - call->offset, bytes);
 	err = chunk_end(client, call, (reply->flags & NBD_REPLY_FLAG_DONE) != 0, error);
 	return err != 0 ? err : (int)sizeof(hole);
 }
@@ -751,6 +757,21 @@ static bool read_extended(const uint8_t *bytes, size_t len, struct reply *reply,
 	return true;
 }
 
+size_t nbd_client_missing(const struct nbd_client *client)
+{
+	struct reply reply = { 0 };
+	uint64_t offset;
+	uint64_t whole;
+
+	if (client->facts->style == NBD_REPLIES_EXTENDED
+			? !read_extended(client->stage, client->stage_bytes, &reply, &offset)
+			: !read_structured(client->stage, client->stage_bytes, &reply)) {
+		return 1;
+	}
+	whole = reply.header_bytes + MIN(reply.length, (uint64_t)NBD_CLIENT_STAGE_BYTES);
+	return whole > client->stage_bytes ? (size_t)(whole - client->stage_bytes) : 1;
+}
+
 /* Processes one reply header and the bytes that must be read with it. Returns the number of bytes
  * consumed. */
 static int replies_take_reply(struct nbd_client *client, const uint8_t *bytes, size_t len,
@@ -812,7 +833,13 @@ static int feed_step(struct nbd_client *client, const uint8_t *bytes, size_t len
 	switch (client->state) {
 	case NBD_CLIENT_HEADER:
 		break;
+	case NBD_CLIENT_ZERO:
+		*more = true; /* the owner zeroes first */
+		return 0;
 	case NBD_CLIENT_DATA:
+		/* A chunk's header has the length of the prefix, beyond which nothing was received.
+		 */
+		GMB_ASSERT(!client->is_lent);
 		nbd_client_memory_write(client->current, client->data_place, bytes, part);
 		client->moved_bytes += part;
 		err = nbd_client_data_arrived(client, part, error);
