@@ -433,6 +433,7 @@ static void begin_status(void *context, struct control_client *client, const jso
 	char text[sizeof(shown) + 32];
 	char last[HEALTH_TEXT_BYTES];
 	json_t *reason = json_null();
+	int64_t staged;
 
 	GMB_UNUSED(arguments);
 	if (health_last_reason(&daemon->device->health, last)) {
@@ -442,7 +443,10 @@ static void begin_status(void *context, struct control_client *client, const jso
 	snprintf(text, sizeof(text), "%s%s",
 		daemon->phase != PHASE_WORKING ? "being detached, " : "",
 		log_escape_sentence(shown, sizeof(shown), state));
-	control_reply(client, json_pack("{s:s, s:o}", "state", text, "last_reason", reason));
+	staged = atomic_load_explicit(&daemon->device->staged_bytes, memory_order_relaxed);
+	control_reply(
+		client, json_pack("{s:s, s:o, s:o}", "state", text, "last_reason", reason,
+				"staged_bytes", staged >= 0 ? json_integer(staged) : json_null()));
 }
 
 /* Adds a detach request. client: NULL for a signal. limit_ns: 0 for the default time limit. */

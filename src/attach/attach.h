@@ -147,6 +147,9 @@ struct device {
 	int ended_fd;	/* readable when the disk has gone without stop() */
 	int resized_fd; /* readable when export_bytes has changed */
 	_Atomic uint64_t export_bytes;
+	/* payload that was copied between requests of the kernel and memory of the daemon; -1: the
+	 * kind of device does not count it */
+	_Atomic int64_t staged_bytes;
 	struct health health;
 };
 

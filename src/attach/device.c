@@ -21,6 +21,7 @@ int device_init(struct device *device, const struct device_ops *ops, struct erro
 {
 	device->ops = ops;
 	device->number = -1;
+	atomic_store(&device->staged_bytes, -1);
 	health_init(&device->health);
 	device->ended_fd = eventfd(0, EFD_CLOEXEC);
 	device->resized_fd = eventfd(0, EFD_CLOEXEC);

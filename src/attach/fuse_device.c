@@ -173,7 +173,7 @@ static void tell_started(struct fuse_file *file, int result)
 static void *file_thread(void *argument)
 {
 	struct fuse_file *file = argument;
-	int rc = remote_open(&file->remote, file->options, &file->device, &file->start_error);
+	int rc = remote_open(&file->remote, file->options, &file->device, 0, &file->start_error);
 
 	/* The daemon's thread waits for the result of this thread, and does not use the timings
 	 * meanwhile. */

@@ -27,6 +27,7 @@ struct status {
 	char state[ERROR_TEXT_BYTES]; /* "connected", or the reason why the disk is not connected */
 	/* reason of the last disconnection; "": it was always connected */
 	char last_reason[ERROR_TEXT_BYTES];
+	json_int_t staged_bytes; /* -1: unknown */
 };
 
 static void take_text(char out[ERROR_TEXT_BYTES], const json_t *value, const char *otherwise)
@@ -39,6 +40,7 @@ static void take_text(char out[ERROR_TEXT_BYTES], const json_t *value, const cha
 static void ask_status(const struct state_entry *entry, struct status *status)
 {
 	char path[PATH_MAX];
+	const json_t *staged;
 	json_t *answer = NULL;
 
 	if (!entry->alive || state_path(path, entry->name, "sock", NULL) < 0 ||
@@ -48,6 +50,8 @@ static void ask_status(const struct state_entry *entry, struct status *status)
 	take_text(status->state, json_object_get(answer, "state"),
 		entry->alive ? "the daemon does not respond" : "the daemon has died");
 	take_text(status->last_reason, json_object_get(answer, "last_reason"), "");
+	staged = json_object_get(answer, "staged_bytes");
+	status->staged_bytes = json_is_integer(staged) ? json_integer_value(staged) : -1;
 	json_decref(answer);
 }
 
@@ -183,11 +187,13 @@ static int add_object(const struct state_entry *entry, void *context)
 	json_t *object;
 
 	ask_status(entry, &status);
-	object = json_pack("{s:o, s:s, s:s, s:I, s:b, s:i, s:b, s:o, s:o}", "device",
+	object = json_pack("{s:o, s:s, s:s, s:I, s:b, s:i, s:b, s:o, s:o, s:o}", "device",
 		json_bytes(entry->path), "kind", entry->kind, "uri", entry->uri, "size",
 		(json_int_t)entry->bytes, "read_only", entry->read_only, "pid", entry->pid, "alive",
 		entry->alive, "state", json_string(status.state), "last_reason",
-		status.last_reason[0] != '\0' ? json_string(status.last_reason) : json_null());
+		status.last_reason[0] != '\0' ? json_string(status.last_reason) : json_null(),
+		"staged_bytes",
+		status.staged_bytes >= 0 ? json_integer(status.staged_bytes) : json_null());
 	return json_array_append_new(list, object) == 0 ? 0 : -ENOMEM;
 }
 

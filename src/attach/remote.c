@@ -45,9 +45,13 @@ static void remote_remote_event(void *context, enum gmb_event event, const char 
 	}
 }
 
-static int open_client(
-	struct remote *remote, const struct attach_options *options, struct error *error)
+static int open_client(struct remote *remote, const struct attach_options *options,
+	uint32_t queue_flags, struct error *error)
 {
+	const struct gmb_queue_options queue_options = {
+		.size = sizeof(queue_options),
+		.flags = queue_flags,
+	};
 	struct gmb_options client_options = {
 		.size = sizeof(client_options),
 		.flags = GMB_OPEN_URI_FILES | (options->read_only ? GMB_OPEN_READ_ONLY : 0),
@@ -62,7 +66,7 @@ static int open_client(
 	struct gmb_error failure = { 0 };
 	int err;
 
-	err = gmb_queue_create(NULL, &remote->queue, &failure);
+	err = gmb_queue_create(&queue_options, &remote->queue, &failure);
 	if (err == 0) {
 		err = gmb_open(
 			remote->queue, options->uri, &client_options, &remote->client, &failure);
@@ -78,10 +82,10 @@ static int open_client(
 }
 
 int remote_open(struct remote *remote, const struct attach_options *options, struct device *device,
-	struct error *error)
+	uint32_t queue_flags, struct error *error)
 {
 	*remote = (struct remote){ .device = device };
-	return open_client(remote, options, error);
+	return open_client(remote, options, queue_flags, error);
 }
 
 int remote_watch(struct remote *remote, const struct attach_options *options, struct device *device,
@@ -93,7 +97,7 @@ int remote_watch(struct remote *remote, const struct attach_options *options, st
 	quiet.connections = 1;
 	quiet.read_only = true;
 	*remote = (struct remote){ .device = device, .only_watches = true };
-	rc = open_client(remote, &quiet, error);
+	rc = open_client(remote, &quiet, 0, error);
 	if (rc == 0) {
 		device_export_resized(device, remote->info.bytes);
 	}

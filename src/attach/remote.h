@@ -23,8 +23,9 @@ struct remote {
 	struct log_limit failures;
 };
 
+/* queue_flags: enum gmb_queue_flags. */
 GMB_MUST_CHECK int remote_open(struct remote *remote, const struct attach_options *options,
-	struct device *device, struct error *error);
+	struct device *device, uint32_t queue_flags, struct error *error);
 
 /* Opens a connection for a device that has other connections to the server. It only watches the
  * size of the export, and its loss does not affect the device. */

@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * ublk devices: the kernel's interface, its control device, and the hardware queues of a disk. A
- * queue is one thread with its own connections to the server. The kernel copies the payload of a
- * write into the buffer of the request's tag before it delivers the request, and the payload of a
- * read out of it afterwards. The library sends from and receives into the same buffer.
+ * queue is one thread with its own connections to the server. The driver's commands are operations
+ * of the library's ring.
  *
  *   FETCH ─▶ descriptor[tag] ─▶ gmb_submit(buffer[tag]) ─▶ done ─▶ COMMIT_AND_FETCH ─▶ ...
+ *
+ * The buffer of a tag is one of two things, for all tags of a disk:
+ * - lent memory (ring/lent.h): the driver lends the pages of the request to the ring
+ *   (UBLK_F_AUTO_BUF_REG, for NBD over plain TCP, Linux 7.2), without a copy here
+ * - memory of this process (staging): the kernel copies the payload of a write into it before it
+ *   delivers the request, and the payload of a read out of it afterwards
  *
  * Threading: the functions below are for the thread that starts the device. Ownership: queues are
  * members of the disk. Errors: negative errno with an error message.
@@ -22,6 +27,7 @@
 #include "attach/remote.h"
 #include "base/compiler.h"
 #include "base/error.h"
+#include "client/lend.h"
 
 /* --- the kernel's interface ------------------------------------------------------------------ */
 
@@ -50,6 +56,9 @@
 #ifndef UBLK_U_CMD_UPDATE_SIZE
 #define UBLK_U_CMD_UPDATE_SIZE _IOWR('u', 0x15, struct ublksrv_ctrl_cmd)
 #define UBLK_F_UPDATE_SIZE     (1ULL << 10)
+#endif
+#ifndef UBLK_F_AUTO_BUF_REG
+#define UBLK_F_AUTO_BUF_REG (1ULL << 11)
 #endif
 #ifndef UBLK_F_SAFE_STOP_DEV
 #define UBLK_F_SAFE_STOP_DEV (1ULL << 17)
@@ -111,6 +120,7 @@ enum {
 	UBLK_IO_BYTES_MAX = 512 << 10, /* longest read or write */
 	UBLK_QUEUES_MAX = 16,
 };
+_Static_assert((int)UBLK_DEPTH <= (int)QUEUE_LENT_SLOTS_MAX, "an entry for each tag");
 
 enum ublk_phase {
 	UBLK_PHASE_OPENING, /* the thread connects */
@@ -127,6 +137,7 @@ struct ublk_queue;
 /* A request from the kernel. */
 struct ublk_slot {
 	struct gmb_request request;
+	struct ring_op command;
 	struct ublk_queue *queue;
 	/* the request was answered to the kernel, but the library still uses its buffer */
 	bool orphan;
@@ -140,18 +151,22 @@ struct ublk_queue {
 	uint16_t number;
 	uint16_t depth;
 	bool encoded;
+	bool lends; /* the disk has UBLK_F_AUTO_BUF_REG */
 	int char_fd;
 	uint32_t io_bytes;
 
 	/* Used only by the queue's thread. */
 	pthread_t thread;
 	struct remote remote;
-	struct io_uring ring;
+	bool can_lend; /* valid as remote */
+	bool abandoned;
+	struct ring *ring; /* the library's */
+	struct ring_file char_file;
+	struct ring_lent lent;
 	const struct ublksrv_io_desc *descriptors;
 	size_t descriptors_bytes;
 	char *buffers;
 	uint32_t fetching; /* number of tags that the device still uses; 0: it has stopped */
-	bool poll_armed;
 	struct ublk_slot slots[UBLK_DEPTH];
 
 	/* Shared by the queue's thread and the thread that starts the device. */
@@ -167,8 +182,8 @@ struct ublk_queue {
 /* Starts the queue's thread, which connects to the server. */
 GMB_MUST_CHECK int ublk_queue_start(struct ublk_queue *queue, struct error *error);
 
-/* Waits until the queue has connected; queue->remote.info is then valid. After an error the queue
- * has ended and need not be stopped. */
+/* Waits until the queue has connected; queue->remote.info and queue->can_lend are then valid. After
+ * an error the queue has ended and need not be stopped. */
 GMB_MUST_CHECK int ublk_queue_wait_open(struct ublk_queue *queue, struct error *error);
 
 /* Lets the queue serve, and waits until the kernel can send requests. */

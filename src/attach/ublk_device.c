@@ -153,6 +153,9 @@ static int add_device(struct ublk_disk *disk, struct error *error)
 		.flags = UBLK_F_USER_RECOVERY | UBLK_F_USER_RECOVERY_REISSUE |
 			 (disk->control.features & UBLK_F_UPDATE_SIZE),
 	};
+	if (disk->queues[0].can_lend) {
+		disk->info.flags |= disk->control.features & UBLK_F_AUTO_BUF_REG;
+	}
 	rc = command(disk, UBLK_ADD, &disk->info, sizeof(disk->info), 0);
 	if (rc == -EEXIST) {
 		return error_set(
@@ -173,6 +176,12 @@ static int start_recovery(struct ublk_disk *disk, struct error *error)
 	struct timespec pause = { .tv_nsec = 10000000 };
 	int rc = -EBUSY;
 
+	if ((disk->info.flags & UBLK_F_AUTO_BUF_REG) != 0 && !disk->queues[0].can_lend) {
+		return error_set(error, -EOPNOTSUPP,
+			"cannot take over /dev/ublkb%u: its requests have no copies in user space, "
+			"which this kernel does not support now; gmblock detach --force removes it",
+			ublk_device_number_of(disk));
+	}
 	for (int i = 0; i < 500 && rc == -EBUSY; i++) {
 		rc = command(disk, UBLK_START_RECOVERY, NULL, 0, 0);
 		if (rc == -EBUSY) {
@@ -218,6 +227,7 @@ static void give_queue(struct ublk_disk *disk, uint32_t idx)
 	queue->encoded = disk->control.encoded;
 	queue->char_fd = disk->char_fd;
 	queue->io_bytes = disk->info.max_io_buf_bytes;
+	queue->lends = (disk->info.flags & UBLK_F_AUTO_BUF_REG) != 0;
 }
 
 static int start_queue(struct ublk_disk *disk, uint32_t idx, struct error *error)
@@ -413,6 +423,7 @@ static struct ublk_disk *ublk_device_disk_allocate(const struct attach_options *
 	}
 	rc = device_init(&disk->device, &ublk_device_ops, NULL);
 	disk->options = options;
+	atomic_store(&disk->device.staged_bytes, 0);
 	disk->char_fd = -1;
 	disk->queues = calloc(UBLK_QUEUES_MAX, sizeof(*disk->queues));
 	if (disk->queues == NULL || rc != 0) {

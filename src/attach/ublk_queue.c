@@ -2,7 +2,6 @@
 #include "attach/ublk.h"
 
 #include <errno.h>
-#include <poll.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
@@ -10,9 +9,9 @@
 
 #include "attach/attach.h"
 #include "base/bytes.h"
+#include "client/guest.h"
 
-/* user_data of the poll for the library; smaller values are tags. */
-enum { POLL_TAG = UBLK_MAX_QUEUE_DEPTH, SECTOR_BYTES = 512 };
+enum { SECTOR_BYTES = 512 };
 
 static char *buffer_of(const struct ublk_queue *queue, uint32_t tag)
 {
@@ -50,48 +49,29 @@ static bool is_abandoned(struct ublk_queue *queue)
 
 /* --- commands to the driver ---------------------------------------------------------------- */
 
-static struct io_uring_sqe *ublk_queue_get_sqe(struct ublk_queue *queue)
-{
-	struct io_uring_sqe *sqe = io_uring_get_sqe(&queue->ring);
-
-	/* The ring has an entry for each tag and one for the poll, so there is always room. */
-	GMB_ASSERT(sqe != NULL);
-	memset(sqe, 0, sizeof(*sqe));
-	return sqe;
-}
+static void command_done(struct ring_op *op, int result);
 
 static void ublk_queue_send_command(struct ublk_queue *queue, uint32_t tag, bool commit, int result)
 {
-	struct io_uring_sqe *sqe = ublk_queue_get_sqe(queue);
+	/* With lent memory, addr of the entry is a struct ublk_auto_buf_reg, whose first member is
+	 * the index in the buffer table. */
 	struct ublksrv_io_cmd command = {
 		.q_id = queue->number,
 		.tag = (uint16_t)tag,
 		.result = result,
-		.addr = (uintptr_t)buffer_of(queue, tag),
+		.addr = queue->lends ? 0 : (uintptr_t)buffer_of(queue, tag),
 	};
+	uint8_t parameters[sizeof(command)];
+	uint32_t number;
 
-	sqe->opcode = IORING_OP_URING_CMD;
-	sqe->fd = 0; /* the only registered file */
-	sqe->flags = IOSQE_FIXED_FILE;
-	sqe->user_data = tag;
 	if (queue->encoded) {
-		sqe->cmd_op = commit ? UBLK_U_IO_COMMIT_AND_FETCH_REQ : UBLK_U_IO_FETCH_REQ;
+		number = commit ? UBLK_U_IO_COMMIT_AND_FETCH_REQ : UBLK_U_IO_FETCH_REQ;
 	} else {
-		sqe->cmd_op = commit ? UBLK_IO_COMMIT_AND_FETCH_REQ : UBLK_IO_FETCH_REQ;
+		number = commit ? UBLK_IO_COMMIT_AND_FETCH_REQ : UBLK_IO_FETCH_REQ;
 	}
-	memcpy(sqe->cmd, &command, sizeof(command));
-}
-
-static void arm_poll(struct ublk_queue *queue)
-{
-	struct io_uring_sqe *sqe;
-
-	if (!queue->poll_armed) {
-		sqe = ublk_queue_get_sqe(queue);
-		io_uring_prep_poll_add(sqe, gmb_queue_fd(queue->remote.queue), POLLIN);
-		sqe->user_data = POLL_TAG;
-		queue->poll_armed = true;
-	}
+	memcpy(parameters, &command, sizeof(command));
+	ring_command(queue->ring, &queue->slots[tag].command, queue->char_file, number, parameters,
+		queue->lends ? tag : 0, command_done);
 }
 
 /* --- requests ------------------------------------------------------------------------------ */
@@ -155,6 +135,10 @@ static bool ublk_queue_prepare(struct ublk_queue *queue, uint32_t tag)
 	default:
 		return false;
 	}
+	if (!queue->lends && (request->operation == GMB_READ || request->operation == GMB_WRITE)) {
+		atomic_fetch_add_explicit(
+			&queue->device->staged_bytes, (int64_t)bytes, memory_order_relaxed);
+	}
 	if ((descriptor->op_flags & UBLK_IO_F_FUA) != 0 && request->operation != GMB_READ) {
 		flags |= GMB_FUA;
 	}
@@ -162,11 +146,11 @@ static bool ublk_queue_prepare(struct ublk_queue *queue, uint32_t tag)
 	return true;
 }
 
-static void ublk_queue_take_request(struct ublk_queue *queue, uint32_t tag, bool abandon)
+static void ublk_queue_take_request(struct ublk_queue *queue, uint32_t tag)
 {
 	struct ublk_slot *slot = &queue->slots[tag];
 
-	if (abandon || slot->orphan) {
+	if (queue->abandoned || slot->orphan) {
 		ublk_queue_send_command(queue, tag, true, -EIO);
 	} else if (ublk_queue_prepare(queue, tag)) {
 		slot->request.done = ublk_queue_request_done;
@@ -176,10 +160,16 @@ static void ublk_queue_take_request(struct ublk_queue *queue, uint32_t tag, bool
 	}
 }
 
-/* Fails all requests in flight to the kernel. The library's completions for them will be
- * ignored. */
-static void orphan_all(struct ublk_queue *queue)
+/* Fails all requests in flight to the kernel. In staging, the library's completions for them will
+ * be ignored. Lent pages return to the driver only when no operation uses them, so the client ends.
+ */
+static void abandon_all(struct ublk_queue *queue)
 {
+	queue->abandoned = true;
+	if (queue->lends) {
+		client_end(queue->remote.client);
+		return;
+	}
 	for (uint32_t tag = 0; tag < queue->depth; tag++) {
 		struct ublk_slot *slot = &queue->slots[tag];
 
@@ -190,51 +180,33 @@ static void orphan_all(struct ublk_queue *queue)
 	}
 }
 
-static void ublk_queue_take_completions(struct ublk_queue *queue, bool abandon)
+static void command_done(struct ring_op *op, int result)
 {
-	struct io_uring_cqe *cqe;
-	unsigned head;
-	unsigned count = 0;
+	struct ublk_slot *slot = container_of(op, struct ublk_slot, command);
+	struct ublk_queue *queue = slot->queue;
 
-	io_uring_for_each_cqe(&queue->ring, head, cqe)
-	{
-		count++;
-		if (cqe->user_data == POLL_TAG) {
-			queue->poll_armed = false;
-		} else if (cqe->res == UBLK_IO_RES_OK) {
-			ublk_queue_take_request(queue, (uint32_t)cqe->user_data, abandon);
-		} else {
-			/* After an error the tag can fetch no further request. UBLK_IO_RES_ABORT is
-			 * expected when the device stops. */
-			if (cqe->res != UBLK_IO_RES_ABORT) {
-				log_error("ublk rejects tag %u of queue %u: %s",
-					(unsigned)cqe->user_data, queue->number,
-					strerror(-cqe->res));
-			}
-			queue->fetching--;
-		}
+	if (result == UBLK_IO_RES_OK) {
+		ublk_queue_take_request(queue, tag_of(slot));
+		return;
 	}
-	io_uring_cq_advance(&queue->ring, count);
+	/* After an error the tag can fetch no further request. UBLK_IO_RES_ABORT is expected when
+	 * the device stops. */
+	if (result != UBLK_IO_RES_ABORT) {
+		log_error("ublk rejects tag %u of queue %u: %s", tag_of(slot), queue->number,
+			strerror(-result));
+	}
+	if (--queue->fetching == 0) {
+		gmb_queue_wake(queue->remote.queue);
+	}
 }
 
 static void ublk_queue_serve(struct ublk_queue *queue)
 {
-	bool abandoned = false;
-
 	while (queue->fetching > 0) {
-		int rc;
-
-		/* Runs the library first: its completions add commits, which the submit below
-		 * sends. */
-		gmb_queue_wait(queue->remote.queue, 0);
-		if (!abandoned && is_abandoned(queue)) {
-			abandoned = true;
-			orphan_all(queue);
+		if (!queue->abandoned && is_abandoned(queue)) {
+			abandon_all(queue);
 		}
-		arm_poll(queue);
-		rc = io_uring_submit_and_wait(&queue->ring, 1);
-		GMB_ASSERT(rc >= 0 || rc == -EINTR || rc == -EAGAIN || rc == -EBUSY);
-		ublk_queue_take_completions(queue, abandoned);
+		gmb_queue_wait(queue->remote.queue, -1);
 	}
 }
 
@@ -255,36 +227,26 @@ static int ublk_queue_map_memory(struct ublk_queue *queue, struct error *error)
 		return error_set(error, rc, "cannot map the ublk queue: %s", strerror(-rc));
 	}
 	queue->descriptors = map;
+	if (queue->lends) {
+		rc = ring_lent_create(&queue->lent, queue->io_bytes, queue->depth);
+		queue->buffers = (char *)queue->lent.base;
+		return rc == 0 ? 0
+			       : error_set(error, rc, "cannot reserve addresses for requests: %s",
+					 strerror(-rc));
+	}
 	queue->buffers = remote_memory(&queue->remote, (size_t)queue->depth * queue->io_bytes);
 	return queue->buffers != NULL ? 0 : error_oom_for(error, "requests");
 }
 
-static int ublk_queue_make_ring(struct ublk_queue *queue, struct error *error)
-{
-	/* The first flags need Linux 6.1; the second work on all kernels. */
-	static const unsigned flags[] = {
-		IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN,
-		0,
-	};
-	int rc = -EINVAL;
-
-	for (size_t i = 0; i < ARRAY_COUNT(flags) && rc == -EINVAL; i++) {
-		rc = io_uring_queue_init(2 * UBLK_DEPTH, &queue->ring, flags[i]);
-	}
-	if (rc == 0) {
-		rc = io_uring_register_files(&queue->ring, &queue->char_fd, 1);
-		if (rc != 0) {
-			io_uring_queue_exit(&queue->ring);
-		}
-	}
-	return rc == 0 ? 0
-		       : error_set(error, rc, "cannot create an io_uring for ublk: %s",
-				 strerror(-rc));
-}
-
 static void unmap_memory(struct ublk_queue *queue)
 {
-	remote_memory_free(&queue->remote, queue->buffers, (size_t)queue->depth * queue->io_bytes);
+	if (queue->lends) {
+		queue_lend(queue->remote.queue, NULL);
+		ring_lent_destroy(&queue->lent);
+	} else {
+		remote_memory_free(
+			&queue->remote, queue->buffers, (size_t)queue->depth * queue->io_bytes);
+	}
 	if (queue->descriptors != NULL) {
 		munmap((void *)(uintptr_t)queue->descriptors, queue->descriptors_bytes);
 	}
@@ -293,41 +255,48 @@ static void unmap_memory(struct ublk_queue *queue)
 /* Serves requests until the device is stopped. */
 static int serve_device(struct ublk_queue *queue, struct error *error)
 {
-	int rc = ublk_queue_map_memory(queue, error) ?: ublk_queue_make_ring(queue, error);
+	int rc = ublk_queue_map_memory(queue, error);
 
 	if (rc != 0) {
 		unmap_memory(queue);
 		return rc;
 	}
+	queue->ring = queue_lend(queue->remote.queue, queue->lends ? &queue->lent : NULL);
+	queue->char_file = ring_file_add(queue->ring, queue->char_fd);
 	for (uint32_t tag = 0; tag < queue->depth; tag++) {
 		queue->slots[tag].queue = queue;
 		ublk_queue_send_command(queue, tag, false, 0);
 	}
 	queue->fetching = queue->depth;
-	rc = io_uring_submit(&queue->ring);
-	if (rc == queue->depth) {
-		ublk_queue_set_phase(queue, UBLK_PHASE_SERVING);
-		ublk_queue_serve(queue);
-		rc = 0;
-	} else {
-		rc = error_set(error, rc < 0 ? rc : -EIO, "cannot submit requests to ublk");
+	ring_flush(queue->ring);
+	ublk_queue_set_phase(queue, UBLK_PHASE_SERVING);
+	ublk_queue_serve(queue);
+	ring_file_remove(queue->ring, &queue->char_file);
+	if (!is_abandoned(queue)) {
+		/* otherwise it stays, because the library may still write into it */
+		unmap_memory(queue);
 	}
-	io_uring_queue_exit(&queue->ring);
-	if (is_abandoned(queue)) {
-		/* buffers are not freed, because the library may still write into them */
-		return rc;
-	}
-	unmap_memory(queue);
-	return rc;
+	return 0;
+}
+
+/* Returns whether the kernel and the connection can use lent memory: NBD over TCP without TLS. */
+static bool can_lend(struct ublk_queue *queue)
+{
+	static const char plain[] = "nbd://";
+
+	return strncmp(queue->options->uri, plain, sizeof(plain) - 1) == 0 &&
+	       ring_lent_probe(queue_lend(queue->remote.queue, NULL));
 }
 
 static void *queue_thread(void *argument)
 {
 	struct ublk_queue *queue = argument;
-	int rc = remote_open(&queue->remote, queue->options, queue->device, &queue->error);
+	int rc = remote_open(
+		&queue->remote, queue->options, queue->device, GMB_QUEUE_NO_SPIN, &queue->error);
 	bool served = false;
 
 	if (rc == 0) {
+		queue->can_lend = can_lend(queue);
 		ublk_queue_set_phase(queue, UBLK_PHASE_OPEN);
 		if (wait_phase(queue, UBLK_PHASE_OPEN) == UBLK_PHASE_GO) {
 			rc = serve_device(queue, &queue->error);

@@ -8,19 +8,25 @@
  *               │         │
  *   table ─▶ entry 0   entry 1  ...      pages, while the driver lends them
  *
+ * If a send of ring_sendmsg_now() is followed by one from lent memory, MSG_MORE in the flags of its
+ * message keeps both in one segment.
+ *
  * Only the operations below can transfer to and from these addresses. Any other system call with
  * such an address fails with EFAULT.
  *
  * Threading: the ring's thread. Ownership: ring_lent_create() reserves the addresses until
  * ring_lent_destroy(). The pages belong to the driver. Errors: as in ring.h; -EFAULT: the slot has
- * no pages, the range is outside of them, or they may not be written.
+ * no pages, or pages for the other direction, or fewer than the range.
  */
 #pragma once
 
 #include "ring/ring.h"
 
+/* The operation of ring_command(), beyond those that every ring has. */
+enum { RING_COMMAND = RING_CODE_COUNT };
+
 struct ring_lent {
-	uint8_t *base; /* NULL: nothing is reserved */
+	uint8_t *base; /* NULL: not reserved */
 	uint32_t slot_bytes;
 	uint32_t slot_count; /* slot i is entry i of the buffer table */
 	int zero_fd;	     /* /dev/zero */

@@ -73,7 +73,6 @@ enum ring_code {
 	RING_CALL,
 	RING_DEFER,
 	RING_CHECK,
-	RING_COMMAND,
 	RING_CODE_COUNT
 };
 
@@ -406,8 +405,7 @@ void ring_recvmsg(struct ring *ring, struct ring_op *op, struct ring_file file,
  * Transfers immediately, without an operation. Returns the number of bytes, 0 at end of stream
  * (receive), -EAGAIN if it would block, or another negative errno. For callers that know that the
  * transfer will not block, or that want to try it before they submit an operation. Must not be
- * called while an operation of the same direction is in flight on the socket. Of the message's
- * flags, MSG_MORE is used: another send follows immediately.
+ * called while an operation of the same direction is in flight on the socket.
  */
 GMB_MUST_CHECK ssize_t ring_recvmsg_now(
 	struct ring *ring, struct ring_file file, struct msghdr *message);
