@@ -223,6 +223,27 @@ class Upgrade(vhost.Vhost, upgrades.Case):
         device.queue.setup()
         self.assertEqual(device.read(0, 512), bytes(512))
 
+    def test_a_queue_that_waits_for_memory(self):
+        """The requests of a killed server are repeated when the memory comes back, and those in flight are recorded."""
+        server = self.serve(keys=",delay=write:1h", content=bytes(MIB))
+        device, record = self.recorded(server)
+        for slot in range(2):
+            device.submit(tool.WRITE, 8 * slot, bytes([slot + 1]) * 4096, first=3 * slot, slot=slot)
+        self.wait_for(lambda: self.counters()["inflight"] == 2)
+        server.kill()
+        device.queue.describe(1, 1 << 40, 4096, tool.NEXT, 2)
+        again = self.reconnected(self.serve(), device, record)
+        self.assertTrue(again.queue.wait(again.queue.error_fd))
+        self.must_pass()
+        fd = os.memfd_create("other")
+        self.addCleanup(os.close, fd)
+        os.pwrite(fd, b"x" * MIB, 0)
+        region = bytes(8) + struct.pack("=QQQQ", 1 << 40, MIB, 1 << 44, 0)
+        self.assertTrue(again.acknowledged(tool.ADD_MEM_REG, region, [fd]))
+        self.assertEqual([again.queue.next_used()[0] for _ in range(2)], [0, 3])
+        self.assertEqual(self.content(0, 8192), b"x" * 4096 + b"\2" * 4096)
+        self.assertEqual(again.stop(), 2)
+
     def test_the_log_of_dirty_pages(self):
         server = self.serve(content=bytes(MIB))
         device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.LOG_SHMFD)

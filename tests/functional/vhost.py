@@ -286,6 +286,29 @@ class Memory(Vhost):
             self.assertEqual((memory[0x9000], os.pread(fd, 512, 8192)), (tool.OK, self.content(512 * sector, 512)))
         self.assertEqual(device.stop(), 2)
 
+    def test_requests_before_one_in_missing_memory(self):
+        """They are in flight when the queue begins to wait, and are answered."""
+        server = self.serve()
+        device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.SLOTS)
+        other = struct.pack("=QQQQ", 1 << 40, MIB, 1 << 44, 0)
+        fd = os.memfd_create("other")
+        self.addCleanup(os.close, fd)
+        os.ftruncate(fd, MIB)
+        queue, memory = device.queue, device.memory
+        device.submit(tool.READ, 1, size=512, kick=False)
+        memory[0x8020:0x8030] = struct.pack("=IIQ", tool.READ, 0, 2)
+        queue.describe(8, tool.GUEST + 0x8020, 16, tool.NEXT, 9)
+        queue.describe(9, 1 << 40, 512, tool.WRITABLE | tool.NEXT, 10)
+        queue.describe(10, tool.GUEST + 0x9000, 1, tool.WRITABLE)
+        queue.make_available(8)
+        self.assertTrue(queue.wait(queue.error_fd))
+        self.assertEqual(queue.next_used(), (0, 513))
+        self.assertEqual((device.status(), device.data(512)), (tool.OK, self.content(512, 512)))
+        self.assertTrue(device.acknowledged(tool.ADD_MEM_REG, bytes(8) + other, [fd]))
+        self.assertEqual(queue.next_used(), (8, 513))
+        self.assertEqual((memory[0x9000], os.pread(fd, 512, 0)), (tool.OK, self.content(1024, 512)))
+        self.assertEqual(device.stop(), 2)
+
     def test_a_flag_of_another_back_end(self):
         """Without it, the guest would not kick."""
         server = self.serve()

@@ -432,8 +432,12 @@ static int adopt_queue(struct vhost_session *session, struct state_reader *in)
 		return rc;
 	}
 	vhost_queue_locate(queue);
-	rule = queue->is_running && !queue->is_broken ? vhost_inflight_continue(queue) : NULL;
-	queue->is_broken |= rule != NULL;
+	rule = queue->is_running && !vhost_queue_has_failed(queue) ? vhost_inflight_continue(queue)
+								   : NULL;
+	if (rule != NULL) {
+		queue->is_broken = true;
+		queue->misses_memory = false;
+	}
 	return 0;
 }
 

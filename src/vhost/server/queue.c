@@ -342,7 +342,7 @@ static bool wants_call(struct vhost_queue *queue)
 void vhost_queue_publish(struct vhost_queue *queue)
 {
 	struct vhost_session *session = queue->session;
-	bool can_publish = queue->is_running && !queue->is_broken;
+	bool can_publish = queue->is_running && !vhost_queue_has_failed(queue);
 	struct list_node *node;
 
 	if (list_is_empty(&queue->done)) {

@@ -180,6 +180,12 @@ struct vhost_queue {
 };
 
 /* queue.c */
+/* Returns whether only a restart lets the queue continue. Chains that were taken before it began to
+ * wait for memory are still answered. */
+static inline bool vhost_queue_has_failed(const struct vhost_queue *queue)
+{
+	return queue->is_broken && !queue->misses_memory;
+}
 /* Translates the addresses of the rings, after the memory or the addresses have changed. */
 void vhost_queue_locate(struct vhost_queue *queue);
 /* Starts the queue if everything that it needs is set, and processes its requests. */
