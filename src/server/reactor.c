@@ -33,6 +33,7 @@ struct dispatch {
 	struct ring_message message;
 	struct reactor *reactor;
 	struct endpoint endpoint;
+	char export_name[]; /* copy, because the listener can be closed meanwhile */
 };
 
 static void endpoint_closed(void *context, const struct peer *peer)
@@ -175,7 +176,9 @@ static void deliver_endpoint(struct ring *ring, struct ring_message *message)
 
 void reactor_dispatch(struct reactor *reactor, const struct endpoint *endpoint)
 {
-	struct dispatch *dispatch = malloc(sizeof(*dispatch));
+	const char *name = endpoint->export_name;
+	size_t name_bytes = name != NULL ? strlen(name) + 1 : 0;
+	struct dispatch *dispatch = malloc(sizeof(*dispatch) + name_bytes);
 
 	atomic_fetch_add_explicit(&reactor->session_count, 1, memory_order_relaxed);
 	if (dispatch == NULL) {
@@ -189,6 +192,10 @@ void reactor_dispatch(struct reactor *reactor, const struct endpoint *endpoint)
 		.reactor = reactor,
 		.endpoint = *endpoint,
 	};
+	if (name != NULL) {
+		memcpy(dispatch->export_name, name, name_bytes);
+		dispatch->endpoint.export_name = dispatch->export_name;
+	}
 	ring_post(reactor->ring, &dispatch->message);
 }
 

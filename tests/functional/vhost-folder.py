@@ -1,10 +1,12 @@
 #!/usr/bin/python3
 """A folder with a vhost-user-blk socket for each export, which comes and goes with the export."""
+import contextlib
 import json
 import os
 import socket
 import stat
 import subprocess
+import threading
 
 import support
 import upgrades
@@ -81,6 +83,31 @@ class Folder(upgrades.Case):
         self.check("b")
         self.assertEqual(server.stop(), (0, ""))
         self.assertEqual(self.files(), [])
+
+    def test_connections_while_the_export_goes(self):
+        """They reach their thread after the socket was closed. Only sanitizers notice if that uses freed memory."""
+        server = self.serve("a", arguments=["--threads=4"])
+        image, path, is_done = self.image("new"), self.sockets + "/new", threading.Event()
+
+        def connect():
+            while not is_done.is_set():
+                with contextlib.ExitStack() as held, contextlib.suppress(OSError):
+                    for _ in range(32):
+                        held.enter_context(socket.socket(socket.AF_UNIX)).connect(path)
+
+        threads = [threading.Thread(target=connect) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(5):
+                self.export("add", "new", image)
+                self.export("remove", "new")
+        finally:
+            is_done.set()
+            for thread in threads:
+                thread.join()
+        self.check("a")
+        self.assertEqual(server.stop()[0], 0)
 
     def test_a_reload(self):
         config = self.path("gmblock.conf")
