@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """A folder with a vhost-user-blk socket for each export, which comes and goes with the export."""
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -178,6 +179,28 @@ class Folder(upgrades.Case):
         self.check("a")
         self.export("add", "b", self.image("b"))
         self.check("b")
+
+    def test_a_server_that_starts_in_the_same_folder(self):
+        """Its socket does not listen yet, and is not taken for that of a killed server."""
+        folder = os.open(self.sockets, os.O_RDONLY | os.O_DIRECTORY)
+        self.addCleanup(os.close, folder)
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        with socket.socket(socket.AF_UNIX) as starting:
+            starting.bind(self.sockets + "/starting")
+            self.serve("a")
+            self.assertEqual(self.files(), ["a", "starting"])
+
+    def test_a_folder_that_another_process_locks(self):
+        """It delays the server once, not once for each socket."""
+        names = [f"e{number}" for number in range(120)]
+        folder = os.open(self.sockets, os.O_RDONLY | os.O_DIRECTORY)
+        self.addCleanup(os.close, folder)
+        fcntl.flock(folder, fcntl.LOCK_SH)
+        exports = [word for name in names for word in ("--export", f"{name}=null:1M")]
+        server = self.start(*exports, "--listen", self.uri(), uri_count=len(names))
+        self.assertEqual(self.files(), sorted(names))
+        self.assertEqual(server.stop(), (0, ""))
+        self.assertEqual(self.files(), [])
 
     def test_a_path_that_is_in_use(self):
         self.make_file("sockets/b", b"not a socket")

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -303,6 +304,13 @@ static void clean(const struct listen_folders *folders, const char *folder)
 	const struct dirent *entry;
 	struct stat status;
 
+	/* The lock of listen.c: a socket that another server has bound, and that does not listen
+	 * yet, seems to be abandoned. */
+	if (entries != NULL && flock(dirfd(entries), LOCK_EX | LOCK_NB) < 0 &&
+		errno == EWOULDBLOCK) {
+		closedir(entries);
+		return;
+	}
 	while (entries != NULL && (entry = readdir(entries)) != NULL) {
 		char *path;
 

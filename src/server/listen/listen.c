@@ -421,14 +421,17 @@ static int listen_remove_stale(const struct export_uri *uri, const union address
  * Locks the folder of a socket file while the file is bound or removed. Between bind and listen a
  * socket seems to be abandoned, so two servers that start at the same time could remove each
  * other's socket. Returns a descriptor to close, or -1. If the lock cannot be taken, the server
- * continues without it, because other processes must not be able to prevent the start.
+ * continues without it, because other processes must not be able to prevent the start. A process
+ * that keeps the lock is waited for only once, not for each socket of a folder.
  */
 static int lock_folder(const char *path)
 {
+	static int tries_left = BUSY_TRIES_MAX;
 	const struct timespec pause = { .tv_nsec = BUSY_PAUSE_NS };
 	char folder[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
 	char *slash;
 	int fd;
+	int rc = -1;
 
 	if (path[0] == '\0' || strlen(path) >= sizeof(folder)) {
 		return -1;
@@ -443,11 +446,12 @@ static int lock_folder(const char *path)
 	fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
 	/* Any error other than EWOULDBLOCK means that the file system does not support these
 	 * locks. */
-	for (int tries = 1; fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) < 0 && errno == EWOULDBLOCK &&
-			    tries < BUSY_TRIES_MAX;
-		tries++) {
+	while (fd >= 0 && (rc = flock(fd, LOCK_EX | LOCK_NB)) < 0 && errno == EWOULDBLOCK &&
+		tries_left > 0) {
+		tries_left--;
 		nanosleep(&pause, NULL);
 	}
+	tries_left = rc == 0 ? BUSY_TRIES_MAX : tries_left;
 	return fd;
 }
 
