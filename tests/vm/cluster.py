@@ -95,16 +95,16 @@ receive() # SIGNAL OTHER
 {
 	test "$(lab-wait $1)" = "$(sha256sum </shared/from-$2 | cut -c 1-64)"
 }
-# Replaces a file, and reads that of the other node, until told otherwise. Each has the digest of its data.
+# Writes a file, and reads that of the other node, until told otherwise. Each has the digest of its data. The file is not
+# replaced: GFS2 frees a removed file that another node has in its cache later, perhaps only after the next mount.
 work() # OTHER
 {
 	while [ ! -e /tmp/enough ]; do
 		head -c 200000 /dev/urandom >/tmp/data
 		{ sha256sum </tmp/data; cat /tmp/data; } >/tmp/file
-		dd if=/tmp/file of=/shared/new-$node bs=32k conv=fsync 2>/dev/null
-		mv /shared/new-$node /shared/by-$node
-		if [ -e /shared/by-$1 ]; then
-			cp /shared/by-$1 /tmp/copy
+		flock /shared/by-$node dd if=/tmp/file of=/shared/by-$node bs=32k conv=notrunc,fsync 2>/dev/null
+		if [ -s /shared/by-$1 ]; then
+			flock -s /shared/by-$1 cp /shared/by-$1 /tmp/copy
 			head -n 1 /tmp/copy >/tmp/digest
 			tail -n +2 /tmp/copy | sha256sum | cmp - /tmp/digest
 		fi
