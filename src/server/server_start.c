@@ -552,7 +552,7 @@ int server_start(struct server *server, struct server_config *config, struct err
 	rc = (server->take == NULL ? start_alone(server, error)
 				   : start_taking(server, config, error))
 		     ?: fencing_open(config, server->take != NULL, &server->fencing, error)
-		     ?: upgrade_take_check_fences(server->take, server->fencing, error)
+		     ?: upgrade_take_fences(server->take, server->fencing, error)
 		     ?: exports_open(server->config, server->take, &server->exports, error);
 	if (rc != 0) {
 		return rc;

@@ -492,12 +492,34 @@ class Lasting(Fencing):
         self.assertEqual(code, 1)
         self.assertIn("cannot be written", errors)
 
+    @contextlib.contextmanager
+    def assert_stays_locked(self, folder):
+        ended, taken = threading.Event(), []
+
+        def try_to_lock():
+            fd = os.open(folder, os.O_RDONLY)
+            while not ended.is_set() and not taken:
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    taken.append(fd)
+            os.close(fd)
+
+        thread = threading.Thread(target=try_to_lock)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+        self.assertEqual(taken, [])
+
     def test_one_folder_has_one_server(self):
         text = self.config(("disk", "memory:16M", ""))
         self.serve(text)
         for upgraded in (False, True):
             if upgraded:
-                code, _, errors = self.run_gmblock("upgrade", self.control)
+                with self.assert_stays_locked(self.path("state")):
+                    code, _, errors = self.run_gmblock("upgrade", self.control)
                 self.assertEqual(code, 0, errors)
                 self.addCleanup(self.kill_new, None)
             self.check_refused(["serve", "--config", text, "--state-folder", self.path("state"), "--control", "none",

@@ -274,16 +274,38 @@ void fencing_release(struct fencing *fencing)
 	}
 }
 
-int fencing_place(const struct fencing *fencing, uint64_t *device_out, uint64_t *inode_out)
+int fencing_folder_fd(const struct fencing *fencing)
 {
-	struct stat status;
+	return fencing->folder_fd;
+}
 
-	if (fstat(fencing->folder_fd, &status) < 0) {
-		return -errno;
+static int error_folder_in_use(const struct fencing *fencing, struct error *error)
+{
+	return error_set(error, -EBUSY,
+		"another server uses the state folder %s; give each server its own "
+		"with --state-folder",
+		quote(fencing->folder));
+}
+
+int fencing_inherit(struct fencing *fencing, int fd, struct error *error)
+{
+	struct stat theirs;
+	struct stat ours;
+
+	fencing->inherited_fd = fd;
+	if (fd < 0) {
+		return fencing->locked ? 0 : error_folder_in_use(fencing, error);
 	}
-	*device_out = status.st_dev;
-	*inode_out = status.st_ino;
-	return 0;
+	if (fstat(fd, &theirs) < 0 || fstat(fencing->folder_fd, &ours) < 0) {
+		return error_set(error, -errno, "cannot access the state folder %s: %s",
+			quote(fencing->folder), strerror(errno));
+	}
+	return theirs.st_dev == ours.st_dev && theirs.st_ino == ours.st_ino
+		       ? 0
+		       : error_set(error, -EBUSY,
+				 "the running server has another state folder than the new "
+				 "process, which would not know its fenced nodes; use the same "
+				 "folder, or stop the server and move the folder");
 }
 
 int fencing_read(struct fencing *fencing, struct error *error)
@@ -308,22 +330,15 @@ int fencing_read(struct fencing *fencing, struct error *error)
 	return rc;
 }
 
-void fencing_let_go(struct fencing *fencing)
-{
-	if (fencing != NULL) {
-		/* The list is not written any more, because it is held. */
-		(void)flock(fencing->folder_fd, LOCK_UN);
-	}
-}
-
 void fencing_take_over(struct fencing *fencing)
 {
 	if (fencing != NULL) {
 		pthread_mutex_lock(&fencing->lock);
-		if (!fencing_lock_folder(fencing)) {
-			log_warning("another server uses the state folder %s; give each server its "
-				    "own with --state-folder",
-				quote(fencing->folder));
+		if (fencing->inherited_fd >= 0) {
+			close(fencing->folder_fd);
+			fencing->folder_fd = fencing->inherited_fd;
+			fencing->inherited_fd = -1;
+			fencing->locked = true;
 		}
 		fencing_wake(fencing);
 		pthread_mutex_unlock(&fencing->lock);
@@ -356,13 +371,7 @@ static int open_folder(struct fencing *fencing, bool is_taking, struct error *er
 			"user of the server, or give another one with --state-folder",
 			quote(fencing->folder), strerror(errno));
 	}
-	return fencing_lock_folder(fencing) || is_taking
-		       ? 0
-		       : error_set(error, -EBUSY,
-				 "another server uses the state folder "
-				 "%s; give each server its own "
-				 "with --state-folder",
-				 quote(fencing->folder));
+	return fencing_lock_folder(fencing) || is_taking ? 0 : error_folder_in_use(fencing, error);
 }
 
 /* Returns whether a configuration without nodes has a state folder whose list must be kept. The
@@ -404,6 +413,7 @@ int fencing_open(const struct server_config *config, bool is_taking, struct fenc
 	}
 	pthread_mutex_init(&fencing->lock, NULL);
 	fencing->folder_fd = -1;
+	fencing->inherited_fd = -1;
 	fencing->folder = strdup(fencing_folder(config));
 	fencing->fence = fence_create();
 	rc = fencing->folder == NULL || fencing->fence == NULL ? error_oom_for(error, "the nodes")
@@ -486,6 +496,9 @@ void fencing_destroy(struct fencing *fencing)
 	fence_destroy(fencing->fence);
 	if (fencing->folder_fd >= 0) {
 		close(fencing->folder_fd);
+	}
+	if (fencing->inherited_fd >= 0) {
+		close(fencing->inherited_fd);
 	}
 	pthread_mutex_destroy(&fencing->lock);
 	free(fencing->folder);

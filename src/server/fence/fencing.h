@@ -60,15 +60,17 @@ void fencing_settle(struct fencing *fencing);
  * fence is in progress. */
 GMB_MUST_CHECK int fencing_hold(struct fencing *fencing, struct error *error);
 void fencing_release(struct fencing *fencing);
-/* Stores the device and the inode of the state folder. Returns 0 or the error of fstat(). */
-GMB_MUST_CHECK int fencing_place(
-	const struct fencing *fencing, uint64_t *device_out, uint64_t *inode_out);
+/* Returns the descriptor of the state folder, which remains with fencing. The lock of the folder
+ * belongs to its open file, so a process that gets this descriptor keeps the folder locked. */
+int fencing_folder_fd(const struct fencing *fencing);
+/* Called in the new process with the descriptor of the old one, which fencing then owns, also after
+ * a failure. -1: the old process cannot fence nodes. Fails with -EBUSY if it is another folder than
+ * this process has opened, or if a third process uses the folder. */
+GMB_MUST_CHECK int fencing_inherit(struct fencing *fencing, int fd, struct error *error);
 /* Called in the new process, before it serves: reads the list again, because the old process could
  * change it since fencing_open(). */
 GMB_MUST_CHECK int fencing_read(struct fencing *fencing, struct error *error);
-/* Called in the old process, after fencing_hold(), when the new one serves: unlocks the list. */
-void fencing_let_go(struct fencing *fencing);
-/* Called in the new process, after that: locks the list against other servers. */
+/* Called in the new process when it serves: it writes the list from now on. */
 void fencing_take_over(struct fencing *fencing);
 
 /* See struct fence_desk. -EINVAL: there is no such node. NULL: no nodes. */

@@ -63,6 +63,7 @@ struct fencing {
 	struct fence *fence;
 	char *folder;
 	int folder_fd;
+	int inherited_fd; /* in an upgrade: the folder as the old process has locked it, or -1 */
 	struct ring_thread *thread;
 	struct ring *ring;
 	struct ring_op timer; /* on the thread */

@@ -55,10 +55,8 @@ struct deferred_session {
 struct upgrade_take {
 	int channel;
 	bool keeps_all; /* fail if this process refuses a connection */
-	/* The old process can fence nodes; device and inode of its state folder. */
-	bool has_fences;
-	uint64_t fences_device;
-	uint64_t fences_inode;
+	/* state folder of the old process; -1: it cannot fence nodes, or fencing has it */
+	int fences_fd;
 	/* fd -1: the socket was returned by upgrade_take_socket() already */
 	struct upgrade_socket *sockets;
 	uint32_t socket_count;
@@ -93,6 +91,9 @@ static void take_free(struct upgrade_take *take)
 	}
 	if (take->control.fd >= 0) {
 		close(take->control.fd);
+	}
+	if (take->fences_fd >= 0) {
+		close(take->fences_fd);
 	}
 	for (uint32_t i = 0; i < take->export_count; i++) {
 		if (take->exports[i].inherited.fd >= 0) {
@@ -248,6 +249,16 @@ static int keep_added(
 					      : upgrade_added_keep_snapshot(config, &about, error);
 }
 
+static int keep_fences(
+	struct upgrade_take *take, struct upgrade_message *message, struct error *error)
+{
+	if (take->fences_fd >= 0) {
+		return out_of_turn(message, error);
+	}
+	take->fences_fd = message->fd;
+	return 0;
+}
+
 static int receive_all(struct upgrade_take *take, struct server_config *config, struct error *error)
 {
 	struct upgrade_message message;
@@ -265,9 +276,7 @@ static int receive_all(struct upgrade_take *take, struct server_config *config, 
 		} else if (message.type == UPGRADE_ADDED || message.type == UPGRADE_SNAPSHOT) {
 			rc = keep_added(config, &message, error);
 		} else if (message.type == UPGRADE_FENCES) {
-			take->has_fences = true;
-			take->fences_device = message.device;
-			take->fences_inode = message.inode;
+			rc = keep_fences(take, &message, error);
 		} else {
 			rc = out_of_turn(&message, error);
 		}
@@ -337,6 +346,7 @@ int upgrade_take_find(
 	}
 	take->channel = channel;
 	take->control.fd = -1;
+	take->fences_fd = -1;
 	take->keeps_all = getenv(all_variable) != NULL;
 	*take_out = take;
 	return config->file_path != NULL ? trust_path(config->file_path, error) : 0;
@@ -377,32 +387,22 @@ int upgrade_take_begin(struct upgrade_take *take, struct server_config *config, 
 		      : receive_all(take, config, error);
 }
 
-int upgrade_take_check_fences(
-	const struct upgrade_take *take, const struct fencing *fencing, struct error *error)
+int upgrade_take_fences(struct upgrade_take *take, struct fencing *fencing, struct error *error)
 {
-	uint64_t device;
-	uint64_t inode;
-	int rc;
+	int fd;
 
-	if (take == NULL || !take->has_fences) {
+	if (take == NULL) {
 		return 0;
 	}
-	if (fencing == NULL) {
+	if (fencing == NULL && take->fences_fd >= 0) {
 		return error_set(error, -EBUSY,
 			"the running server can have fenced nodes, but the new process has no "
 			"nodes, and does not use the state folder of the running server; name this "
 			"folder with state-folder");
 	}
-	rc = fencing_place(fencing, &device, &inode);
-	if (rc < 0) {
-		return error_set(error, rc, "cannot access the state folder: %s", strerror(-rc));
-	}
-	return device == take->fences_device && inode == take->fences_inode
-		       ? 0
-		       : error_set(error, -EBUSY,
-				 "the running server has another state folder than the new "
-				 "process, which would not know its fenced nodes; use the same "
-				 "folder, or stop the server and move the folder");
+	fd = take->fences_fd;
+	take->fences_fd = -1;
+	return fencing == NULL ? 0 : fencing_inherit(fencing, fd, error);
 }
 
 /* --- sockets --------------------------------------------------------------------------------- */

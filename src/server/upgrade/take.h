@@ -27,11 +27,11 @@ GMB_MUST_CHECK int upgrade_take_find(
  * run as the same user. Exports that commands added there are appended to the configuration. */
 GMB_MUST_CHECK int upgrade_take_begin(
 	struct upgrade_take *take, struct server_config *config, struct error *error);
-/* Checks that this process has the list of fenced nodes of the old one. -EBUSY: the old process can
- * fence nodes, and this one has another state folder, or no nodes and no state folder. fencing: of
- * this process, or NULL; take may be NULL. */
-GMB_MUST_CHECK int upgrade_take_check_fences(
-	const struct upgrade_take *take, const struct fencing *fencing, struct error *error);
+/* Gives the locked state folder of the old process to the fencing of this one. -EBUSY: the old
+ * process can fence nodes, and this one has another state folder, or no nodes and no state folder.
+ * fencing: of this process, or NULL; take may be NULL. */
+GMB_MUST_CHECK int upgrade_take_fences(
+	struct upgrade_take *take, struct fencing *fencing, struct error *error);
 struct upgrade_socket {
 	int fd;
 	bool of_manager;

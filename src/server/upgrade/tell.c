@@ -100,10 +100,10 @@ static int send_served_export(struct upgrade_tell *tell, const struct served_exp
 
 static int send_fences(struct upgrade_tell *tell, const struct fencing *fencing)
 {
-	struct upgrade_message message = { .type = UPGRADE_FENCES, .fd = -1 };
-	int rc = fencing_place(fencing, &message.device, &message.inode);
+	const struct upgrade_message message = { .type = UPGRADE_FENCES,
+		.fd = fencing_folder_fd(fencing) };
 
-	return rc < 0 ? rc : send_next(tell, &message);
+	return send_next(tell, &message);
 }
 
 /* If the socket is full, the caller repeats the call. Each call goes through all messages from the

@@ -400,7 +400,6 @@ static void upgrade_leave(struct upgrade *upgrade)
 	for (uint32_t i = 0; i < options->exports->count; i++) {
 		store_let_go(options->exports->exports[i]->store);
 	}
-	fencing_let_go(options->fencing);
 	for (uint32_t i = 0; i < *options->listener_count; i++) {
 		listener_forget_path(&options->listeners[i]);
 	}

@@ -51,11 +51,6 @@ struct wire_sessions_end {
 	struct be32 ended_count;
 } __attribute__((packed));
 
-struct wire_fences {
-	struct be64 device;
-	struct be64 inode;
-} __attribute__((packed));
-
 struct wire_received {
 	struct be32 offset;
 } __attribute__((packed));
@@ -85,7 +80,7 @@ static const struct {
 	[UPGRADE_ADDED] = { "ADDED", 0, 0, 0 },
 	[UPGRADE_SNAPSHOT] = { "SNAPSHOT", 0, 0, 0 },
 	[UPGRADE_RECEIVED] = { "RECEIVED", sizeof(struct wire_received), 0, 0 },
-	[UPGRADE_FENCES] = { "FENCES", sizeof(struct wire_fences), 0, 0 },
+	[UPGRADE_FENCES] = { "FENCES", 0, 1, 1 },
 };
 
 const char *upgrade_type_name(enum upgrade_type type)
@@ -205,7 +200,6 @@ static bool parse_strings(struct reader *rest, struct upgrade_message *message)
 static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade_message *message)
 {
 	struct wire_sessions_end end;
-	struct wire_fences fences;
 
 	switch (message->type) {
 	case UPGRADE_HELLO:
@@ -236,10 +230,6 @@ static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade
 		message->received.bytes = upgrade_wire_take(rest, message->received.count);
 		return true;
 	case UPGRADE_FENCES:
-		memcpy(&fences, fixed, sizeof(fences));
-		message->device = be64_get(fences.device);
-		message->inode = be64_get(fences.inode);
-		return true;
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
 	case UPGRADE_STARTED:
@@ -437,10 +427,6 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 		.ended_count = be32_make(message->ended_count),
 	};
 	struct wire_received received = { .offset = be32_make(message->offset) };
-	struct wire_fences fences = {
-		.device = be64_make(message->device),
-		.inode = be64_make(message->inode),
-	};
 
 	upgrade_wire_put(writer, &head, sizeof(head));
 	switch (message->type) {
@@ -471,8 +457,6 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 		upgrade_wire_put(writer, message->received.bytes, message->received.count);
 		break;
 	case UPGRADE_FENCES:
-		upgrade_wire_put(writer, &fences, sizeof(fences));
-		break;
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
 	case UPGRADE_STARTED:

@@ -40,7 +40,7 @@ enum upgrade_type {
 	UPGRADE_SNAPSHOT, /* from the old process: the settings of a snapshot's export */
 	/* From the old process, before SESSION: received data for which SESSION has no room. */
 	UPGRADE_RECEIVED,
-	UPGRADE_FENCES, /* from the old process, if it can fence nodes: its state folder */
+	UPGRADE_FENCES, /* from the old process, if it can fence nodes: its locked state folder */
 	UPGRADE_TYPE_END
 };
 
@@ -58,9 +58,9 @@ struct upgrade_message {
 
 	uint32_t pid; /* in HELLO: the new process's ID */
 
-	/* Members of LISTENER messages; FENCES has only the last two. */
+	/* Members of LISTENER messages. */
 	uint32_t flags;
-	uint64_t device; /* device number of the socket file, or of the state folder */
+	uint64_t device; /* device number of the socket file */
 	uint64_t inode;
 
 	/* Members of EXPORT messages; the export's name is in record.export. */
