@@ -422,7 +422,8 @@ static const struct field fields[] = {
 		"address to listen on: nbd://HOST[:PORT] or nbd+unix:///?socket=PATH (nbds and "
 		"nbds+unix: like --tls=require); gmb://HOST[:PORT][?provider=tcp|verbs|ofi-tcp] "
 		"(add insecure-network=yes beyond loopback) or gmb+unix:///?socket=PATH; for "
-		"virtual machines, vhost-user-blk+unix:///EXPORT?socket=PATH; for "
+		"virtual machines, vhost-user-blk+unix:///EXPORT?socket=PATH or "
+		"vhost-user-blk+unix:///?folder=DIR (a socket for each export); for "
 		"gmblock push, push and push+unix in the same form; port 0 picks a free port; can "
 		"be repeated (default: nbd://127.0.0.1:10809)",
 		.letter = 'l', .flags = FIELD_REPEATS | FIELD_RESTART, .set = add_listen,

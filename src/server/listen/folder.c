@@ -66,7 +66,7 @@ bool listen_folders_adopt(const struct server_config *config, struct listener *l
 
 static const char *why_no_file_name(const char *name)
 {
-	return name[0] == '\0' ? "its name is empty"
+	return name[0] == '\0' ? "its name is empty; name it with --export NAME=PATH"
 	       : strcmp(name, ".") == 0 || strcmp(name, "..") == 0
 		       ? "its name is that of a directory"
 	       : strchr(name, '/') != NULL ? "its name contains a slash"
