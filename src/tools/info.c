@@ -249,7 +249,10 @@ static int tools_info_map_check(const struct gmb_info *info, struct error *error
 		return 0;
 	}
 	return error_set(error, -EOPNOTSUPP,
-		info->replies == GMB_REPLIES_SIMPLE
+		info->replies == GMB_REPLIES_PLACED
+			? "the protocol of this URI does not report allocation; use an NBD URI of "
+			  "the server"
+		: info->replies == GMB_REPLIES_SIMPLE
 			? "the server does not report allocation: it has no structured replies, "
 			  "which base:allocation needs"
 			: "the server does not report allocation: it has no base:allocation for "
