@@ -456,7 +456,7 @@ static void uring_enter(struct ring *ring, bool wait, uint64_t limit_ns)
 	int result;
 
 	/* before the kernel is entered, so that later events make the descriptor readable again */
-	if (ring_news_exist(&ring->news)) {
+	if (ring->news.poll_fd >= 0) {
 		ring_news_clear(&ring->news);
 	}
 	ring->counters.enters += !spins;
