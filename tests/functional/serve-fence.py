@@ -66,6 +66,11 @@ class Fencing(support.Case):
         self.assertEqual(code, 0, errors)
         return {node["node"]: (node["fenced"], node["ended"]) for node in json.loads(output)}
 
+    def kill_new(self, output):
+        code, document, _ = self.run_gmblock("stats", "--json", self.control)
+        if code == 0:
+            os.kill(json.loads(document)["pid"], 9)
+
     def check_refused_client(self, uri, source=A):
         """A new connection of that address: every option is refused, and EXPORT_NAME closes."""
         with nbdmini.Client(uri, source) as client:
@@ -172,6 +177,7 @@ class Load(Fencing):
                         self.assertEqual(file.read()[BLOCK:], b"late" * (BLOCK // 4))
                     self.assertEqual(self.listed()["a"], (True, True))
                 finally:
+                    self.kill_new(None)  # if the machine was too busy, the upgrade has succeeded
                     server.kill()
                     shutil.rmtree(self.path("state"))
                     os.mkdir(self.path("state"))
@@ -358,11 +364,6 @@ class Lasting(Fencing):
         self.addCleanup(self.kill_new, output)
         self.check_refused_client(server.uri)
         self.check_fenced("a")
-
-    def kill_new(self, output):
-        code, document, _ = self.run_gmblock("stats", "--json", self.control)
-        if code == 0:
-            os.kill(json.loads(document)["pid"], 9)
 
     def test_a_node_without_entries_stays_fenced(self):
         text = self.config(("disk", "memory:16M", ""))
@@ -617,8 +618,10 @@ class Commands(Fencing):
         self.check_refused(["fence", "a", "--server", "gmb://127.0.0.1"], 1, "over NBD only, not over gmb")
         for host in ("192.0.2.1", "[2001:db8::1]", "storage.example"):
             self.check_refused(["fence", "a", "--server", f"nbd://{host}"], 1, "only with TLS: use nbds://")
-        self.check_refused(["fence", "--list", "--server", "nbds://storage.example"], 1,
-                           "no server of this user on this machine serves nbds://storage.example, and --list needs")
+        errors = self.check_refused(["fence", "--list", "--server", "nbds://storage.example"], 1)
+        # The second, if the server of another test ends meanwhile.
+        self.assertRegex(errors, "no server of this user on this machine serves nbds://storage.example, and --list needs|"
+                                 "no server matches, but not all servers could be queried")
 
     def test_usage(self):
         for arguments, fragment in ((["fence"], "give"), (["fence", "a", "b"], "only one"),
