@@ -10,7 +10,7 @@
  * the scheme, path and parameters (session kinds name their schemes, engine/engine.h).
  *
  * Threading: pure functions. Ownership: uri_parse() allocates, uri_fini() frees. Errors: -EINVAL
- * with an error message that names the part that is wrong and why; there is nothing to free then.
+ * with an error message that names the wrong part and the reason; the URI then needs no uri_fini().
  */
 #pragma once
 

@@ -13,8 +13,8 @@
 enum {
 	ENTRIES_DEFAULT = 256,
 	ENTRIES_MAX = 4096,
-	/* limit on the rounds of one wait with timeout 0, which goes on while each round completes
-	 * a request */
+	/* A wait with timeout 0 has further rounds while each one completes a request, at most
+	 * this many. */
 	ROUNDS_MAX = 16,
 };
 
@@ -386,7 +386,7 @@ int gmb_queue_wait(struct gmb_queue *queue, int timeout_ms)
 		}
 		queue_round(queue, limit_ns);
 		/* The loop ends if the queue was woken, or if a round without waiting has completed
-		 * nothing. With a timeout other than 0 it also ends if a request or opening has
+		 * no request. With a timeout other than 0 it also ends if a request or opening has
 		 * completed. */
 		if (queue->woken || (timeout_ms != 0 && queue->completed != before) ||
 			(limit_ns == 0 && queue->completed == round)) {

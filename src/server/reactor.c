@@ -20,8 +20,8 @@ struct reactor {
 	struct ring_message drain_message;
 	struct ring_message resume_message;
 
-	/* What a review calls. Set before the first review is posted; later reviews differ only in
-	 * review_number. */
+	/* The functions of a review. Set before the first review is posted; later reviews differ
+	 * only in review_number. */
 	struct engine_review review;
 	_Atomic uint64_t review_number;
 	atomic_bool review_posted;
@@ -33,7 +33,7 @@ struct dispatch {
 	struct ring_message message;
 	struct reactor *reactor;
 	struct endpoint endpoint;
-	char export_name[]; /* copy, because the listener can be closed meanwhile */
+	char export_name[]; /* copy: the listener can be closed before the message arrives */
 };
 
 static void endpoint_closed(void *context, const struct peer *peer)

@@ -159,7 +159,7 @@ struct nbd_client {
 	uint32_t ordered_run; /* consecutive replies that came in the order of their calls */
 	/* Buffers of the receive in progress: first plan_data bytes of a payload, then a prefix and
 	 * a payload for each of predicted_count replies. The first prefix is received into the
-	 * stage. If nothing is predicted, the stage follows the payload. */
+	 * stage. Without predicted replies, the stage follows the payload. */
 	size_t plan_data;
 	uint32_t predicted_count;
 	struct nbd_call *predicted[NBD_CLIENT_PREDICTED_MAX];
@@ -204,14 +204,14 @@ void nbd_client_add(struct nbd_client *client, struct nbd_call *call);
 void nbd_client_watch_size(struct nbd_client *client);
 
 /* Lays out the bytes to send: at most iov_max entries and NBD_CLIENT_STEP_BYTES_MAX bytes. Returns
- * the number of entries; 0: there is nothing to send. */
+ * the number of entries; 0: there are no bytes to send. */
 uint32_t nbd_client_output(struct nbd_client *client, struct iovec *iov, uint32_t iov_max);
-/* Reports that this many bytes of those that nbd_client_output() has laid out were sent. */
+/* Reports that the first bytes that nbd_client_output() has laid out were sent: this number. */
 void nbd_client_sent(struct nbd_client *client, size_t bytes);
 
 /*
- * Lays out where the next bytes are received. *whole: all of these bytes will come, so the receive
- * may wait for all of them. The layout is valid until nbd_client_received() or
+ * Lays out where the next bytes are received. *whole: all bytes of the layout will come, so the
+ * receive may wait for them. The layout is valid until nbd_client_received() or
  * nbd_client_input_drop(); calls can be added until then.
  */
 const struct iovec *nbd_client_input(

@@ -79,7 +79,7 @@ void vhost_queue_locate(struct vhost_queue *queue)
 	} else if (!queue->is_running) {
 		vhost_memory_put(queue->memory);
 		queue->memory = NULL;
-	} /* else requests that end meanwhile are put into the old used ring */
+	} /* else requests that end while the rings are not mapped use the old used ring */
 }
 
 /* Returns whether chains can be read. */
@@ -187,7 +187,7 @@ bool vhost_queue_arm(struct vhost_queue *queue)
 	list_remove(&queue->polled_node);
 	if (!queue_may_take(queue) || queue->inflight_count >= queue->entries ||
 		session_waits(&session->base)) {
-		return true; /* it will be taken from when its session goes on */
+		return true; /* its requests are taken when the session is resumed */
 	}
 	want_kick(queue, true);
 	/* The guest writes the index and then reads the event or the flag. This side writes the

@@ -60,7 +60,7 @@ static const char outside[] = "a descriptor points outside of guest memory";
 struct chain {
 	struct blk_request *request;
 	uint32_t count;	   /* segments so far */
-	uint32_t readable; /* how many of them the guest wrote; the device writes to the others */
+	uint32_t readable; /* segments that the guest wrote; the device writes to the others */
 	uint64_t bytes[2]; /* sizes of the readable and of the writable part */
 };
 
@@ -419,7 +419,7 @@ void vhost_request_answer(struct blk_request *request)
 
 	*mem_cpu_write(request->status_memory) = result;
 	if (vhost_session_logs(session)) {
-		/* A rejected read has written nothing. Its length has no limit. */
+		/* A rejected read writes no payload. Its length has no limit. */
 		uint64_t left = request->type == BLK_GET_ID ? BLK_ID_BYTES
 				: request->type == BLK_READ && request->is_started
 					? request->payload_bytes
