@@ -59,16 +59,23 @@ static void use_file(struct io_uring_sqe *sqe, struct ring_file file)
 	}
 }
 
+/* Completes a prepared transfer between a socket and lent pages. */
+static void use_pages(struct io_uring_sqe *sqe, struct ring_op *op, struct ring_file file,
+	const struct ring_lent *lent, const void *address, size_t len)
+{
+	sqe->ioprio |= IORING_RECVSEND_FIXED_BUF;
+	use_slot(sqe, lent, address, len);
+	use_file(sqe, file);
+	io_uring_sqe_set_data(sqe, op);
+}
+
 void ring_lent_recv(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct ring_lent *lent, const void *address, size_t len, ring_done_fn *done)
 {
 	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_RECV, done);
 
 	io_uring_prep_recv(sqe, file.fd, NULL, len, MSG_WAITALL);
-	sqe->ioprio |= IORING_RECVSEND_FIXED_BUF;
-	use_slot(sqe, lent, address, len);
-	use_file(sqe, file);
-	io_uring_sqe_set_data(sqe, op);
+	use_pages(sqe, op, file, lent, address, len);
 }
 
 void ring_lent_send(struct ring *ring, struct ring_op *op, struct ring_file file,
@@ -77,10 +84,7 @@ void ring_lent_send(struct ring *ring, struct ring_op *op, struct ring_file file
 	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_SEND, done);
 
 	io_uring_prep_send(sqe, file.fd, NULL, len, MSG_NOSIGNAL);
-	sqe->ioprio |= IORING_RECVSEND_FIXED_BUF;
-	use_slot(sqe, lent, address, len);
-	use_file(sqe, file);
-	io_uring_sqe_set_data(sqe, op);
+	use_pages(sqe, op, file, lent, address, len);
 }
 
 void ring_lent_zero(struct ring *ring, struct ring_op *op, const struct ring_lent *lent,

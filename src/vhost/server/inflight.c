@@ -98,18 +98,25 @@ static const char *collect(struct vhost_queue *queue)
 	return NULL;
 }
 
+/* Sets queue->record, or NULL if the session has none. Returns the broken rule, or NULL. */
+static const char *inflight_find(struct vhost_queue *queue)
+{
+	queue->record = inflight_record_of(queue);
+	if (queue->record != NULL && queue->entries > queue->session->inflight_entries) {
+		queue->record = NULL;
+		return "the record of requests in flight is smaller than the queue";
+	}
+	return NULL;
+}
+
 const char *vhost_inflight_begin(struct vhost_queue *queue)
 {
 	struct inflight_queue head;
 	const char *rule;
 
-	queue->record = inflight_record_of(queue);
+	rule = inflight_find(queue);
 	if (queue->record == NULL) {
-		return NULL;
-	}
-	if (queue->entries > queue->session->inflight_entries) {
-		queue->record = NULL;
-		return "the record of requests in flight is smaller than the queue";
+		return rule;
 	}
 	shared_copy(&head, queue->record, sizeof(head));
 	if (head.version != INFLIGHT_VERSION) {
@@ -130,15 +137,9 @@ const char *vhost_inflight_begin(struct vhost_queue *queue)
 
 const char *vhost_inflight_continue(struct vhost_queue *queue)
 {
-	queue->record = inflight_record_of(queue);
-	if (queue->record == NULL) {
-		return NULL;
-	}
-	if (queue->entries > queue->session->inflight_entries) {
-		queue->record = NULL;
-		return "the record of requests in flight is smaller than the queue";
-	}
-	return collect(queue);
+	const char *rule = inflight_find(queue);
+
+	return queue->record == NULL ? rule : collect(queue);
 }
 
 void vhost_inflight_taken(struct vhost_queue *queue, uint16_t head)
