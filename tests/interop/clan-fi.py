@@ -46,19 +46,31 @@ def free_port():
         return probe.getsockname()[1]
 
 
+def start_server(base):
+    """A ping-pong server that listens, and its port. Between the choice of the port and the bind of
+    the server another process may take it: then the next port is tried."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while True:
+        port = free_port()
+        server = subprocess.Popen([*base, "-B", str(port)], env=environment(), text=True,
+                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        while server.poll() is None and not listens(port) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        if server.poll() is None and listens(port):
+            return server, port
+        server.kill()
+        output, _ = server.communicate()
+        assert "Address already in use" in output and time.monotonic() < deadline, output
+
+
 def ping_pong(provider, endpoint):
     """Messages of up to 1 MiB, checked at both ends. The port is its own, for control."""
     require_program("fi_pingpong")
     skip_if_sanitized()
-    port = free_port()
     base = ["fi_pingpong", "-p", provider, "-e", endpoint, "-c", "-I", str(ROUNDS)]
-    with subprocess.Popen([*base, "-B", str(port)], env=environment(), text=True,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as server:
+    server, port = start_server(base)
+    with server:
         try:
-            deadline = time.monotonic() + SECONDS_MAX
-            while not listens(port):
-                assert server.poll() is None and time.monotonic() < deadline, server.stdout.read()
-                time.sleep(0.01)
             client = subprocess.run([*base, "-P", str(port), "127.0.0.1"], env=environment(),
                                     capture_output=True, text=True, timeout=SECONDS_MAX,
                                     check=False)
