@@ -2,19 +2,16 @@
 #include "server/fence/list.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/crc32c.h"
 #include "base/log.h"
+#include "server/state_file.h"
 
 const char fence_list_file[] = "fenced";
-static const char new_name[] = "fenced.new";
 static const char head[] = "gmblock-fenced 1\n";
 
 enum { SHORT_BYTES = 96, END_BYTES = 32 };
@@ -348,52 +345,15 @@ int fence_list_parse(const char *text, size_t bytes, struct fence_list *list, st
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-static int read_all(int fd, char **text_out, size_t *bytes_out)
-{
-	struct stat status;
-	size_t got = 0;
-	char *text;
-
-	if (fstat(fd, &status) < 0) {
-		return -errno;
-	}
-	if (!S_ISREG(status.st_mode) || status.st_size > FENCE_FILE_BYTES_MAX) {
-		return -EPROTO;
-	}
-	text = malloc((size_t)status.st_size + 1);
-	if (text == NULL) {
-		return -ENOMEM;
-	}
-	while (got < (size_t)status.st_size) {
-		ssize_t part = read(fd, text + got, (size_t)status.st_size - got);
-
-		if (part <= 0) {
-			int rc = part < 0 ? -errno : -EPROTO;
-
-			free(text);
-			return rc;
-		}
-		got += (size_t)part;
-	}
-	*text_out = text;
-	*bytes_out = got;
-	return 0;
-}
-
 int fence_list_read(int folder_fd, const char *folder, struct fence_list *list, struct error *error)
 {
-	int fd = openat(folder_fd, fence_list_file, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
 	char *text = NULL;
 	size_t bytes = 0;
-	int rc;
+	int rc = state_file_read(folder_fd, fence_list_file, &text, &bytes);
 
 	*list = (struct fence_list){ 0 };
-	if (fd < 0 && errno == ENOENT) {
+	if (rc == -ENOENT) {
 		return 0;
-	}
-	rc = fd < 0 ? -errno : read_all(fd, &text, &bytes);
-	if (fd >= 0) {
-		close(fd);
 	}
 	if (rc < 0) {
 		error_set(error, rc, "%s",
@@ -409,37 +369,8 @@ int fence_list_read(int folder_fd, const char *folder, struct fence_list *list, 
 	return rc;
 }
 
-static int write_durably(int fd, const char *text, size_t bytes)
-{
-	while (bytes > 0) {
-		ssize_t part = write(fd, text, bytes);
-
-		if (part < 0 && errno != EINTR) {
-			return -errno;
-		}
-		text += MAX(part, (ssize_t)0);
-		bytes -= (size_t)MAX(part, (ssize_t)0);
-	}
-	return fsync(fd) < 0 ? -errno : 0;
-}
-
 int fence_list_write(
 	int folder_fd, const char *folder, const char *text, size_t bytes, struct error *error)
 {
-	int fd = openat(
-		folder_fd, new_name, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-	int rc = fd < 0 ? -errno : write_durably(fd, text, bytes);
-
-	if (fd >= 0 && close(fd) < 0 && rc == 0) {
-		rc = -errno;
-	}
-	/* The folder is flushed even if the new name is not reached, because an earlier call may
-	 * have failed after its rename. */
-	if (rc == 0 && (renameat(folder_fd, new_name, folder_fd, fence_list_file) < 0 ||
-			       fsync(folder_fd) < 0)) {
-		rc = -errno;
-	}
-	return rc < 0 ? error_set(error, rc, "cannot write %s/%s: %s", quote(folder),
-				fence_list_file, strerror(-rc))
-		      : 0;
+	return state_file_replace(folder_fd, folder, fence_list_file, text, bytes, error);
 }

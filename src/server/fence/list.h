@@ -33,7 +33,7 @@ struct fence_list {
 
 extern const char fence_list_file[]; /* the file's name in the folder */
 
-enum { FENCE_FILE_BYTES_MAX = 16 << 20 };
+enum { FENCE_FILE_BYTES_MAX = 16 << 20 }; /* at most STATE_FILE_BYTES_MAX */
 
 /* Parses the content of a file. */
 GMB_MUST_CHECK int fence_list_parse(
