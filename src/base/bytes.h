@@ -44,6 +44,13 @@ static inline uint64_t be64_get(struct be64 v)
 {
 	return be64toh(v.raw);
 }
+static inline uint64_t be64_load(const uint8_t *bytes)
+{
+	struct be64 wire;
+
+	memcpy(&wire, bytes, sizeof(wire));
+	return be64_get(wire);
+}
 static inline struct be16 be16_make(uint16_t v)
 {
 	return (struct be16){ .raw = htobe16(v) };

@@ -35,6 +35,9 @@ enum {
 
 /* The server's message to clients of a fenced node. A client that receives it gives up. */
 #define EXPORT_URI_FENCED_TEXT "fenced: this node may not use the server until it is unfenced"
+/* The beginning of the server's message to a client that cannot have a lease, or has lost it. A
+ * client that receives it gives up. */
+#define EXPORT_URI_LEASE_TEXT "leased: "
 /* The server's message if an export name contains the name of a deleted snapshot. A client that
  * receives it does not wait for the snapshot. */
 #define EXPORT_URI_SNAPSHOT_DELETED_TEXT                                                           \

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine/fence.h"
+#include "engine/lease.h"
 
 void engine_limits_default(struct engine_limits *limits)
 {
@@ -250,6 +250,7 @@ static bool engine_join(struct session *session)
 		return false;
 	}
 	GMB_ASSERT(session->inflight_count == 0);
+	session_lease_leave(session); /* from now on no other session ends this one */
 	/* Wakes the connections that replace this one. If a message to this session is still in
 	 * flight, the session is freed later. */
 	takeover_leave(&session->member);
@@ -445,7 +446,7 @@ static void expire_if_idle(struct session *session, uint64_t now_ns, uint64_t *d
 	uint64_t idle_ns = session->progress_ns + engine->limits.idle_timeout_ns;
 
 	if (session->state != SESSION_READY || session->inflight_count > 0 ||
-		rate_waits(&session->rate)) {
+		session_waits_to_move(session)) {
 		return; /* not idle: it will make progress later */
 	}
 	if (idle_ns > now_ns) {
@@ -672,8 +673,10 @@ void engine_stop_session(struct session *session, uint64_t deadline_ns)
 		session->stopping = true;
 	} else if (!session->stopping) {
 		session->stopping = true;
-		if (rate_waits(&session->rate)) { /* reject the request that waits for the rate */
+		if (session->state == SESSION_READY && session_waits_to_move(session)) {
+			/* reject the request that waits */
 			rate_give_up(&session->rate);
+			list_remove(&session->barred_node);
 			session->kind->resume(session);
 		}
 		session->kind->drain(session);

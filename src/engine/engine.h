@@ -28,6 +28,7 @@
 #include "base/counter.h"
 #include "base/export_uri.h"
 #include "base/identity.h"
+#include "base/lease.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "base/place.h"
@@ -42,6 +43,8 @@
 struct engine;
 struct fence;
 struct fence_nodes;
+struct lease_book;
+struct lease_holder;
 struct session;
 struct session_record;
 
@@ -376,8 +379,19 @@ struct session {
 	uint64_t progress_ns;
 	struct takeover_member member;
 	struct rate_member rate;
+	/* set by the kind before session_choose() */
+	struct lease_want lease_want;
+	/* The peer has ended the session in order and does not return: its lease ends. Set by the
+	 * kind. */
+	bool lease_done;
 
 	/* Private members. */
+	/* changes need session_lease_admit(); when it is false, the session may change the export
+	 * as far as leases are concerned */
+	bool lease_checked;
+	struct lease_holder *lease_holder; /* NULL: none */
+	struct list_node lease_node;	   /* in lease_holder->sessions */
+	char *lease_text;		   /* why the lease was refused; or NULL */
 	struct engine_peer *of_peer;
 	struct engine_export *chosen;
 	/* points to chosen->inflight_count; without an export, to the count of all such sessions */
@@ -424,29 +438,31 @@ void session_has_spoken(struct session *session);
 void session_set_state(struct session *session, enum session_state state);
 /*
  * Makes the session use this export. Errors:
- * - -EACCES: the peer belongs to a fenced node (fence.h).
+ * - -EACCES: the peer belongs to a fenced node (fence.h), or another client has the lease
+ * (lease.h).
  * - -ENOENT: the export has been hidden from the session since it was found.
  * - -EBUSY: the export has reached its connection limit.
  * - -EUSERS: the peer's identity has reached its connection limit.
  * - -ENOMEM.
- * - -EAGAIN: operations of a killed server might still reach the disk (store_barrier()), or the
- *   export that this one replaces is still in use (export_replaces()). kind->resume() is called
- *   when the caller should retry.
+ * - -EAGAIN: operations of a killed server might still reach the disk (store_barrier()), the export
+ *   that this one replaces is still in use (export_replaces()), or the sessions of a client that
+ * has lost its lease have not ended. kind->resume() is called when the caller should retry.
  * - -ETIMEDOUT: the reasons of -EAGAIN, but the session has waited nearly as long as the handshake
  *   timeout.
  */
 #define ENGINE_BARRIER_TEXT "earlier operations on the disk are still in progress"
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);
 /* Returns the reason of an error of session_choose(), for the peer: a sentence without its full
- * stop. */
-const char *session_choose_text(int result);
+ * stop. Valid until the next session_choose(). */
+const char *session_choose_text(const struct session *session, int result);
 /* Returns why a stopping session rejects requests, for the peer: a sentence without its full
  * stop. */
 #define ENGINE_SNAPSHOT_DELETED_TEXT EXPORT_URI_SNAPSHOT_DELETED_TEXT
 const char *session_stop_text(const struct session *session);
 /*
  * Checks the op, flags, offset and length of a request. Returns 0 if it is permitted, otherwise:
- * - -EPERM: the request is a change, and the session has no right to write.
+ * - -EPERM: the request is a change, and the session has no right to write, or another client has
+ *   the lease.
  * - -EOVERFLOW: a read or write is longer than payload_bytes_max of struct engine_limits.
  * - -ENOSPC: a write, zero or copy extends beyond the current end of the disk.
  * - -EINVAL: another request extends beyond the end, or a block status request has length 0.
@@ -454,6 +470,7 @@ const char *session_stop_text(const struct session *session);
  * If a request is not permitted, *text is the reason, a sentence without its full stop. A permitted
  * request of length 0, except a flush, is complete after this check.
  */
+extern const char session_lease_text[]; /* the text if another client has the lease */
 GMB_MUST_CHECK int session_admit(
 	struct session *session, const struct path_request *request, const char **text);
 
@@ -565,6 +582,9 @@ struct engine_options {
 	struct rate_rules *rate_rules;
 	/* Nodes and fences. Must exist as long as the engine; NULL: none. */
 	struct fence *fence;
+	/* Leases. Must exist as long as the exports that the engine has served; NULL: clients that
+	 * ask for a lease are refused, and export.one_writer has no effect. */
+	struct lease_book *leases;
 	/* Destinations to which kinds may connect for a client. Must exist as long as the
 	 * engine. */
 	const struct place *places;
@@ -700,12 +720,26 @@ void engine_clients_fini(struct engine *engine);
  * memory_max bytes (0: no limit): the engine's share, but at least PATH_WINDOW_BYTES. */
 uint64_t engine_quota_bytes(const struct engine *engine, uint64_t memory_max);
 void engine_timer_arm(struct engine *engine);
+/* Formats the session's peer for people: "127.0.0.1:4711 (psk alice)". Not escaped. */
+void session_name(const struct session *session, char *out, size_t bytes);
+/* Makes it possible to end the session by takeover_end(). The session keeps a reference to the
+ * export until it ends. */
+void session_takeover_enter(struct session *session, struct export *export);
 /* Logs "client ... WHAT export ..." for a session that has chosen an export. */
 void session_log(struct session *session, const char *what);
 void engine_stop_session(struct session *session, uint64_t deadline_ns);
 /* Returns 0 if the store's barrier is open for the session, otherwise an error of
  * session_choose(). */
 int engine_export_barrier(struct engine_export *entry, struct session *session);
+/* Makes the session wait until neither the barrier is closed nor lease_waits(): kind->resume() is
+ * then called, or earlier if the session is in the handshake and its time is nearly over. Returns
+ * -EAGAIN, or -ETIMEDOUT if it has waited too long already. */
+int engine_export_wait(struct engine_export *entry, struct session *session);
+/* Calls lease_waits() soon, so that changes of leases are recorded. */
+void engine_export_check(struct engine_export *entry);
+/* Returns whether the session may start a change, or will be refused by session_admit(). false: it
+ * has to wait for the lease; kind->resume() is called later. */
+bool session_lease_admit(struct session *session);
 /* Returns whether the store's barrier is closed, and makes the engine, unless it drains, check it
  * until it is open. */
 bool engine_export_watch_barrier(struct engine_export *entry);
@@ -789,19 +823,31 @@ GMB_MUST_CHECK static inline bool engine_request_may(struct session *session)
 uint64_t engine_request_bytes(const struct session *session, enum store_op op, uint32_t flags,
 	uint64_t offset, uint64_t length);
 
-/* Returns whether the rates of the session's identity and export admit a request of this many
- * bytes. If not, the request waits without a slot and without memory, and kind->resume() is called
- * when it can try again. All calls before engine_request_begin() must be for the same request. */
-GMB_MUST_CHECK static inline bool engine_request_may_move(struct session *session, uint64_t bytes)
+/* Returns whether the lease of the export, and the rates of the session's identity and export,
+ * admit a request of this many bytes. If not, the request waits without a slot and without memory,
+ * and kind->resume() is called when it can try again. op: STORE_OP_COUNT for no operation. All
+ * calls before engine_request_begin() must be for the same request. */
+GMB_MUST_CHECK static inline bool engine_request_may_move(
+	struct session *session, enum store_op op, uint64_t bytes)
 {
+	if (unlikely(session->lease_checked) && (BIT(op) & STORE_CHANGES) != 0 &&
+		!session->stopping && !session_lease_admit(session)) {
+		return false;
+	}
 	return likely(!rate_is_limited(&session->rate)) || session->stopping ||
 	       rate_ask(&session->rate, bytes);
 }
 
-/* Returns whether a received request waits for a slot or for a rate. */
+/* Returns whether a received request waits for its rate or for the lease of the export. */
+static inline bool session_waits_to_move(const struct session *session)
+{
+	return rate_waits(&session->rate) || list_is_linked(&session->barred_node);
+}
+
+/* Returns whether a received request waits for a slot, for a rate or for the lease. */
 static inline bool session_waits(const struct session *session)
 {
-	return turn_is_waiting(&session->blocked_turn) || rate_waits(&session->rate);
+	return turn_is_waiting(&session->blocked_turn) || session_waits_to_move(session);
 }
 
 /* Called before engine_request_begin() for a request that was found in a queue in memory, of which

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "engine/engine.h"
+#include "engine/lease.h"
 
 /* --- the export ---------------------------------------------------------------------------- */
 
@@ -78,6 +78,7 @@ static void export_free(struct export *export)
 	void (*closed)(void *context) = export->closed;
 	void *context = export->closed_context;
 
+	lease_detach(export);
 	late_writes_fini(&export->late);
 	if (export->budget.base != NULL) {
 		(void)munmap(export->budget.base, export->budget.bytes);
@@ -129,6 +130,7 @@ int export_create(
 	if (export->overlap == PATH_OVERLAP_AUTO && store_info(export->store)->part_bytes > 0) {
 		export->overlap = store_info(export->store)->part_bytes;
 	}
+	export->one_writer = options->one_writer;
 	export_set_read_only(export, options->read_only);
 	atomic_init(&export->connections_max, options->connections_max);
 	rate_set(&export->rate, &options->rate, 0); /* the whole burst is available */
@@ -357,7 +359,9 @@ int engine_export_prepare(struct engine *engine, struct export *export, struct e
 	entry->path.name = export->name;
 	entry->path.name_bytes = export->name_bytes;
 	entry->path.device_error = export->device_error;
-	rc = store_queue_create(export->store, engine->ring, &entry->path.queue, error);
+	rc = lease_attach(engine->options.leases, export) < 0
+		     ? error_oom_for(error, "an export")
+		     : store_queue_create(export->store, engine->ring, &entry->path.queue, error);
 	if (rc < 0) {
 		free(entry);
 		return rc;
@@ -424,19 +428,21 @@ void engine_export_leave(struct engine *engine, struct engine_export *entry)
 
 /* --- the barrier of a store ------------------------------------------------------------------ */
 
+/* Returns whether the time for the handshake is nearly over. Later the client's requests wait. */
 static bool has_waited_enough(const struct session *session, uint64_t now_ns)
 {
 	uint64_t reply_ns = session->engine->limits.handshake_timeout_ns / ENGINE_BARRIER_SHARE;
 
-	return now_ns + reply_ns >= session->deadline_ns;
+	return session->state == SESSION_NEGOTIATING && now_ns + reply_ns >= session->deadline_ns;
 }
 
 static int barrier_call(struct ring_op *op)
 {
 	struct engine_export *entry = container_of(op, struct engine_export, barrier_op);
 
-	entry->barrier_found = export_waits(entry->export) ? STORE_BARRIER_CLOSED
-							   : store_barrier(entry->path.store, true);
+	entry->barrier_found = export_waits(entry->export) || lease_waits(entry->export)
+				       ? STORE_BARRIER_CLOSED
+				       : store_barrier(entry->path.store, true);
 	return 0;
 }
 
@@ -503,14 +509,23 @@ bool engine_export_watch_barrier(struct engine_export *entry)
 	return closed;
 }
 
+void engine_export_check(struct engine_export *entry)
+{
+	barrier_ask(entry);
+}
+
 int engine_export_barrier(struct engine_export *entry, struct session *session)
+{
+	return likely(!export_waits(entry->export) &&
+		       store_barrier(entry->path.store, false) != STORE_BARRIER_CLOSED)
+		       ? 0
+		       : engine_export_wait(entry, session);
+}
+
+int engine_export_wait(struct engine_export *entry, struct session *session)
 {
 	struct engine *engine = session->engine;
 
-	if (likely(!export_waits(entry->export) &&
-		    store_barrier(entry->path.store, false) != STORE_BARRIER_CLOSED)) {
-		return 0;
-	}
 	if (has_waited_enough(session, ring_now_ns(engine->ring))) {
 		log_limited(session_log_limit(session), ring_batch_ns(engine->ring),
 			LOG_LEVEL_WARNING, "client %s: gave up: " ENGINE_BARRIER_TEXT,

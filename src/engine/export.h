@@ -22,6 +22,7 @@
 #include "store/store.h"
 
 struct engine;
+struct lease;
 
 struct export_wait;
 
@@ -48,6 +49,7 @@ struct export
 	uint32_t overlap; /* part size of reads and writes, see struct path_export */
 	/* see struct path_export; set before the export is added to an engine */
 	int device_error;
+	bool one_writer;	    /* only the holder of the lease may write; see lease.h */
 	_Atomic bool read_only;	    /* true if configured so, or if the store cannot be written */
 	struct access_slot *access; /* access rules, or NULL; see engine_rights() */
 	_Atomic uint32_t connections_max; /* 0 = no limit */
@@ -80,6 +82,7 @@ struct export
 	void *closed_context;
 
 	/* Private members. */
+	_Atomic(struct lease *) lease; /* set when the first engine serves the export; or NULL */
 	struct export_use *use;
 	struct mem_region budget; /* memory for the store's start; base NULL: none */
 	_Atomic uint32_t references;
@@ -99,6 +102,7 @@ struct export_options {
 	 * snapshot: the export of its disk */
 	struct export *parent;
 	uint32_t overlap;
+	bool one_writer;
 	bool read_only;
 	/* owned by the export from then on; released on failure; NULL: no rules */
 	struct access *access;

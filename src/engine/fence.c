@@ -184,6 +184,16 @@ bool session_is_fenced(struct session *session)
 	return node != NULL;
 }
 
+void session_node_name(struct session *session, char out[FENCE_NAME_BYTES])
+{
+	struct fence *fence = session->engine->options.fence;
+	struct fence_nodes *nodes = fence != NULL ? nodes_take(fence, &fence->nodes) : NULL;
+	const struct fence_node *node = first_node(nodes, session);
+
+	snprintf(out, FENCE_NAME_BYTES, "%s", node != NULL ? node->name : "");
+	fence_nodes_put(nodes);
+}
+
 void session_act_for(struct session *session, const struct peer *peer)
 {
 	struct peer *own = &session->peer;

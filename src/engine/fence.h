@@ -78,6 +78,8 @@ void fence_set_desk(struct fence *fence, const struct fence_desk *desk);
 /* Returns whether the peer of the session, or the server that acts for it, belongs to a fenced
  * node. A warning is logged. */
 bool session_is_fenced(struct session *session);
+/* Copies the name of the first configured node to which the session's peer belongs; "": none. */
+void session_node_name(struct session *session, char out[FENCE_NAME_BYTES]);
 /* For sessions that act for another peer (push): the session gets its identity. Later
  * checks for fenced nodes are made for both. */
 void session_act_for(struct session *session, const struct peer *peer);

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "base/bytes.h"
-#include "engine/fence.h"
+#include "engine/lease.h"
 
 static const uint32_t session_edges[SESSION_STATE_COUNT] = {
 	[SESSION_NEGOTIATING] =
@@ -40,6 +40,13 @@ static const char *who(char out[WHO_BYTES], const struct peer *peer)
 		snprintf(out, WHO_BYTES, "%s", peer->text);
 	}
 	return out;
+}
+
+void session_name(const struct session *session, char *out, size_t bytes)
+{
+	char text[WHO_BYTES];
+
+	snprintf(out, bytes, "%s", who(text, &session->peer));
 }
 
 void session_log(struct session *session, const char *what)
@@ -173,6 +180,7 @@ void session_init(struct session *session, struct engine *engine, const struct e
 	path_client_init(&session->client, engine->path, &session->of_peer->path);
 	list_init(&session->ending_node);
 	list_init(&session->barred_node);
+	list_init(&session->lease_node);
 	list_init(&session->review_node);
 	session->progress_ns = ring_now_ns(engine->ring);
 	session->deadline_ns = session->progress_ns + engine->limits.handshake_timeout_ns;
@@ -400,13 +408,13 @@ static int engine_session_join_rates(struct session *session, struct engine_expo
 	return rc;
 }
 
-const char *session_choose_text(int result)
+const char *session_choose_text(const struct session *session, int result)
 {
 	switch (-result) {
 	case ENOENT:
 		return "there is no such export";
 	case EACCES:
-		return FENCE_REFUSAL;
+		return session->lease_text != NULL ? session->lease_text : FENCE_REFUSAL;
 	case ETIMEDOUT:
 		return ENGINE_BARRIER_TEXT "; try again later";
 	case EBUSY:
@@ -443,21 +451,33 @@ const char *session_stop_text(const struct session *session)
 		       : "the server has revoked the access rights of this connection";
 }
 
-int session_choose(struct session *session, struct engine_export *entry)
+/* Returns 0 if the session may use the export now, or an error of session_choose(). */
+static int choose_check(struct session *session, struct engine_export *entry, uint32_t rights)
 {
-	struct export *export = entry->export;
-	uint32_t rights = engine_rights(session, export);
-	int rc = session_is_fenced(session) ? -EACCES
-		 : rights == 0		    ? -ENOENT
-					    : engine_export_barrier(entry, session);
-	uint32_t connections_max;
-	struct takeover_principal principal = counted_principal(&session->peer);
-	uint32_t before;
+	int rc;
 
-	GMB_ASSERT(session->chosen == NULL);
+	if (session_is_fenced(session)) {
+		free(session->lease_text);
+		session->lease_text = NULL;
+		return -EACCES;
+	}
+	rc = rights == 0 ? -ENOENT : engine_export_barrier(entry, session);
 	if (rc < 0) {
 		return rc;
 	}
+	rc = session_lease_take(session, entry->export);
+	return rc == -EAGAIN ? engine_export_wait(entry, session) : rc;
+}
+
+/* Counts the session as one of the export's, and joins what limits it. */
+static int choose_join(struct session *session, struct engine_export *entry,
+	const struct takeover_principal *principal)
+{
+	struct export *export = entry->export;
+	uint32_t connections_max;
+	uint32_t before;
+	int rc;
+
 	/* Counts the connection before checking the limit, so that two reactors cannot both accept
 	 * the last one. Relaxed order: the numbers publish no other data. */
 	connections_max = atomic_load_explicit(&export->connections_max, memory_order_relaxed);
@@ -466,9 +486,26 @@ int session_choose(struct session *session, struct engine_export *entry)
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 		return -EBUSY;
 	}
-	rc = engine_session_join_rates(session, entry, &principal);
+	rc = engine_session_join_rates(session, entry, principal);
 	if (rc < 0) {
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
+	}
+	return rc;
+}
+
+int session_choose(struct session *session, struct engine_export *entry)
+{
+	struct export *export = entry->export;
+	uint32_t rights = engine_rights(session, export);
+	struct takeover_principal principal = counted_principal(&session->peer);
+	int rc;
+
+	GMB_ASSERT(session->chosen == NULL);
+	rc = choose_check(session, entry, rights) ?: choose_join(session, entry, &principal);
+	if (rc < 0) {
+		if (rc != -EAGAIN) {
+			session_lease_give_up(session);
+		}
 		return rc;
 	}
 	engine_client_join(session, &principal);
@@ -499,6 +536,8 @@ static bool is_inside(struct session *session, uint64_t offset, uint64_t length)
 	return range_inside(offset, length, session->export_bytes);
 }
 
+const char session_lease_text[] = "leased: another client is the writer of the export";
+
 int session_admit(struct session *session, const struct path_request *request, const char **text)
 {
 	bool moves = request->op == STORE_READ || request->op == STORE_WRITE;
@@ -506,6 +545,10 @@ int session_admit(struct session *session, const struct path_request *request, c
 	if ((BIT(request->op) & STORE_CHANGES) != 0 &&
 		(session->rights & ENGINE_RIGHT_WRITE) == 0) {
 		*text = "the export is read-only";
+		return -EPERM;
+	}
+	if ((BIT(request->op) & STORE_CHANGES) != 0 && unlikely(session->lease_checked)) {
+		*text = session_lease_text;
 		return -EPERM;
 	}
 	if (request->op == STORE_FLUSH) {
@@ -571,6 +614,12 @@ void session_takeover_join(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes)
 {
 	takeover_join(&export->takeover, &session->member, token, bytes);
+	hold_group(session, export);
+}
+
+void session_takeover_enter(struct session *session, struct export *export)
+{
+	takeover_enter(&export->takeover, &session->member);
 	hold_group(session, export);
 }
 

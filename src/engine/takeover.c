@@ -68,6 +68,30 @@ void takeover_join(struct takeover *takeover, struct takeover_member *member, co
 	pthread_mutex_unlock(&takeover->lock);
 }
 
+/* Posted only once, even if several members replace the old one. Called with the lock held. */
+static void post_end(struct takeover_member *member)
+{
+	if (!member->end_posted) {
+		member->end_posted = true;
+		member->end_message.deliver = end_deliver;
+		ring_post(member->ring, &member->end_message);
+	}
+}
+
+void takeover_enter(struct takeover *takeover, struct takeover_member *member)
+{
+	if (member->takeover == NULL) {
+		member->takeover = takeover;
+	}
+}
+
+void takeover_end(struct takeover_member *member)
+{
+	pthread_mutex_lock(&member->takeover->lock);
+	post_end(member);
+	pthread_mutex_unlock(&member->takeover->lock);
+}
+
 enum takeover_found takeover_replace(struct takeover *takeover, struct takeover_member *member,
 	const uint8_t *token, uint32_t bytes)
 {
@@ -87,12 +111,7 @@ enum takeover_found takeover_replace(struct takeover *takeover, struct takeover_
 		member->waits_for = old;
 		member->next_waiter = old->waiters;
 		old->waiters = member;
-		/* Posted only once, even if several members replace the old one. */
-		if (!old->end_posted) {
-			old->end_posted = true;
-			old->end_message.deliver = end_deliver;
-			ring_post(old->ring, &old->end_message);
-		}
+		post_end(old);
 	}
 	pthread_mutex_unlock(&takeover->lock);
 	return found;

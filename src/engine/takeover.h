@@ -88,6 +88,12 @@ enum takeover_found {
 GMB_MUST_CHECK enum takeover_found takeover_replace(struct takeover *takeover,
 	struct takeover_member *member, const uint8_t *token, uint32_t bytes);
 
+/* Puts a connection into the group without a token, so that takeover_end() can end it. No effect on
+ * a member of a group. */
+void takeover_enter(struct takeover *takeover, struct takeover_member *member);
+/* Ends a connection that is in a group. Any thread; the session must exist. */
+void takeover_end(struct takeover_member *member);
+
 /* Returns whether any principal has a connection with that token. */
 bool takeover_has(struct takeover *takeover, const char *token, uint32_t bytes);
 

@@ -181,7 +181,8 @@ struct native_wire_segment native_segment_at(
 
 const char *native_version_name(uint16_t version)
 {
-	static const char *const names[] = { "gmb, version 1", "gmb, version 2", "gmb, version 3" };
+	static const char *const names[] = { "gmb, version 1", "gmb, version 2", "gmb, version 3",
+		"gmb, version 4" };
 
 	_Static_assert(ARRAY_COUNT(names) == NATIVE_VERSION - NATIVE_VERSION_MIN + 1, "all");
 	GMB_ASSERT(version >= NATIVE_VERSION_MIN && version <= NATIVE_VERSION);

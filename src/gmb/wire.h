@@ -22,9 +22,10 @@ _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 
 enum {
 	NATIVE_VERSION_MIN = 1,
-	NATIVE_VERSION = 3,
+	NATIVE_VERSION = 4,
 	NATIVE_VERSION_COPY = 2,   /* from this version on: COPY and the server's instance */
 	NATIVE_VERSION_ATOMIC = 3, /* from this version on: EXPORT has the size of atomic writes */
+	NATIVE_VERSION_LEASE = 4,  /* from this version on: LEASE and LEAVE */
 	NATIVE_INSTANCE_BYTES = 16,
 	NATIVE_NAME_BYTES_MAX = 4096,
 	NATIVE_TOKEN_BYTES_MAX = 64,
@@ -47,6 +48,8 @@ enum native_message {
 	NATIVE_REGION,
 	NATIVE_ALIVE,
 	NATIVE_COPY,
+	NATIVE_LEASE, /* the text of base/lease.h; before OPEN */
+	NATIVE_LEAVE, /* without contents: the client returns its lease */
 };
 
 enum native_operation {

@@ -429,7 +429,7 @@ void push_sink_advance(struct push_session *session)
 	turns_remove(&base->blocked_turn);
 	send_answers(sink);
 	while (!sink_is_over(sink) && (node = list_first(&sink->waiting)) != NULL &&
-		!rate_waits(&base->rate)) {
+		!session_waits_to_move(base)) {
 		struct work *work = list_entry(node, struct work, node);
 		uint64_t bytes =
 			work->kind == WORK_FLUSH ? 0
@@ -438,7 +438,12 @@ void push_sink_advance(struct push_session *session)
 					  sink->claim.ticket.offset + work->offset, work->length)
 				: work->length;
 
-		if (!engine_request_may(base) || !engine_request_may_move(base, bytes)) {
+		if (!engine_request_may(base) ||
+			!engine_request_may_move(base, operations[work->kind], bytes)) {
+			return;
+		}
+		if (base->lease_checked && (BIT(operations[work->kind]) & STORE_CHANGES) != 0) {
+			push_session_job_fail(session, -EPERM, session_lease_text);
 			return;
 		}
 		work_begin(work);
@@ -797,7 +802,7 @@ void push_sink_choose(struct push_session *session)
 	}
 	if (result != 0) {
 		text = session->base.stopping ? session_stop_text(&session->base)
-					      : session_choose_text(result);
+					      : session_choose_text(&session->base, result);
 	} else {
 		result = sink_admit(sink, &text);
 	}

@@ -500,7 +500,7 @@ static bool begin_next(struct push_source *source)
 	}
 	slot = free_slot(source);
 	if (slot == NULL || !rate_is_open(source, length) || !engine_request_may(base) ||
-		!engine_request_may_move(base, length)) {
+		!engine_request_may_move(base, STORE_READ, length)) {
 		return false;
 	}
 	source->rate_ns += rate_time_ns(source, length);

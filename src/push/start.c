@@ -324,7 +324,7 @@ void push_source_begin(struct push_session *session, const uint8_t *bytes, uint3
 	}
 	if (result != 0) {
 		text = session->base.stopping ? session_stop_text(&session->base)
-					      : session_choose_text(result);
+					      : session_choose_text(&session->base, result);
 	} else {
 		result = start_admit(session, &start, &text);
 	}

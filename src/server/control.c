@@ -18,6 +18,7 @@
 #include "control/control.h"
 #include "server/change/jobs.h"
 #include "server/fence/fencing.h"
+#include "server/lease/leases.h"
 #include "server/observe/metrics.h"
 #include "server/observe/stats.h"
 #include "server/observe/tracing.h"
@@ -475,6 +476,97 @@ static const struct control_command fence_command = {
 	.begin = begin_fence,
 };
 
+/* --- leases -------------------------------------------------------------------------------- */
+
+static bool has_node(const struct server_control *control, const char *node)
+{
+	uint32_t count = 0;
+	struct fencing_view *views = fencing_views(control->view.fencing, &count);
+	bool has = false;
+
+	for (uint32_t i = 0; views != NULL && i < count; i++) {
+		has |= strcmp(views[i].node, node) == 0;
+	}
+	free(views);
+	return has;
+}
+
+static bool has_export(const struct server_control *control, const char *name)
+{
+	for (uint32_t i = 0; i < control->view.export_count; i++) {
+		const struct export *export = control->view.exports[i];
+
+		if (export->name_bytes == strlen(name) &&
+			memcmp(export->name, name, export->name_bytes) == 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static void change_lease(const struct server_control *control, struct control_client *client,
+	bool offers, const char *export, const char *node)
+{
+	struct lease_book *book = leases_book(control->view.leases);
+	uint32_t bytes = (uint32_t)strlen(export);
+	char text[ERROR_TEXT_BYTES];
+	int rc;
+
+	rc = offers ? lease_book_offer(book, export, bytes, node, clock_now_ns())
+		    : lease_book_release(book, export, bytes, node, clock_now_ns());
+	if (rc > 0 && lease_book_record(book) < 0) {
+		control_fail(client, -EIO,
+			"the leases have ended, but this cannot be recorded (see the log of the "
+			"server): after a restart they exist again");
+	} else if (rc >= 0) {
+		control_reply(client, json_pack("{s:i}", "count", rc));
+	} else {
+		snprintf(text, sizeof(text), "%s%s%s of export \"%s\"",
+			node[0] != '\0' && !offers ? "no client of node '" : "no client",
+			node[0] != '\0' && !offers ? quote(node) : "",
+			node[0] != '\0' && !offers ? "' has a lease" : " has a lease",
+			quote(export));
+		control_fail(client, rc, text);
+	}
+}
+
+static void begin_lease(void *context, struct control_client *client, const json_t *arguments)
+{
+	const struct server_control *control = context;
+	const char *action = json_string_value(json_object_get(arguments, "action"));
+	const char *export = json_string_value(json_object_get(arguments, "export"));
+	const char *node = json_string_value(json_object_get(arguments, "node"));
+	bool offers = action != NULL && strcmp(action, "offer") == 0;
+	char text[ERROR_TEXT_BYTES];
+
+	if (action != NULL && strcmp(action, "list") == 0) {
+		control_reply(
+			client, json_pack("{s:o?}", "leases", leases_list(control->view.leases)));
+	} else if ((!offers && (action == NULL || strcmp(action, "release") != 0)) ||
+		   export == NULL || (offers && node == NULL)) {
+		control_fail(client, -EINVAL,
+			"the argument \"action\" (list, offer or release) and, except for list, "
+			"\"export\" (text) are required, for offer also \"node\" (text)");
+	} else if (!has_export(control, export)) {
+		snprintf(text, sizeof(text), "there is no export \"%s\"", quote(export));
+		control_fail(client, -ENOENT, text);
+	} else if (node != NULL && !has_node(control, node)) {
+		snprintf(text, sizeof(text),
+			"there is no node '%s'; nodes are described in the configuration file of "
+			"the server",
+			quote(node));
+		control_fail(client, -ENOENT, text);
+	} else {
+		change_lease(control, client, offers, export, node != NULL ? node : "");
+	}
+}
+
+static const struct control_command lease_command = {
+	.name = "lease",
+	.right = CONTROL_CHANGE,
+	.begin = begin_lease,
+};
+
 const char *server_call_error(int code)
 {
 	return code == -ETIMEDOUT ? "a thread of the server does not respond; a disk may hang"
@@ -509,6 +601,7 @@ int server_control_open(struct listener *listener, const struct server_view *vie
 		control_server_add(control->server, &metrics_command, control);
 		control_server_add(control->server, &rate_command, control);
 		control_server_add(control->server, &fence_command, control);
+		control_server_add(control->server, &lease_command, control);
 		control_server_add(control->server, &reload_command, control->view.jobs);
 		control_server_add(control->server, &export_command, control->view.jobs);
 		control_server_add(control->server, &snapshot_command, control->view.jobs);

@@ -19,6 +19,7 @@
 #include "server/reactor.h"
 
 struct fencing;
+struct leases;
 struct jobs;
 struct upgrade;
 struct upgrade_take;
@@ -38,8 +39,9 @@ struct server_view {
 	struct upgrade *upgrade;
 	struct rate_rules *rate_rules; /* rates of identities, or NULL */
 	struct fencing *fencing;       /* NULL: the configuration has no nodes */
-	const uint8_t *instance;       /* identifies this process, see engine_options */
-	uint64_t start_ns;	       /* CLOCK_MONOTONIC */
+	struct leases *leases;
+	const uint8_t *instance; /* identifies this process, see engine_options */
+	uint64_t start_ns;	 /* CLOCK_MONOTONIC */
 };
 
 /* Opens the listening socket, before the server drops its privileges. path: where to listen; NULL:

@@ -58,6 +58,7 @@ static int create_engine(struct reactor *reactor, struct error *error)
 		.limits = options->limits,
 		.rate_rules = options->rate_rules,
 		.fence = options->fence,
+		.leases = options->leases,
 		.places = options->places,
 		.place_count = options->place_count,
 		.device = reactor->device,

@@ -28,6 +28,7 @@ struct reactor_options {
 	uint32_t kind_count;
 	struct engine_limits limits;
 	struct rate_rules *rate_rules; /* rates of identities; borrowed; or NULL */
+	struct lease_book *leases;     /* see engine_options */
 	struct fence *fence;	       /* nodes and fences; borrowed; or NULL */
 	const struct place *places;    /* permitted destinations, see engine_options */
 	uint32_t place_count;

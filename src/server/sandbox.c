@@ -211,7 +211,7 @@ static int allow_listener(
 
 /* Permits what the configuration needs while the server runs. */
 static int allow_configured(struct sandbox *sandbox, const struct server_config *config,
-	bool has_fences, struct error *error)
+	bool has_state, struct error *error)
 {
 	int rc = allow_system(sandbox, error) ?: allow_exports(sandbox, config, error)
 			 ?: allow_folders(sandbox, config, error);
@@ -225,7 +225,7 @@ static int allow_configured(struct sandbox *sandbox, const struct server_config 
 			sandbox_allow_port(sandbox, place->port);
 		}
 	}
-	if (rc == 0 && has_fences) {
+	if (rc == 0 && has_state) {
 		sandbox->renames = true;
 		rc = sandbox_allow(sandbox, fencing_folder(config), SANDBOX_SHARED_MEMORY, error);
 	}
@@ -247,7 +247,7 @@ static int allow_configured(struct sandbox *sandbox, const struct server_config 
 
 int server_sandbox_enter(const struct server_config *config, const struct credentials *credentials,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
-	const struct listener *metrics, const char *record, bool has_fences, struct error *error)
+	const struct listener *metrics, const char *record, bool has_state, struct error *error)
 {
 	struct sandbox sandbox = { .connects = config->push_place_count > 0 };
 	int rc;
@@ -257,7 +257,7 @@ int server_sandbox_enter(const struct server_config *config, const struct creden
 		return 0;
 	}
 	manager_open();
-	rc = allow_configured(&sandbox, config, has_fences, error)
+	rc = allow_configured(&sandbox, config, has_state, error)
 		     ?: credentials_allow(credentials, &sandbox, error)
 		     ?: allow_listener(&sandbox, control, error)
 		     ?: allow_listener(&sandbox, metrics, error);

@@ -25,7 +25,7 @@ GMB_MUST_CHECK int server_sandbox_become(const struct server_config *config,
 GMB_MUST_CHECK int server_sandbox_enter(const struct server_config *config,
 	const struct credentials *credentials, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
-	const char *record, bool has_fences, struct error *error);
+	const char *record, bool has_state, struct error *error);
 /* Drops the rights that only the start needed. Called when all sockets listen and all rings exist,
  * before a connection is accepted. */
 GMB_MUST_CHECK int server_sandbox_seal(const struct server_config *config, struct error *error);

@@ -18,6 +18,7 @@
 #include "server/control.h"
 #include "server/device.h"
 #include "server/fence/fencing.h"
+#include "server/lease/leases.h"
 #include "server/listen/accept.h"
 #include "server/listen/address.h"
 #include "server/listen/credentials.h"
@@ -441,6 +442,7 @@ static void server_release(struct server *server)
 	upgrade_destroy(server->upgrade);
 	credentials_close(server->credentials);
 	exports_close(&server->exports);
+	leases_close(server->leases);
 	fencing_destroy(server->fencing);
 	rate_rules_destroy(server->rate_rules);
 	device_close(server->device);

@@ -16,6 +16,7 @@
 #include "server/control.h"
 #include "server/device.h"
 #include "server/fence/fencing.h"
+#include "server/lease/leases.h"
 #include "server/listen/accept.h"
 #include "server/listen/credentials.h"
 #include "server/listen/folder.h"
@@ -89,6 +90,7 @@ static int start_reactors(struct server *server, struct error *error)
 		.limits = reactor_limits(limits),
 		.rate_rules = server->rate_rules,
 		.fence = fencing_fence(server->fencing),
+		.leases = leases_book(server->leases),
 		.places = server->config->push_places,
 		.place_count = server->config->push_place_count,
 		.device = server->device != NULL ? device_memory(server->device) : NULL,
@@ -136,6 +138,7 @@ static struct server_view view_of(const struct server *server)
 		.upgrade = server->upgrade,
 		.rate_rules = server->rate_rules,
 		.fencing = server->fencing,
+		.leases = server->leases,
 		.instance = server->instance,
 		.start_ns = server->start_ns,
 	};
@@ -197,6 +200,7 @@ static int start_accepting(struct server *server, struct error *error)
 	if (rc == 0 && server->take != NULL) {
 		const struct upgrade_taker taker = {
 			.exports = &server->exports,
+			.leases = server->leases,
 			.kinds = server->kinds,
 			.kind_count = server->kind_count,
 			.acceptor = server->acceptor,
@@ -270,6 +274,7 @@ static int start_upgrade(struct server *server, struct error *error)
 		.reactor_count = server->reactor_count,
 		.jobs = server->jobs,
 		.fencing = server->fencing,
+		.leases = server->leases,
 		.acceptor_stopped = &server->acceptor_stopped,
 	};
 
@@ -528,7 +533,7 @@ static int enter_sandbox(struct server *server, struct error *error)
 {
 	return server_sandbox_enter(server->config, server->credentials, server->listeners,
 		server->listener_count, &server->control_listener, &server->metrics_listener,
-		server->record, server->fencing != NULL, error);
+		server->record, leases_are_recorded(server->leases), error);
 }
 
 static bool has_control(const struct server_config *config)
@@ -552,6 +557,8 @@ int server_start(struct server *server, struct server_config *config, struct err
 	rc = (server->take == NULL ? start_alone(server, error)
 				   : start_taking(server, config, error))
 		     ?: fencing_open(config, server->take != NULL, &server->fencing, error)
+		     ?: leases_open(config, server->fencing != NULL, server->take != NULL,
+				&server->leases, error)
 		     ?: upgrade_take_fences(server->take, server->fencing, error)
 		     ?: exports_open(server->config, server->take, &server->exports, error);
 	if (rc != 0) {

@@ -35,7 +35,8 @@ struct server {
 	struct listener *listeners;
 	uint32_t listener_count;
 	struct rate_rules *rate_rules; /* rates of identities, or NULL */
-	struct fencing *fencing;       /* NULL: the configuration has no nodes */
+	struct leases *leases;
+	struct fencing *fencing; /* NULL: the configuration has no nodes */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];
 	struct device *device; /* device memory; NULL: none was requested */
 	struct reactor **reactors;

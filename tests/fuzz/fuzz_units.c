@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Sizes, times and counts that people write, and what is written back; words that are misspelt. */
+/* Sizes, times and counts that people write, and what is written back; words that are misspelt;
+ * leases. */
 #include <string.h>
 
+#include "base/lease.h"
 #include "base/text.h"
 #include "fuzz.h"
 
@@ -18,6 +20,25 @@ static void check_near(const char *text)
 	near_begin(&near, text);
 	near_try(&near, name);
 	GMB_ASSERT(near.name == NULL || near.distance == distance);
+}
+
+/* What is accepted is written back as a text that means the same. */
+static void check_lease(const char *text)
+{
+	struct lease_want want;
+	struct lease_want again;
+	char written[LEASE_WANT_BYTES];
+
+	if (lease_want_parse((const uint8_t *)text, (uint32_t)strlen(text), &want)) {
+		GMB_ASSERT(want.mode != LEASE_NONE && !(want.renew && want.preempt));
+		GMB_ASSERT(want.ms >= LEASE_MS_MIN && want.ms <= LEASE_MS_MAX);
+		lease_want_format(written, &want);
+		GMB_ASSERT(lease_want_parse(
+			(const uint8_t *)written, (uint32_t)strlen(written), &again));
+		GMB_ASSERT(memcmp(want.id, again.id, sizeof(want.id)) == 0 &&
+			   want.mode == again.mode && want.ms == again.ms &&
+			   want.renew == again.renew && want.preempt == again.preempt);
+	}
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -49,6 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	} else {
 		GMB_ASSERT(error.code < 0 && error.text[0] != '\0');
 	}
+	check_lease(text);
 	check_near(text);
 	free(text);
 	return 0;

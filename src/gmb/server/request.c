@@ -261,15 +261,18 @@ static void gmb_request_start(struct native_request *request)
 	}
 }
 
+static enum store_op gmb_request_op(const struct native_wire_request *head)
+{
+	return head->operation < NATIVE_OPERATION_COUNT ? operations[head->operation].op
+							: STORE_OP_COUNT;
+}
+
 /* See engine_request_bytes(). */
 static uint64_t gmb_request_bytes_of(
 	const struct native_session *session, const struct native_wire_request *head)
 {
-	bool known = head->operation < NATIVE_OPERATION_COUNT;
-
-	return known ? engine_request_bytes(&session->base, operations[head->operation].op,
-			       gmb_request_store_flags(head), head->offset, head->length)
-		     : 0;
+	return engine_request_bytes(&session->base, gmb_request_op(head),
+		gmb_request_store_flags(head), head->offset, head->length);
 }
 
 /* Stores a request that must wait for its rate limit; native_session_take() continues with it. */
@@ -301,8 +304,8 @@ static void gmb_request_take_request(
 		native_session_fail(session, rule);
 		return;
 	}
-	if (!engine_request_may_move(
-		    &session->base, gmb_request_bytes_of(session, &message.head))) {
+	if (!engine_request_may_move(&session->base, gmb_request_op(&message.head),
+		    gmb_request_bytes_of(session, &message.head))) {
 		gmb_request_hold(session, NATIVE_REQUEST, bytes, len);
 		return;
 	}
@@ -379,7 +382,7 @@ static void take_copy(struct native_session *session, const uint8_t *bytes, uint
 		return;
 	}
 	/* 0 bytes: the copy itself requests permission for its bytes later */
-	if (!engine_request_may_move(&session->base, 0)) {
+	if (!engine_request_may_move(&session->base, STORE_COPY, 0)) {
 		gmb_request_hold(session, NATIVE_COPY, bytes, len);
 		return;
 	}

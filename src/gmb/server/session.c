@@ -280,8 +280,8 @@ static bool gmb_session_choose(
 		return true;
 	}
 	if (result != 0) {
-		answer_error(
-			session, result == -EACCES ? -EACCES : -EBUSY, session_choose_text(result));
+		answer_error(session, result == -EACCES ? -EACCES : -EBUSY,
+			session_choose_text(&session->base, result));
 		return true;
 	}
 	session->alive_ns = (uint64_t)open->head.alive_units * NATIVE_ALIVE_UNIT_MS * 1000000;
@@ -290,6 +290,18 @@ static bool gmb_session_choose(
 		session->base.peer.text);
 	answer_export(session, entry);
 	return true;
+}
+
+/* The lease that the client wants when it sends OPEN. */
+static void take_lease(struct native_session *session, const uint8_t *bytes, uint32_t len)
+{
+	struct lease_want want;
+
+	if (lease_want_parse(bytes, len, &want)) {
+		session->base.lease_want = want;
+	} else {
+		native_session_fail(session, "G22: invalid LEASE");
+	}
 }
 
 static void take_open(struct native_session *session, const uint8_t *bytes, uint32_t len)
@@ -336,6 +348,12 @@ static void gmb_session_take_message(
 		native_request_take(session, message->type, bytes, message->bytes);
 	} else if (ready && message->type == NATIVE_REGION && session->mover != NULL) {
 		take_region(session, bytes, message->bytes);
+	} else if (ready && message->type == NATIVE_LEAVE &&
+		   session->version >= NATIVE_VERSION_LEASE && message->bytes == 0) {
+		session->base.lease_done = true;
+	} else if (!ready && message->type == NATIVE_LEASE &&
+		   session->version >= NATIVE_VERSION_LEASE) {
+		take_lease(session, bytes, message->bytes);
 	} else if (!ready && message->type == NATIVE_LIST) {
 		take_list(session, bytes, message->bytes);
 	} else if (!ready && message->type == NATIVE_OPEN) {
@@ -369,7 +387,7 @@ static bool take_held(struct native_session *session)
 	if (held == NULL) {
 		return true;
 	}
-	if (rate_waits(&session->base.rate) || !may_take(session)) {
+	if (session_waits_to_move(&session->base) || !may_take(session)) {
 		return false;
 	}
 	session->held = NULL;

@@ -303,7 +303,7 @@ static void choose_told(struct nbd_session *session, const struct session_record
 		session_set_state(&session->base, SESSION_READY);
 	}
 	if (rc < 0) {
-		nbd_handover_refuse(session, session_choose_text(rc));
+		nbd_handover_refuse(session, session_choose_text(&session->base, rc));
 	}
 }
 
@@ -351,7 +351,7 @@ int nbd_session_adopt(
 	session->head_bytes = request_head_bytes(session->extended);
 	if (!take_received(session, record, be32_get(wire.received_bytes),
 		    (flags & NBD_STATE_BEGUN) != 0)) {
-		nbd_handover_refuse(session, session_choose_text(-ENOMEM));
+		nbd_handover_refuse(session, session_choose_text(&session->base, -ENOMEM));
 		return 0;
 	}
 	if ((flags & NBD_STATE_TLS) != 0) {

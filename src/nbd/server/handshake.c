@@ -189,7 +189,7 @@ static void option_export_name(struct nbd_session *session)
 		session_terminate(&session->base,
 			rc == -ENOENT	   ? "the client requested an export that does not exist"
 			: rc == -ESHUTDOWN ? session_stop_text(&session->base)
-					   : session_choose_text(rc));
+					   : session_choose_text(&session->base, rc));
 		return;
 	}
 	reply.size = be64_make(session->base.export_bytes);
@@ -346,7 +346,8 @@ static void option_info_or_go(struct nbd_session *session)
 	if (rc == -ENOENT) {
 		reply_unknown_export(session, go.name);
 	} else if (rc < 0 && rc != -EAGAIN) {
-		reply_error(session, NBD_REP_ERR_POLICY, "%s", session_choose_text(rc));
+		reply_error(
+			session, NBD_REP_ERR_POLICY, "%s", session_choose_text(&session->base, rc));
 	}
 	if (rc < 0) {
 		return;
@@ -459,6 +460,7 @@ static void option_meta_context(struct nbd_session *session)
 	bool asked_epoch = false;
 	bool asked_alive = false;
 	bool asked_size = false;
+	bool asked_lease = false;
 	bool matched;
 
 	if (set) {
@@ -501,6 +503,7 @@ static void option_meta_context(struct nbd_session *session)
 			   (!set && string_is(query, CONTEXT_BASE));
 		asked_epoch |= !set && string_is(query, NBD_CONTEXT_EPOCH);
 		asked_alive |= !set && nbd_handshake_take_alive(session, query);
+		asked_lease |= !set && handshake_lease(session, query);
 		asked_size |= !set && session->structured && string_is(query, NBD_CONTEXT_SIZE);
 	}
 	if (matched) {
@@ -516,6 +519,9 @@ static void option_meta_context(struct nbd_session *session)
 	if (asked_size) {
 		session->says_size = true;
 		reply_context(session, 0, NBD_CONTEXT_SIZE);
+	}
+	if (asked_lease) {
+		reply_context(session, 0, NBD_CONTEXT_LEASE);
 	}
 	if (matched && set) {
 		handshake->context_selected = true;

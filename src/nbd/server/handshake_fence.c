@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The option FENCE, docs/protocol/nbd.md §2. */
+/* The option FENCE, and leases: docs/protocol/nbd.md §2. */
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
@@ -51,4 +51,18 @@ uint32_t handshake_fence(struct nbd_session *session, char text[FENCE_TEXT_BYTES
 		return NBD_REP_ERR_INVALID;
 	}
 	return reply_of(session_fence(&session->base, actions[be32_get(action)], node, text));
+}
+
+bool handshake_lease(struct nbd_session *session, struct option_string query)
+{
+	static const char kind[] = NBD_CONTEXT_LEASE "=";
+	uint32_t at = sizeof(kind) - 1;
+	struct lease_want want;
+
+	if (query.length < at || memcmp(query.bytes, kind, at) != 0 ||
+		!lease_want_parse(query.bytes + at, query.length - at, &want)) {
+		return false;
+	}
+	session->base.lease_want = want;
+	return true;
 }

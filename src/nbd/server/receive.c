@@ -388,6 +388,7 @@ static bool nbd_receive_take_request(struct nbd_session *session)
 		return false;
 	}
 	if (head.type == NBD_CMD_DISC) {
+		session->base.lease_done = true;
 		session->rx_start += head_bytes;
 		session_drain(session);
 		return false;
@@ -416,7 +417,8 @@ static bool nbd_receive_take_request(struct nbd_session *session)
 	if (!engine_request_may(&session->base)) {
 		return false;
 	}
-	if (!engine_request_may_move(&session->base, request_bytes(session, &head))) {
+	if (!engine_request_may_move(
+		    &session->base, request_op(&head), request_bytes(session, &head))) {
 		reply_watch(session);
 		return false;
 	}

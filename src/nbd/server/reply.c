@@ -292,7 +292,7 @@ static void emit_block_status(struct send_batch *send, struct send_slot *slot)
 /* Returns whether requests were read and not answered. */
 static bool owes_answers(const struct nbd_session *session)
 {
-	return !list_is_empty(&session->requests) || rate_waits(&session->base.rate);
+	return !list_is_empty(&session->requests) || session_waits_to_move(&session->base);
 }
 
 /* Writes a block status chunk of one of our own contexts. Only the flags of its extents have a

@@ -106,6 +106,11 @@ static uint32_t nbd_request_store_flags(const struct request_head *head)
 	       ((head->flags & NBD_CMD_FLAG_FAST_ZERO) != 0 ? STORE_FAST_ZERO : 0U);
 }
 
+enum store_op request_op(const struct request_head *head)
+{
+	return store_op(head);
+}
+
 uint64_t request_bytes(const struct nbd_session *session, const struct request_head *head)
 {
 	return engine_request_bytes(&session->base, store_op(head), nbd_request_store_flags(head),

@@ -333,6 +333,9 @@ void handshake_tls_closed(struct nbd_session *session);
 /* handshake_fence.c */
 /* Carries out the option FENCE. Returns the type of the reply, and its text unless it is ACK. */
 uint32_t handshake_fence(struct nbd_session *session, char text[FENCE_TEXT_BYTES]);
+/* Processes the query "x-gmblock:lease=TEXT": the lease that the peer wants when it chooses the
+ * export. Returns false if the query is another one, or the text is not valid. */
+bool handshake_lease(struct nbd_session *session, struct option_string query);
 
 /* receive.c */
 /* Parses the received bytes into requests and receives more. */
@@ -393,6 +396,8 @@ uint32_t request_check(struct nbd_session *session, const struct request_head *h
  * or 0. */
 uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,
 	uint64_t payload_bytes, struct request_head *head, const char **text);
+/* Returns the store operation of a command; STORE_OP_COUNT if it is unknown. */
+enum store_op request_op(const struct request_head *head);
 /* See engine_request_bytes(). */
 uint64_t request_bytes(const struct nbd_session *session, const struct request_head *head);
 /* Decides how the request is answered, and how much payload memory it may hold (its window). */

@@ -190,6 +190,7 @@ int served_export_open(struct served_export *served, struct access *rules, struc
 		.access = rules,
 		.connections_max = entry->connections_max,
 		.overlap = entry->overlap,
+		.one_writer = entry->writers == SERVER_WRITERS_ONE,
 		.rate = entry->rate,
 		.memory_max = entry->memory_max,
 	};

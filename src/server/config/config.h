@@ -86,6 +86,7 @@ struct server_export {
 	struct store_options store; /* store options, without the path */
 	uint32_t connections_max;   /* 0 = no limit for this export */
 	uint32_t overlap;	    /* bytes, PATH_OVERLAP_AUTO or PATH_OVERLAP_OFF */
+	uint32_t writers;	    /* enum server_writers */
 	struct rate_limits rate;
 	uint64_t memory_max;		 /* 0 = no limit for this export */
 	struct server_access access;	 /* rules in the file */
@@ -94,6 +95,9 @@ struct server_export {
 	/* private: a bit for each of the server's own keys that was given, to detect repetitions */
 	uint32_t keys_given;
 };
+
+/* How many clients may write to an export at the same time. */
+enum server_writers { SERVER_WRITERS_ANY, SERVER_WRITERS_ONE };
 
 /* Memory of a PCI device, for exports with mode=device. */
 struct server_arena {

@@ -166,6 +166,10 @@ static int set_rate(void *config, const char *value, struct error *error)
 	return rate_parse(value, &entry->rate, error);
 }
 
+static const char *const writers_words[] = {
+	[SERVER_WRITERS_ANY] = "any", [SERVER_WRITERS_ONE] = "one", NULL
+};
+
 #define AT(member) FIELD_AT(struct server_export, member, member)
 
 static const struct field own_fields[] = {
@@ -184,6 +188,10 @@ static const struct field own_fields[] = {
 		"limit for all clients together: RATE bytes and N requests per second; after a "
 		"pause, a burst can use the unused rate of up to TIME (default: 100ms)",
 		"100M:requests=5000", .flags = FIELD_LIVE, .set = set_rate, AT(rate) },
+	{ "writers", NULL,
+		"how many clients may write at the same time: any (default), or one: the client "
+		"that writes first, until its last connection ends",
+		"one", .type = FIELD_WORD, .words = writers_words, AT(writers) },
 };
 
 /* Returns the number of store keys. Stores are registered before exports are parsed. */

@@ -15,6 +15,7 @@
 #include "base/trust.h"
 #include "server/control.h"
 #include "server/fence/fencing.h"
+#include "server/lease/leases.h"
 #include "server/upgrade/added.h"
 
 enum {
@@ -726,6 +727,13 @@ static int receive_sessions(struct upgrade_take *take, const struct upgrade_take
 		}
 		if (message->type == UPGRADE_RECEIVED) {
 			rc = keep_received(take, message, error);
+			if (rc < 0) {
+				return rc;
+			}
+			continue;
+		}
+		if (message->type == UPGRADE_LEASE) {
+			rc = leases_take(taker->leases, message->text, message->text_bytes, error);
 			if (rc < 0) {
 				return rc;
 			}

@@ -17,6 +17,7 @@
 
 struct upgrade_take;
 struct fencing;
+struct leases;
 
 /* Checks the environment for an old process, without reading its data. -EPERM, with *take_out set:
  * another user can write to the configuration file that was read. */
@@ -58,6 +59,7 @@ const struct store_claim *upgrade_take_disk(
 /* Arguments of upgrade_take_over(). */
 struct upgrade_taker {
 	const struct exports *exports;
+	struct leases *leases;
 	const struct session_kind *const *kinds;
 	uint32_t kind_count;
 	struct acceptor *acceptor; /* acceptor that was not started yet */

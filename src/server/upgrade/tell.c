@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "server/fence/fencing.h"
+#include "server/lease/leases.h"
 #include "server/upgrade/added.h"
 
 void upgrade_tell_init(struct upgrade_tell *tell, int channel)
@@ -184,6 +185,29 @@ static int send_received(struct upgrade_tell *tell, const struct session_record 
 		rc = tell_send_piece(tell, record->later);
 	}
 	return rc;
+}
+
+static int send_lease(void *context, const char *text)
+{
+	struct upgrade_tell *tell = context;
+	const struct upgrade_message message = {
+		.type = UPGRADE_LEASE, .fd = -1, .text = text, .text_bytes = (uint32_t)strlen(text)
+	};
+	int rc = 0;
+
+	if (tell->lease_index == tell->leases_told) {
+		rc = upgrade_send_now(tell->channel, &message);
+		tell->leases_told += rc == 0;
+	}
+	tell->lease_index++;
+	return rc;
+}
+
+/* Like upgrade_tell_all(), a later call skips what was sent. */
+int upgrade_tell_leases(struct upgrade_tell *tell, struct leases *leases)
+{
+	tell->lease_index = 0;
+	return leases_tell(leases, send_lease, tell);
 }
 
 int upgrade_tell_session(void *context, const struct session_record *record)

@@ -14,6 +14,7 @@
 #include "server/upgrade/wire.h"
 
 struct fencing;
+struct leases;
 
 struct upgrade_tell {
 	int channel;	     /* socket to the new process, or -1 */
@@ -27,6 +28,9 @@ struct upgrade_tell {
 	uint64_t telling_id;
 	uint32_t later_told;
 	uint32_t handed_over_count; /* number of sessions sent */
+	/* number of holders of leases that were sent, and index of the next one in this call */
+	uint32_t leases_told;
+	uint32_t lease_index;
 };
 
 /* The sockets to send. control, metrics: NULL if the new process gets none. */
@@ -46,6 +50,8 @@ bool upgrade_tell_waits(struct upgrade_tell *tell, int rc);
 GMB_MUST_CHECK int upgrade_tell_all(struct upgrade_tell *tell,
 	const struct upgrade_sockets *sockets, const struct exports *exports,
 	const struct fencing *fencing);
+/* Sends the holders of leases, before the first session. */
+GMB_MUST_CHECK int upgrade_tell_leases(struct upgrade_tell *tell, struct leases *leases);
 /* A callback for engine_hand_over(). */
 GMB_MUST_CHECK int upgrade_tell_session(void *tell, const struct session_record *record);
 /* Sends the end of the list of sessions. ended_count: number of sessions that were ended because

@@ -15,6 +15,7 @@
 #include "control/control.h"
 #include "server/change/jobs.h"
 #include "server/fence/fencing.h"
+#include "server/lease/leases.h"
 #include "server/observe/scrape.h"
 #include "server/upgrade/fate.h"
 #include "server/upgrade/offer.h"
@@ -228,6 +229,7 @@ static bool upgrade_give_up(struct upgrade *upgrade, int code, const char *reaso
 	}
 	upgrade_send_failure(upgrade->tell.channel, reason);
 	fencing_release(upgrade->options.fencing);
+	lease_book_go_on(leases_book(upgrade->options.leases));
 	for (uint32_t i = 0; i < upgrade->paused_count; i++) {
 		reactor_resume(upgrade->options.reactors[i]);
 	}
@@ -597,7 +599,8 @@ static bool quiesce(struct upgrade *upgrade)
 /* Sends all sessions. If the channel is full, a later call sends the rest. */
 static bool hand_over_all(struct upgrade *upgrade)
 {
-	int rc = (int)ask_all(upgrade, hand_over_engine);
+	int rc = upgrade_tell_leases(&upgrade->tell, upgrade->options.leases)
+			 ?: (int)ask_all(upgrade, hand_over_engine);
 
 	rc = rc ?: upgrade_tell_end(&upgrade->tell, upgrade->drained_count + upgrade->ended_count);
 	if (upgrade_tell_waits(&upgrade->tell, rc)) {
@@ -687,6 +690,7 @@ static bool wait_for_rest(struct upgrade *upgrade)
 	if (rc < 0) {
 		return !upgrade_give_up(upgrade, rc, error.text);
 	}
+	lease_book_hold(leases_book(upgrade->options.leases));
 	upgrade_set_state(upgrade, UPGRADE_HANDING_OVER, START_NS);
 	return hand_over_all(upgrade);
 }

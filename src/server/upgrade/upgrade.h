@@ -46,6 +46,7 @@
 
 struct upgrade;
 struct fencing;
+struct leases;
 struct scrape;
 struct control_command;
 
@@ -57,7 +58,8 @@ struct upgrade_options {
 	struct reactor *const *reactors;
 	uint32_t reactor_count;
 	struct jobs *jobs;
-	struct fencing *fencing;	/* or NULL */
+	struct fencing *fencing; /* or NULL */
+	struct leases *leases;
 	_Atomic bool *acceptor_stopped; /* set by the acceptor's stopped() */
 };
 

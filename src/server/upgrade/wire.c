@@ -81,6 +81,7 @@ static const struct {
 	[UPGRADE_SNAPSHOT] = { "SNAPSHOT", 0, 0, 0 },
 	[UPGRADE_RECEIVED] = { "RECEIVED", sizeof(struct wire_received), 0, 0 },
 	[UPGRADE_FENCES] = { "FENCES", 0, 1, 1 },
+	[UPGRADE_LEASE] = { "LEASE", 0, 0, 0 },
 };
 
 const char *upgrade_type_name(enum upgrade_type type)
@@ -220,6 +221,10 @@ static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade
 		message->text = (const char *)rest->at;
 		message->text_bytes = (uint32_t)MIN(rest->left, (size_t)ERROR_TEXT_BYTES);
 		return upgrade_wire_take(rest, message->text_bytes) != NULL;
+	case UPGRADE_LEASE:
+		message->text = (const char *)rest->at;
+		message->text_bytes = (uint32_t)rest->left;
+		return upgrade_wire_take(rest, rest->left) != NULL;
 	case UPGRADE_ADDED:
 	case UPGRADE_SNAPSHOT:
 		return parse_strings(rest, message);
@@ -446,6 +451,7 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 		upgrade_wire_put(writer, &end, sizeof(end));
 		break;
 	case UPGRADE_FAILED:
+	case UPGRADE_LEASE:
 		upgrade_wire_put(writer, message->text, message->text_bytes);
 		break;
 	case UPGRADE_ADDED:

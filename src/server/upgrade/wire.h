@@ -41,6 +41,7 @@ enum upgrade_type {
 	/* From the old process, before SESSION: received data for which SESSION has no room. */
 	UPGRADE_RECEIVED,
 	UPGRADE_FENCES, /* from the old process, if it can fence nodes: its locked state folder */
+	UPGRADE_LEASE,	/* from the old process, before SESSION: the holder of a lease */
 	UPGRADE_TYPE_END
 };
 
@@ -87,7 +88,7 @@ struct upgrade_message {
 	const char *strings;
 	uint32_t strings_bytes;
 
-	/* Members of FAILED messages. */
+	/* Members of FAILED and LEASE messages. */
 	const char *text; /* text without a terminator */
 	uint32_t text_bytes;
 };

@@ -521,7 +521,7 @@ int vhost_session_adopt(
 	if (rc == 0) {
 		session_set_state(&session->base, SESSION_READY);
 	} else if (rc != -EAGAIN) {
-		session_terminate(&session->base, session_choose_text(rc));
+		session_terminate(&session->base, session_choose_text(&session->base, rc));
 	}
 	return 0;
 }

@@ -292,7 +292,8 @@ uint32_t vhost_queue_take(struct vhost_queue *queue)
 		count++;
 		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
 		engine_request_from_queue(&session->base);
-		if (engine_request_may_move(&session->base, vhost_request_bytes(request))) {
+		if (engine_request_may_move(&session->base, vhost_request_op(request),
+			    vhost_request_bytes(request))) {
 			vhost_request_start(request);
 		} else {
 			session->held = request;

@@ -330,6 +330,11 @@ struct blk_request *vhost_request_read(struct vhost_queue *queue, uint16_t head,
 	return request;
 }
 
+enum store_op vhost_request_op(const struct blk_request *request)
+{
+	return request->status == BLK_OK ? request->path.op : STORE_OP_COUNT;
+}
+
 uint64_t vhost_request_bytes(const struct blk_request *request)
 {
 	const struct path_request *path = &request->path;

@@ -26,9 +26,10 @@ static bool start_held(struct vhost_session *session)
 	if (held == NULL) {
 		return true;
 	}
-	if ((rate_waits(&session->base.rate) && !session->base.stopping) ||
+	if ((session_waits_to_move(&session->base) && !session->base.stopping) ||
 		!engine_request_may(&session->base) ||
-		!engine_request_may_move(&session->base, vhost_request_bytes(held))) {
+		!engine_request_may_move(
+			&session->base, vhost_request_op(held), vhost_request_bytes(held))) {
 		return false;
 	}
 	session->held = NULL;
@@ -76,7 +77,7 @@ static void vhost_session_choose(struct vhost_session *session)
 			rc == -ESHUTDOWN ? session_stop_text(&session->base)
 			: rc == -ENOENT	 ? "the export of this socket does not exist, or no access "
 					   "rule gives the client rights to it"
-					 : session_choose_text(rc));
+					 : session_choose_text(&session->base, rc));
 		return;
 	}
 	session->base.handed_over = false;

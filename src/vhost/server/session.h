@@ -248,6 +248,8 @@ struct blk_request {
 /* Reads the chain with this head. is_again: an earlier server has taken it. Returns NULL if the
  * guest has broken a rule: the queue then has failed. */
 struct blk_request *vhost_request_read(struct vhost_queue *queue, uint16_t head, bool is_again);
+/* Returns the operation of a request; STORE_OP_COUNT if it will fail. */
+enum store_op vhost_request_op(const struct blk_request *request);
 /* See engine_request_bytes(). */
 uint64_t vhost_request_bytes(const struct blk_request *request);
 /* Starts a request that the engine has admitted. */
