@@ -26,8 +26,9 @@ from ctypes import (CFUNCTYPE, POINTER, Structure, byref, c_char, c_char_p, c_in
 READ, WRITE, FLUSH, TRIM, ZERO, CACHE, STATUS, COPY = range(8)
 FUA, NO_HOLE, DF, STATUS_ONE, FAST_ZERO = (1 << bit for bit in range(5))
 EXTENT_HOLE, EXTENT_ZERO = 1, 2
-OPEN_READ_ONLY, OPEN_NO_RECONNECT, OPEN_NO_EXTENDED, OPEN_SIMPLE, OPEN_URI_FILES = (
-    1 << bit for bit in range(5))
+OPEN_READ_ONLY, OPEN_NO_RECONNECT, OPEN_NO_EXTENDED, OPEN_SIMPLE, OPEN_URI_FILES, OPEN_PREEMPT = (
+    1 << bit for bit in range(6))
+LEASE_NONE, LEASE_SHARED, LEASE_EXCLUSIVE = range(3)
 TLS_NO_VERIFY = 1
 EVENTS = ("lost", "reconnected", "gave-up", "resized", "retrying")
 REPLIES = ("simple", "structured", "extended", "placed")
@@ -61,7 +62,8 @@ class Options(Structure):
                 ("reconnect_timeout_ms", c_uint32), ("depth", c_uint32),
                 ("event", EVENT_FUNCTION), ("context", c_void_p), ("opened", c_void_p),
                 ("slow_timeout_ms", c_uint32), ("reserved", c_uint32),
-                ("tls", POINTER(TlsSettings))]
+                ("tls", POINTER(TlsSettings)), ("lease", c_uint32), ("lease_ms", c_uint32),
+                ("lease_id", c_uint8 * 16)]
 
     def __init__(self, tls=None, **members):
         super().__init__(size=sizeof(Options), tls=None if tls is None else pointer(tls), **members)

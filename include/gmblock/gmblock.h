@@ -215,6 +215,16 @@ enum gmb_open_flags {
 	/* The URI may name files of this machine (tls-certificates, tls-psk-file): set this only if
 	 * the URI comes from the user. */
 	GMB_OPEN_URI_FILES = 1 << 4,
+	/* with gmb_options.lease: take the lease from the clients that have it. Their connections
+	 * end, and their last operation has left the disk when the export is open. */
+	GMB_OPEN_PREEMPT = 1 << 5,
+};
+
+/* Which clients may use an export at the same time, see gmblock-attach(1). */
+enum gmb_lease {
+	GMB_LEASE_NONE,
+	GMB_LEASE_SHARED,    /* other clients can have shared leases */
+	GMB_LEASE_EXCLUSIVE, /* no other client has a lease */
 };
 
 enum gmb_tls_flags {
@@ -278,6 +288,15 @@ struct gmb_options {
 	/* TLS settings; copied by the call. Only for URIs with TLS. NULL: the parameters of the URI
 	 * apply. */
 	const struct gmb_tls_settings *tls;
+	/* A lease to hold while the export is open, enum gmb_lease. If another client has a lease
+	 * that excludes this one, opening fails with -EACCES; if the server has no leases, with
+	 * -EOPNOTSUPP. Once the lease is lost, requests fail with -ENOTCONN. */
+	uint32_t lease;
+	/* how long the lease lasts when all connections are lost; 0 = 30 s; at most 1 hour */
+	uint32_t lease_ms;
+	/* Clients with the same lease_id hold the lease together. All zeroes: the library chooses
+	 * a random one. Random numbers, which are secret. */
+	uint8_t lease_id[16];
 };
 
 /*

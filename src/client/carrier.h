@@ -112,6 +112,9 @@ struct carrier_start {
 	/* Interval at which the server should send signs of life while commands wait; 0: not
 	 * needed. Not every server supports this; see facts.says_alive. */
 	uint32_t alive_ms;
+	/* The lease to take, as text (base/lease.h), or NULL. A carrier whose server has no leases
+	 * fails with -EOPNOTSUPP. */
+	const char *lease;
 };
 
 /* All members are required. */

@@ -12,6 +12,7 @@
 
 enum {
 	CONNECT_TIMEOUT_MS = 10000,
+	LEASE_MS = 30000,
 	REQUEST_TIMEOUT_MS = 30000,
 	SLOW_TIMEOUT_MS = 600000,
 	SNAPSHOT_PATIENCE_MS = 5000,
@@ -517,6 +518,7 @@ int client_connection_ready(
 	}
 	client->facts = *facts;
 	client->capabilities = find_capabilities(client);
+	client->has_lease = true;
 	if (first) {
 		set_state(client, CLIENT_OPEN);
 	}
@@ -570,14 +572,6 @@ static bool snapshot_is_deleted(const struct gmb_client *client)
 	       strstr(client->trouble.text, EXPORT_URI_SNAPSHOT_DELETED_TEXT) != NULL;
 }
 
-/* Returns true if the client's node is fenced. This is final: another node may use the disk. */
-static bool is_fenced(const struct gmb_client *client)
-{
-	/* gmb has only EPERM for both */
-	return (client->trouble.code == -EACCES || client->trouble.code == -EPERM) &&
-	       strstr(client->trouble.text, EXPORT_URI_FENCED_TEXT) != NULL;
-}
-
 void client_check_deadline(struct gmb_client *client)
 {
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
@@ -588,7 +582,7 @@ void client_check_deadline(struct gmb_client *client)
 	deleted = client->lost_ns != 0 && snapshot_is_deleted(client);
 	client->deleted_ns = !deleted ? 0 : client->deleted_ns != 0 ? client->deleted_ns : now_ns;
 	is_overdue = lost_ns >= client->options.reconnect_timeout_ms * NS_PER_MS ||
-		     is_fenced(client) ||
+		     client_is_excluded(client) ||
 		     (client->deleted_ns != 0 &&
 			     now_ns - client->deleted_ns >= SNAPSHOT_PATIENCE_MS * NS_PER_MS);
 	if (client->state == CLIENT_OPEN && client->lost_ns != 0 && is_overdue) {
@@ -725,9 +719,13 @@ int client_options_take(
 	}
 	if ((own->flags &
 		    ~(uint32_t)(GMB_OPEN_READ_ONLY | GMB_OPEN_NO_RECONNECT | GMB_OPEN_NO_EXTENDED |
-				GMB_OPEN_SIMPLE | GMB_OPEN_URI_FILES)) != 0) {
+				GMB_OPEN_SIMPLE | GMB_OPEN_URI_FILES | GMB_OPEN_PREEMPT)) != 0) {
 		return error_set(error, -EINVAL, "unknown open flags: 0x%x", own->flags);
 	}
+	if (own->lease > GMB_LEASE_EXCLUSIVE) {
+		return error_set(error, -EINVAL, "unknown lease: %u", own->lease);
+	}
+	own->lease_ms = client_or_default(own->lease_ms, LEASE_MS);
 	own->connect_timeout_ms = client_or_default(own->connect_timeout_ms, CONNECT_TIMEOUT_MS);
 	own->request_timeout_ms = client_or_default(own->request_timeout_ms, REQUEST_TIMEOUT_MS);
 	own->slow_timeout_ms = MAX(
@@ -774,6 +772,7 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 		client_client_free(client);
 		return err;
 	}
+	client_want_lease(client, secret);
 	client->command_count = client->options.depth * client->connections_wanted;
 	client->uri_text = strdup(uri);
 	snprintf(client->token, sizeof(client->token), "%016llx%016llx",

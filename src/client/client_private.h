@@ -22,6 +22,7 @@
 #include <stdatomic.h>
 
 #include "base/export_uri.h"
+#include "base/lease.h"
 #include "base/log.h"
 #include "client/carrier.h"
 #include "ring/wait.h"
@@ -167,7 +168,9 @@ struct gmb_client {
 	/* lost connections whose commands the server may still execute */
 	uint32_t lost[CLIENT_LOST_MAX];
 	uint32_t lost_count;
-	uint64_t changes; /* number of answered commands that changed data */
+	struct lease_want lease; /* the lease to hold */
+	bool has_lease;		 /* a connection was ready, so the client has had the lease */
+	uint64_t changes;	 /* number of answered commands that changed data */
 	/* number of changes that are durable, because a flush that started later was answered */
 	uint64_t flushed;
 
@@ -257,6 +260,15 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 void client_check_deadline(struct gmb_client *client);
 uint32_t client_ready_count(const struct gmb_client *client);
 void client_event(struct gmb_client *client, enum gmb_event event, const char *text);
+
+/* --- lease.c ---------------------------------------------------------------------------------- */
+
+/* Fills in the lease that the options ask for. secret: random; the name of the client is derived
+ * from it if the program does not give one. */
+void client_want_lease(struct gmb_client *client, const uint64_t secret[2]);
+/* Returns whether the client's node is fenced, or the client has lost its lease. This is final:
+ * another client may use the disk. */
+bool client_is_excluded(const struct gmb_client *client);
 
 /* --- grow.c ----------------------------------------------------------------------------------- */
 

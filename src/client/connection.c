@@ -415,6 +415,15 @@ static void client_connection_start(struct connection *connection)
 		.replaces_count = client->lost_count,
 		.alive_ms = client->options.request_timeout_ms / ALIVE_SHARE,
 	};
+	struct lease_want lease = client->lease;
+	char lease_text[LEASE_WANT_BYTES];
+
+	if (lease.mode != LEASE_NONE) {
+		/* Once the client has had the lease, the server must not give it a new one: another
+		 * client may have changed the disk in the meantime. */
+		lease.renew = client->has_lease;
+		options.lease = lease_want_format(lease_text, &lease);
+	}
 
 	if (options.alive_ms < ALIVE_MS_MIN) {
 		options.alive_ms = 0; /* the timeout is too short for signs of life */

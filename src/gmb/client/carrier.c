@@ -93,6 +93,18 @@ void native_carrier_fail(struct native_carrier *carrier, int code, const char *t
 	carrier_failed(&carrier->base, &error);
 }
 
+/* gmb has no goodbye, because the server detects the close. Only a lease has to be returned. */
+static void native_leave(struct carrier *base)
+{
+	struct native_carrier *carrier = native_carrier_of(base);
+
+	if (carrier->state == NATIVE_READY && carrier->lease[0] != '\0') {
+		/* If this fails, the server keeps the lease for a while. */
+		(void)!clan_send(carrier->conn, CLAN_BULK, NATIVE_LEAVE, NULL, 0);
+	}
+	native_lose(base);
+}
+
 static struct command *native_take_back(struct carrier *base, bool *was_sent)
 {
 	struct native_carrier *carrier = native_carrier_of(base);
@@ -127,9 +139,15 @@ static void gmb_carrier_connected(struct native_carrier *carrier)
 	}
 	carrier->needs_cookies = (parsed.flags & NATIVE_WELCOME_MOVES) != 0;
 	memcpy(carrier->base.facts.instance, parsed.instance, sizeof(carrier->base.facts.instance));
+	if (carrier->lease[0] != '\0' && parsed.version < NATIVE_VERSION_LEASE) {
+		native_carrier_fail(carrier, -EOPNOTSUPP, "the server has no leases");
+		return;
+	}
 	/* cannot fail for lack of room: the ring of a new connection is empty */
-	if (clan_send(carrier->conn, CLAN_BULK, NATIVE_OPEN, carrier->open, carrier->open_bytes) ==
-		0) {
+	if ((carrier->lease[0] == '\0' || clan_send(carrier->conn, CLAN_BULK, NATIVE_LEASE,
+						  carrier->lease, strlen(carrier->lease)) == 0) &&
+		clan_send(carrier->conn, CLAN_BULK, NATIVE_OPEN, carrier->open,
+			carrier->open_bytes) == 0) {
 		native_carrier_take(carrier);
 	}
 }
@@ -278,6 +296,8 @@ static void native_start(struct carrier *base, const struct carrier_start *start
 	}
 	memset(carrier->shares, 0, sizeof(carrier->shares));
 	make_open(carrier, start);
+	snprintf(carrier->lease, sizeof(carrier->lease), "%s",
+		start->lease != NULL ? start->lease : "");
 	if (gmb_carrier_dial(carrier, start) != 0) {
 		ring_defer(base->ring, &carrier->fail_op, 0, fail_done);
 	} else {
@@ -354,6 +374,6 @@ const struct carrier_ops native_carrier = {
 	.add = native_add,
 	.flush = native_flush,
 	.lose = native_lose,
-	.leave = native_lose, /* gmb has no goodbye; the server detects the close */
+	.leave = native_leave,
 	.take_back = native_take_back,
 };

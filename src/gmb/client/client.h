@@ -24,6 +24,7 @@
  */
 #pragma once
 
+#include "base/lease.h"
 #include "client/hub.h"
 #include "gmb/wire.h"
 
@@ -84,6 +85,7 @@ struct native_carrier {
 	uint32_t free_count;
 	uint32_t turn; /* upper part of the next tag, which makes tags of a slot differ */
 	struct share shares[HUB_BUFFERS_MAX];
+	char lease[LEASE_WANT_BYTES]; /* text of LEASE; "": none */
 	uint32_t open_bytes;
 	uint8_t open[NATIVE_OPEN_BYTES_MAX];
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];

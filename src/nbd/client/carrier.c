@@ -595,6 +595,7 @@ static void nbd_start(struct carrier *base, const struct carrier_start *start)
 			.replaces = start->replaces,
 			.replaces_count = start->replaces_count,
 			.alive_ms = start->alive_ms,
+			.lease = start->lease,
 		},
 	};
 

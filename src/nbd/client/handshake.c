@@ -31,14 +31,14 @@ enum {
 	LABEL_BYTES = 256,
 	/* The longest valid reply: REP_SERVER with a name and a description. */
 	REPLY_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + NBD_STRING_BYTES_MAX,
-	TAKEOVER_QUERIES_MAX = 3 + NBD_HANDSHAKE_REPLACES_MAX,
+	TAKEOVER_QUERIES_MAX = 4 + NBD_HANDSHAKE_REPLACES_MAX,
 };
 
-/* The queries of ask_takeover(), of which one with NBD_CONTEXT_CONNECTION is the longest, must fit
- * in an option, and our own server must accept them. */
-_Static_assert(TAKEOVER_QUERIES_MAX *(
-		       4 + sizeof(NBD_CONTEXT_CONNECTION) + NBD_HANDSHAKE_TOKEN_BYTES_MAX) <=
-		       NBD_HANDSHAKE_QUERIES_BYTES_MAX,
+/* The queries of ask_takeover() must fit in an option, and our own server must accept them. */
+_Static_assert(
+	TAKEOVER_QUERIES_MAX *(4 + sizeof(NBD_CONTEXT_CONNECTION) + NBD_HANDSHAKE_TOKEN_BYTES_MAX) +
+			sizeof(NBD_CONTEXT_LEASE) + LEASE_WANT_BYTES <=
+		NBD_HANDSHAKE_QUERIES_BYTES_MAX,
 	"output");
 _Static_assert(TAKEOVER_QUERIES_MAX <= (int)NBD_CONTEXT_QUERIES_MAX, "number of queries");
 _Static_assert(NBD_HANDSHAKE_OPTION_BYTES_MAX <= (int)NBD_OPTION_BYTES_MAX, "length of an option");
@@ -86,6 +86,7 @@ struct nbd_handshake {
 	char replaces[NBD_HANDSHAKE_REPLACES_MAX][NBD_HANDSHAKE_TOKEN_BYTES_MAX];
 	uint32_t replaces_count;
 	uint32_t alive_ms;
+	char lease[LEASE_WANT_BYTES]; /* "": none */
 
 	bool names_only;
 	bool is_missing; /* INFO has reported that the export is missing, so LIST follows */
@@ -158,8 +159,7 @@ static void append_text(struct nbd_handshake *talk, const char *text)
 	nbd_handshake_append(talk, text, strlen(text));
 }
 
-/* Appends the header of the option that belongs to the state; the caller appends the option's
- * data. */
+/* Appends the header of the state's option; the caller appends the option's data. */
 static int nbd_handshake_ask(struct nbd_handshake *talk, enum handshake_state state)
 {
 	struct nbd_wire_option header = {
@@ -248,16 +248,20 @@ static void append_query(struct nbd_handshake *talk, const char *kind, const cha
 	nbd_handshake_append(talk, token, strlen(token));
 }
 
-/* Sends our name and the names of the connections to be replaced. Also requests the epoch and, if
- * replies are chunks, signs of life and the size, which the server sends as chunks. A server that
- * does not know these contexts does not list them. */
+/* Sends our name and the names of the connections to be replaced. Requests a lease, the epoch and,
+ * if replies are chunks, signs of life and the size. Servers list only the contexts that they know.
+ */
 static int ask_takeover(struct nbd_handshake *talk)
 {
 	bool chunks = talk->offers.style != NBD_REPLIES_SIMPLE;
 	bool alive = talk->alive_ms > 0 && chunks;
+	bool leases = talk->lease[0] != '\0';
 	char ms[16];
 
-	ask_contexts(talk, STATE_TAKEOVER, 2 + alive + chunks + talk->replaces_count);
+	ask_contexts(talk, STATE_TAKEOVER, 2 + alive + chunks + leases + talk->replaces_count);
+	if (leases) {
+		append_query(talk, NBD_CONTEXT_LEASE "=", talk->lease);
+	}
 	if (alive) {
 		snprintf(ms, sizeof(ms), "=%u", talk->alive_ms);
 		append_query(talk, NBD_CONTEXT_ALIVE, ms);
@@ -285,9 +289,9 @@ static int ask_go(struct nbd_handshake *talk)
 	return nbd_handshake_ask_export(talk, STATE_GO);
 }
 
-/* In a list each export is queried with INFO, so the connection stays in negotiation for the next
- * one. A single export is queried with GO, because some servers open an export, and know its size,
- * only then. Contexts need structured or extended replies. */
+/* In a list each export is queried with INFO, so that the negotiation continues. A single export is
+ * queried with GO, because some servers know its size only then. Contexts need structured replies.
+ */
 static int after_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 {
 	talk->offers.style = style;
@@ -311,7 +315,11 @@ static int after_style(struct nbd_handshake *talk, enum nbd_reply_style style)
 
 static int after_takeover(struct nbd_handshake *talk)
 {
-	talk->token[0] = '\0'; /* the token is sent only once */
+	talk->token[0] = '\0'; /* sent only once */
+	if (talk->lease[0] != '\0' && !talk->facts.has_leases) {
+		error_set(&talk->outcome, -EOPNOTSUPP, "the server has no leases");
+		return nbd_handshake_leave(talk);
+	}
 	return after_style(talk, talk->offers.style);
 }
 
@@ -376,14 +384,6 @@ static const char *export_label(char out[LABEL_BYTES], const char *name)
 	snprintf(out, LABEL_BYTES, "export \"%s\"",
 		log_escape(quoted, sizeof(quoted), name, strlen(name)));
 	return out;
-}
-
-static uint64_t get_u64(const uint8_t *bytes)
-{
-	struct be64 v;
-
-	memcpy(&v, bytes, sizeof(v));
-	return be64_get(v);
 }
 
 /* --- replies with content ------------------------------------------------------------------ */
@@ -515,7 +515,7 @@ static bool refusal_is_final(struct nbd_handshake *talk)
 	return false;
 }
 
-/* The server refuses TLS, and the dialogue cannot continue in cleartext (rules P53, P57). */
+/* The dialogue cannot continue in cleartext (rules P53, P57). */
 static int tls_refused(struct nbd_handshake *talk)
 {
 	error_set(&talk->outcome, -EPROTONOSUPPORT,
@@ -640,7 +640,7 @@ static int take_refusal(struct nbd_handshake *talk)
 /* Checks the magic, the option and the length of a reply. */
 static int handle_reply_header(struct nbd_handshake *talk)
 {
-	uint64_t magic = get_u64(talk->input);
+	uint64_t magic = be64_load(talk->input);
 	uint32_t option = be32_load(talk->input + 8);
 	uint32_t asked = states[talk->state].option;
 
@@ -698,7 +698,7 @@ static int handle_reply(struct nbd_handshake *talk)
 /* The first 8 bytes already show whether the peer is an NBD server. */
 static int handle_magic(struct nbd_handshake *talk)
 {
-	if (get_u64(talk->input) != NBD_MAGIC) {
+	if (be64_load(talk->input) != NBD_MAGIC) {
 		return error_set(talk->error, -EPROTO,
 			"not an NBD server: its greeting is \"%s\" instead of \"NBDMAGIC\"",
 			quote_bytes(talk->input, 8));
@@ -709,7 +709,7 @@ static int handle_magic(struct nbd_handshake *talk)
 
 static int handle_style(struct nbd_handshake *talk)
 {
-	uint64_t style = get_u64(talk->input);
+	uint64_t style = be64_load(talk->input);
 
 	if (style == NBD_OLDSTYLE_MAGIC) {
 		return error_set(talk->error, -EPROTONOSUPPORT,
@@ -908,6 +908,7 @@ static int nbd_handshake_take_options(struct nbd_handshake *talk,
 		copy_token(talk->token, options->token);
 		talk->replaces_count = options->replaces_count;
 		talk->alive_ms = options->alive_ms;
+		snprintf(talk->lease, sizeof(talk->lease), "%s", options->lease ?: "");
 		for (uint32_t i = 0; i < options->replaces_count; i++) {
 			copy_token(talk->replaces[i], options->replaces[i]);
 		}

@@ -28,6 +28,7 @@
  */
 #pragma once
 
+#include "base/lease.h"
 #include "nbd/client/offers.h"
 
 enum {
@@ -69,6 +70,9 @@ struct nbd_handshake_options {
 	/* With a token: requests a sign of life at this interval, while commands wait and the
 	 * server has nothing else to send. 0: no request. */
 	uint32_t alive_ms;
+	/* With a token: the lease to take, as text (base/lease.h). A server without leases is
+	 * refused with -EOPNOTSUPP. NULL: none. */
+	const char *lease;
 	/* FENCE only: the name has less than NBD_HANDSHAKE_NODE_BYTES bytes */
 	enum nbd_fence_action fence_action;
 	const char *fence_node;
@@ -109,7 +113,8 @@ bool nbd_handshake_is_finished(const struct nbd_handshake *handshake);
 
 /* Called only when the handshake is finished. Returns 0 (GO: the connection is in the transmission
  * phase; FENCE: it is done), or the server's refusal: -ENOENT no such export (INFO: the offers then
- * contain the existing exports, if the server lists them), -EACCES its policy, -ESHUTDOWN,
+ * contain the existing exports, if the server lists them), -EACCES its policy or another client's
+ * lease, -EOPNOTSUPP it has no leases, -ESHUTDOWN,
  * -EPROTONOSUPPORT. FENCE: -EINPROGRESS, -ESRCH the node is not fenced, -EACCES no right, -EINVAL
  * no such node, -EIO, -EPROTONOSUPPORT. After a refusal, and after all goals except GO, the caller
  * closes the connection. */

@@ -404,6 +404,9 @@ void nbd_facts_take_extension(struct nbd_facts *facts, struct nbd_text name)
 	} else if (name.length == strlen(NBD_CONTEXT_SIZE) &&
 		   memcmp(name.bytes, NBD_CONTEXT_SIZE, name.length) == 0) {
 		facts->says_size = true;
+	} else if (name.length == strlen(NBD_CONTEXT_LEASE) &&
+		   memcmp(name.bytes, NBD_CONTEXT_LEASE, name.length) == 0) {
+		facts->has_leases = true;
 	} else {
 		take_epoch(facts, name);
 	}

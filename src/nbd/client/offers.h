@@ -147,6 +147,8 @@ struct nbd_facts {
 	bool says_alive;
 	/* the server agreed to x-gmblock:size, which needs structured or extended replies */
 	bool says_size;
+	/* the server will grant nbd_handshake_options.lease, or refuse the export */
+	bool has_leases;
 	/* the name given by the server, or the requested name */
 	char name[NBD_STRING_BYTES_MAX + 1];
 	char description[NBD_STRING_BYTES_MAX + 1]; /* or "" */

@@ -338,6 +338,13 @@ static void front_start(struct carrier *base, const struct carrier_start *start)
 	front_set_state(carrier, FRONT_DIALING);
 	base->moved_bytes = 0;
 	memset(carrier->shares, FRONT_SHARE_NONE, sizeof(carrier->shares));
+	if (start->lease != NULL) {
+		error_set(&carrier->failure, -EOPNOTSUPP,
+			"%s: vhost-user-blk has no leases; use an nbd+unix or gmb+unix URI",
+			carrier->target->label);
+		ring_defer(base->ring, &carrier->fail_op, 0, front_fail_done);
+		return;
+	}
 	if (front_dial(carrier) != 0) {
 		error_prefix(&carrier->failure, "%s", carrier->target->label);
 		ring_defer(base->ring, &carrier->fail_op, 0, front_fail_done);
