@@ -32,6 +32,7 @@ static const struct cli_subcommand commands[] = {
 	{ "snapshot", cmd_snapshot, "take, list and delete snapshots of exports" },
 	{ "fence", cmd_fence, "refuse a node of a cluster, and end what it does" },
 	{ "unfence", cmd_unfence, "accept a node of a cluster again" },
+	{ "lease", cmd_lease, "show and change which clients have an export for themselves" },
 	{ "upgrade", cmd_upgrade, "replace a running server without errors for its clients" },
 	{ "trace", TRACE, "show where the time of a read or request goes" },
 	{ "check", cmd_check, "check an overlay or flash store for corruption" },

@@ -98,6 +98,7 @@ void attach_options_init(struct attach_options *options)
 		.slow_timeout_ns = 600 * NS_PER_S,
 		.reconnect_timeout_ns = 600 * NS_PER_S,
 		.readahead_bytes = READAHEAD_AUTO,
+		.lease.ms = 30000,
 	};
 }
 

@@ -16,6 +16,7 @@
 
 #include "base/compiler.h"
 #include "base/error.h"
+#include "base/lease.h"
 #include "tls/context.h"
 
 struct timings;
@@ -37,6 +38,7 @@ struct attach_options {
 	bool cover;
 	int32_t number; /* device number; -1: any free one */
 	bool read_only;
+	struct lease_want lease; /* lease of the export; LEASE_NONE: none */
 	/* nbd with TLS: whether the kernel or a relay in the daemon encrypts */
 	enum tls_records tls_records;
 	bool foreground;      /* no daemon: attach_run() returns when the device is gone */

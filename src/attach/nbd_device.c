@@ -59,6 +59,7 @@ struct nbd_disk {
 	struct nbd_kernel_device kernel;
 	struct nbd_facts facts;
 	bool connected; /* the kernel has the device */
+	bool has_lease; /* a connection was established, so the disk has had its lease */
 	_Atomic bool hurried;
 
 	/* Credentials for a URI with TLS: tls_driver for sockets that the driver gets, tls for
@@ -201,9 +202,15 @@ static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
 			.replaces = replaces,
 		},
 	};
+	struct lease_want lease = disk->options->lease;
+	char lease_text[LEASE_WANT_BYTES];
 	struct nbd_handshake *answers;
 	int rc;
 
+	if (lease.mode != LEASE_NONE) {
+		lease.renew = disk->has_lease;
+		options.handshake.lease = lease_want_format(lease_text, &lease);
+	}
 	*connection = (struct connection){ .fd = -1, .number = disk->number_next++ };
 	snprintf(names[0], sizeof(names[0]), "%s.%u", disk->token, connection->number);
 	for (uint32_t i = 0; i < disk->socket_count; i++) {
@@ -224,6 +231,7 @@ static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
 	}
 	if (rc == 0) {
 		*facts = *nbd_handshake_facts(answers);
+		disk->has_lease = true;
 	}
 	nbd_handshake_destroy(answers);
 	return rc;
@@ -425,8 +433,16 @@ static bool is_gone(struct nbd_disk *disk)
 	return nbd_kernel_status(&disk->orders, disk->kernel.index) == 0;
 }
 
+/* Returns whether the server has excluded the client for good: its node is fenced, or it has lost
+ * its lease. */
+static bool has_excluded_us(int rc, const char *text)
+{
+	return rc == -EACCES && (strstr(text, EXPORT_URI_FENCED_TEXT) != NULL ||
+					strstr(text, EXPORT_URI_LEASE_TEXT) != NULL);
+}
+
 /* Makes all requests fail now. The disk stays attached, so that its state shows the reason. */
-static void fail_fenced(struct nbd_disk *disk, const char *reason)
+static void fail_excluded(struct nbd_disk *disk, const char *reason)
 {
 	int rc;
 
@@ -462,8 +478,8 @@ static bool reconnect(struct nbd_disk *disk)
 			log_error("%s: %s", disk->device.path, error.text);
 		}
 		health_set(&disk->device.health, false, error.text);
-		if (rc == -EACCES && strstr(error.text, EXPORT_URI_FENCED_TEXT) != NULL) {
-			fail_fenced(disk, error.text);
+		if (has_excluded_us(rc, error.text)) {
+			fail_excluded(disk, error.text);
 			return false;
 		}
 		if (stop_within(disk, pause_ms)) {

@@ -54,7 +54,8 @@ static int open_client(struct remote *remote, const struct attach_options *optio
 	};
 	struct gmb_options client_options = {
 		.size = sizeof(client_options),
-		.flags = GMB_OPEN_URI_FILES | (options->read_only ? GMB_OPEN_READ_ONLY : 0),
+		.flags = GMB_OPEN_URI_FILES | (options->read_only ? GMB_OPEN_READ_ONLY : 0) |
+			 (options->lease.preempt ? GMB_OPEN_PREEMPT : 0),
 		.connections = options->connections,
 		.connect_timeout_ms = clock_milliseconds(options->connect_timeout_ns),
 		.request_timeout_ms = clock_milliseconds(options->request_timeout_ns),
@@ -62,10 +63,13 @@ static int open_client(struct remote *remote, const struct attach_options *optio
 		.reconnect_timeout_ms = clock_milliseconds(options->reconnect_timeout_ns),
 		.event = remote_remote_event,
 		.context = remote,
+		.lease = options->lease.mode,
+		.lease_ms = options->lease.ms,
 	};
 	struct gmb_error failure = { 0 };
 	int err;
 
+	memcpy(client_options.lease_id, options->lease.id, sizeof(client_options.lease_id));
 	err = gmb_queue_create(&queue_options, &remote->queue, &failure);
 	if (err == 0) {
 		err = gmb_open(
@@ -96,6 +100,7 @@ int remote_watch(struct remote *remote, const struct attach_options *options, st
 
 	quiet.connections = 1;
 	quiet.read_only = true;
+	quiet.lease = (struct lease_want){ 0 };
 	*remote = (struct remote){ .device = device, .only_watches = true };
 	rc = open_client(remote, &quiet, 0, error);
 	if (rc == 0) {

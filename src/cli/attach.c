@@ -5,6 +5,7 @@
 #include <getopt.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/random.h>
 
 #include "base/log.h"
 #include "base/text.h"
@@ -28,12 +29,21 @@ static const char notes[] = "\n"
 			    "\n"
 			    "Exit status: 1 failure, 2 usage error.\n";
 
-enum { QUEUES_MAX = 16, DEVICE_MAX = (1 << 20) - 1, READAHEAD_BYTES_MAX = 1 << 30 };
+#define NS_PER_MS UINT64_C(1000000)
+
+enum {
+	LEASE_MS = 30000,
+	QUEUES_MAX = 16,
+	DEVICE_MAX = (1 << 20) - 1,
+	READAHEAD_BYTES_MAX = 1 << 30
+};
 
 struct arguments {
 	struct attach_options attach;
 	bool ublk;
 	bool nbd;
+	bool exclusive;
+	bool shared;
 	bool list;
 	bool json;
 	bool measure;
@@ -75,10 +85,50 @@ static int take_readahead(void *context, const char *text, struct error *error)
 	return rc;
 }
 
+static int take_lease_timeout(void *context, const char *text, struct error *error)
+{
+	struct arguments *arguments = context;
+	uint64_t ns = 0;
+	int rc = units_parse_time(text, &ns, error);
+
+	if (rc == 0 && (ns < LEASE_MS_MIN * NS_PER_MS || ns > LEASE_MS_MAX * NS_PER_MS)) {
+		rc = error_set(error, -ERANGE, "the time must be 100ms to 1h");
+	}
+	arguments->attach.lease.ms = (uint32_t)(ns / NS_PER_MS);
+	return rc;
+}
+
 static const char *const records_words[] = { [TLS_RECORDS_AUTO] = "auto",
 	[TLS_RECORDS_KERNEL] = "kernel",
 	[TLS_RECORDS_USER] = "user",
 	NULL };
+
+static int set_lease(struct arguments *arguments)
+{
+	struct lease_want *lease = &arguments->attach.lease;
+
+	if (arguments->exclusive && arguments->shared) {
+		return cli_usage_error(name, "give either --exclusive or --shared");
+	}
+	lease->mode = arguments->exclusive ? LEASE_EXCLUSIVE
+		      : arguments->shared  ? LEASE_SHARED
+					   : LEASE_NONE;
+	if (lease->mode == LEASE_NONE && (lease->preempt || lease->ms != LEASE_MS)) {
+		return cli_usage_error(name, "--%s needs --exclusive or --shared",
+			lease->preempt ? "preempt" : "lease-timeout");
+	}
+	return CLI_GO_ON;
+}
+
+/* Gives the disk a random name, by which the server recognizes it as the holder of its lease. */
+static int name_lease(struct arguments *arguments, struct error *error)
+{
+	uint8_t *id = arguments->attach.lease.id;
+
+	return getrandom(id, LEASE_ID_BYTES, 0) == LEASE_ID_BYTES
+		       ? 0
+		       : error_set(error, -EIO, "cannot get random numbers from the system");
+}
 
 static int set_kind(struct arguments *arguments)
 {
@@ -109,6 +159,8 @@ static int check_list(const struct arguments *arguments, int argc)
 		{ "force", attach->cover },
 		{ "device", attach->number >= 0 },
 		{ "read-only", attach->read_only },
+		{ "exclusive", arguments->exclusive },
+		{ "shared", arguments->shared },
 		{ "connections", attach->connections > 0 },
 		{ "queues", attach->queues > 0 },
 		{ "readahead", attach->readahead_bytes != READAHEAD_AUTO },
@@ -200,6 +252,19 @@ static const struct field fields[] = {
 		.set = take_device },
 	{ "read-only", NULL, "reject writes to the disk, even if the server allows them",
 		.type = FIELD_FLAG, AT(attach.read_only) },
+	{ "exclusive", NULL,
+		"attach only if no other client has a lease of the export, and refuse others",
+		.type = FIELD_FLAG, AT(exclusive) },
+	{ "shared", NULL,
+		"attach only if no other client has an exclusive lease, and refuse such leases",
+		.type = FIELD_FLAG, AT(shared) },
+	{ "preempt", NULL,
+		"with --exclusive or --shared: take the lease from the clients that have it",
+		.type = FIELD_FLAG, AT(attach.lease.preempt) },
+	{ "lease-timeout", "TIME",
+		"with --exclusive or --shared: time without a connection after which the lease "
+		"ends (default: 30s)",
+		.set = take_lease_timeout },
 	{ "connections", "N",
 		"number of connections to the server, 1 to 16, or auto: as many as make the disk "
 		"faster (default)",
@@ -253,6 +318,9 @@ static int cli_attach_parse_arguments(struct arguments *arguments, int argc, cha
 	if (status == CLI_GO_ON) {
 		status = set_kind(arguments);
 	}
+	if (status == CLI_GO_ON) {
+		status = set_lease(arguments);
+	}
 	if (status != CLI_GO_ON) {
 		return status;
 	}
@@ -267,7 +335,7 @@ static int attach(struct arguments *arguments, struct error *error)
 
 	timings_mark(&arguments->timings, TIMINGS_ARGUMENTS);
 	arguments->attach.timings = arguments->measure ? &arguments->timings : NULL;
-	rc = attach_run(&arguments->attach, path, error);
+	rc = name_lease(arguments, error) ?: attach_run(&arguments->attach, path, error);
 	if (rc != 0 || arguments->attach.foreground) {
 		return rc;
 	}

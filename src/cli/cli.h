@@ -142,3 +142,4 @@ int cmd_snapshot(int argc, char **argv);
 int cmd_upgrade(int argc, char **argv);
 int cmd_fence(int argc, char **argv);
 int cmd_unfence(int argc, char **argv);
+int cmd_lease(int argc, char **argv);
