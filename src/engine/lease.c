@@ -539,7 +539,7 @@ static void set_checked(struct session *session, const struct export *export)
 		holder != NULL ? holder->state == LEASE_PENDING : export->one_writer;
 }
 
-int session_lease_take(struct session *session, struct export *export)
+int session_lease_take(struct session *session, struct export *export, uint32_t rights)
 {
 	struct lease *lease = lease_of(export);
 	uint64_t now_ns = ring_now_ns(session->engine->ring);
@@ -549,6 +549,10 @@ int session_lease_take(struct session *session, struct export *export)
 
 	if (lease == NULL) {
 		return wants ? refuse(session, LEASE_REFUSAL "the server has no leases") : 0;
+	}
+	if ((rights & ENGINE_RIGHT_WRITE) == 0 &&
+		(session->lease_want.mode == LEASE_EXCLUSIVE || session->lease_want.preempt)) {
+		return refuse(session, LEASE_REFUSAL "the client has no right to write");
 	}
 	if (session->lease_want.mode == LEASE_SHARED && export->one_writer) {
 		return refuse(session,

@@ -121,9 +121,12 @@ GMB_MUST_CHECK int lease_book_release(struct lease_book *book, const char *expor
 GMB_MUST_CHECK int lease_attach(struct lease_book *book, struct export *export);
 /* Called when the export is freed. */
 void lease_detach(struct export *export);
-/* Takes the lease that the session's peer wants (session->lease_want). Returns 0, -EACCES with
- * session->lease_text, or -EAGAIN: the caller waits while lease_waits() and tries again. */
-GMB_MUST_CHECK int session_lease_take(struct session *session, struct export *export);
+/* Takes the lease that the session's peer wants (session->lease_want). rights: of the session;
+ * without the right to write, it can neither have an exclusive lease nor take one from others.
+ * Returns 0, -EACCES with session->lease_text, or -EAGAIN: the caller waits while lease_waits() and
+ * tries again. */
+GMB_MUST_CHECK int session_lease_take(
+	struct session *session, struct export *export, uint32_t rights);
 /* Gives up the attempt to take the lease. Called before a refusal for another reason. */
 void session_lease_give_up(struct session *session);
 /* Called when the session has ended and its last operation has left the store. Can be called

@@ -465,7 +465,7 @@ static int choose_check(struct session *session, struct engine_export *entry, ui
 	if (rc < 0) {
 		return rc;
 	}
-	rc = session_lease_take(session, entry->export);
+	rc = session_lease_take(session, entry->export, rights);
 	return rc == -EAGAIN ? engine_export_wait(entry, session) : rc;
 }
 

@@ -379,6 +379,25 @@ class Raw(Leases):
                 client.close()
             self.wait_for(lambda: self.listed() == [])
 
+    def test_readers_exclude_nobody(self):
+        """A client that may only read can neither take a lease from a writer nor keep writers out."""
+        keys = ", access: [{ address: 127.0.0.2, rights: rw }, { address: 127.0.0.3, rights: ro }]"
+        for more in ("", ", writers: one"):
+            with self.subTest(more):
+                server = self.serve("--config", self.make_file("conf", NODES.format(path=self.image, keys=keys + more)),
+                                    listen=("nbd://127.0.0.1:0",))
+                for extra in (b"", b",preempt"):
+                    with self.assertRaises(nbdmini.OptionRefused) as refused:
+                        self.open(server.uri, 1, B, extra)
+                    self.assertIn("leased: the client has no right to write", str(refused.exception))
+                holder = self.open(server.uri, 2)
+                with self.assertRaises(nbdmini.OptionRefused):
+                    self.open(server.uri, 3, B, b",preempt")
+                holder.write(0, b"h" * BLOCK)
+                holder.close()
+                server.stop()
+                os.unlink(self.path("state/leases"))
+
     def test_one_writer_and_changes_of_the_server(self):
         file = self.make_file("conf", NODES.format(path=self.image, keys=", writers: one"))
         server = self.serve("--config", file, listen=("nbd://127.0.0.1:0",))
