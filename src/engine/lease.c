@@ -482,6 +482,28 @@ static int holder_settle(struct lease_holder *holder)
 	return 0;
 }
 
+/* Removes the session from its holder, and the holder if it is no longer needed. */
+static void leave_locked(struct session *session, uint64_t now_ns)
+{
+	struct lease_holder *holder = session->lease_holder;
+	struct lease *lease = holder->lease;
+	bool is_over = holder->state == LEASE_LOST || !holder->owner.is_named || !holder->granted ||
+		       session->lease_done;
+
+	list_remove(&session->lease_node);
+	session->lease_holder = NULL;
+	holder->session_count--;
+	if (holder->session_count > 0 || session->handed_over) {
+		return;
+	}
+	if (is_over) {
+		holder_free(holder);
+		lease_free_if_unused(lease);
+	} else {
+		holder->expires_ns = now_ns + holder->ms * UINT64_C(1000000);
+	}
+}
+
 static int take_locked(struct lease *lease, struct session *session, struct export *export,
 	const char *node, uint64_t now_ns)
 {
@@ -490,6 +512,11 @@ static int take_locked(struct lease *lease, struct session *session, struct expo
 	int rc = 0;
 
 	lease_expire(lease, now_ns);
+	if (holder != NULL && holder->lease != lease) {
+		/* The session waited for another export, which has been removed. */
+		leave_locked(session, now_ns);
+		holder = NULL;
+	}
 	if (holder != NULL) { /* another attempt, after waiting */
 		return holder->state == LEASE_LOST ? refuse_lost(session, lease, now_ns)
 						   : holder_settle(holder);
@@ -637,28 +664,6 @@ bool session_lease_admit(struct session *session)
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
-
-/* Removes the session from its holder, and the holder if it is no longer needed. */
-static void leave_locked(struct session *session, uint64_t now_ns)
-{
-	struct lease_holder *holder = session->lease_holder;
-	struct lease *lease = holder->lease;
-	bool is_over = holder->state == LEASE_LOST || !holder->owner.is_named || !holder->granted ||
-		       session->lease_done;
-
-	list_remove(&session->lease_node);
-	session->lease_holder = NULL;
-	holder->session_count--;
-	if (holder->session_count > 0 || session->handed_over) {
-		return;
-	}
-	if (is_over) {
-		holder_free(holder);
-		lease_free_if_unused(lease);
-	} else {
-		holder->expires_ns = now_ns + holder->ms * UINT64_C(1000000);
-	}
-}
 
 void session_lease_give_up(struct session *session)
 {

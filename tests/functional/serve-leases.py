@@ -297,13 +297,13 @@ class Raw(Leases):
                            + query)
         return [payload[4:] for _, payload in client.option_replies(OPT_LIST_META_CONTEXT)]
 
-    def open(self, uri, number, source=A, extra=b""):
+    def open(self, uri, number, source=A, extra=b"", name=b"disk"):
         client = nbdmini.Client(uri, source)
         self.addCleanup(client.close)
         client.hello()
         text = b"exclusive,id=%032x,ms=60000%s" % (number, extra)
-        self.assertEqual(self.ask(client, text), [b"x-gmblock:lease"])
-        return client.go(b"disk")
+        self.assertEqual(self.ask(client, text, name), [b"x-gmblock:lease"])
+        return client.go(name)
 
     def stock(self, uri, source):
         client = nbdmini.open_export(uri, b"disk", source=source)
@@ -397,6 +397,34 @@ class Raw(Leases):
                 holder.close()
                 server.stop()
                 os.unlink(self.path("state/leases"))
+
+    def test_an_export_that_vanishes(self):
+        """A client waits for the lease of an export, which is then removed, and takes another one: it has the lease of
+        this one only."""
+        uri = self.begin("--threads", "2")
+        self.make_file("disk2.img", bytes(1 << 20))
+        code, _, errors = self.run_gmblock("export", "add", "slow", self.path("disk2.img"), "delay=write:1s", "--server",
+                                           self.control)
+        self.assertEqual(code, 0, errors)
+        old = self.open(uri, 1, name=b"slow")
+        old.send_request(nbdmini.CMD_WRITE, 7, 0, BLOCK, b"o" * BLOCK)
+        self.wait_for(lambda: self.in_flight() == 1)
+        new = nbdmini.Client(uri, B)
+        self.addCleanup(new.close)
+        new.hello()
+        self.ask(new, b"exclusive,id=%032x,ms=60000,preempt" % 2)
+        new.send_option(nbdmini.OPT_GO, struct.pack(">I4sH", 4, b"slow", 0))
+        self.wait_for(lambda: ("exclusive", "lost") in self.listed())
+        remover = subprocess.Popen([support.program(), "export", "remove", "slow", "--server", self.control],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.addCleanup(remover.wait)
+        self.addCleanup(remover.kill)
+        with self.assertRaises(nbdmini.OptionRefused):
+            new.option_replies(nbdmini.OPT_GO)
+        self.ask(new, b"exclusive,id=%032x,ms=60000" % 2)
+        new.go(b"disk")
+        with self.assertRaises(nbdmini.OptionRefused):
+            self.open(uri, 3, C)
 
     def test_one_writer_and_changes_of_the_server(self):
         file = self.make_file("conf", NODES.format(path=self.image, keys=", writers: one"))
