@@ -456,15 +456,23 @@ static void barrier_done(struct ring_op *op, int result)
 	bool over = entry->barrier_found != STORE_BARRIER_CLOSED || entry->removed;
 	uint64_t pause_ns = MAX(ENGINE_BARRIER_PAUSE_NS,
 		engine->limits.handshake_timeout_ns / ENGINE_BARRIER_PAUSE_SHARE);
+	struct list_node waiting;
+	struct list_node *node;
 
 	GMB_UNUSED(result);
-	list_for_each(node, &entry->barred)
-	{
+	list_init(&waiting);
+	while ((node = list_pop_front(&entry->barred)) != NULL) {
+		list_push_back(&waiting, node);
+	}
+	/* A session that has to wait again, because leases have changed in the meantime, is not in
+	 * this list. */
+	while ((node = list_pop_front(&waiting)) != NULL) {
 		struct session *session = list_entry(node, struct session, barred_node);
 
 		if (over || has_waited_enough(session, ring_now_ns(engine->ring))) {
-			list_remove(node);
 			session->kind->resume(session);
+		} else {
+			list_push_back(&entry->barred, node);
 		}
 	}
 	entry->watched &= !over && !engine->draining;
