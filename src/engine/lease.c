@@ -469,13 +469,18 @@ static int holder_begin(struct lease *lease, struct session *session,
 	return 0;
 }
 
+static bool holder_is_recorded(const struct lease_holder *holder)
+{
+	const struct lease_book *book = holder->lease->book;
+
+	return book->desk.record == NULL || holder->change <= book->recorded;
+}
+
 /* Returns 0 if the session can have what its holder has, or -EAGAIN. */
 static int holder_settle(struct lease_holder *holder)
 {
-	struct lease_book *book = holder->lease->book;
-	bool is_recorded = book->desk.record == NULL || holder->change <= book->recorded;
-
-	if ((holder->state == LEASE_HOLDS && is_losing(holder->lease)) || !is_recorded) {
+	if ((holder->state == LEASE_HOLDS && is_losing(holder->lease)) ||
+		!holder_is_recorded(holder)) {
 		return -EAGAIN;
 	}
 	holder->granted = true;
@@ -714,6 +719,19 @@ int lease_book_record(struct lease_book *book)
 	return rc;
 }
 
+/* Returns whether a holder of the lease waits to be recorded. Not if only other exports have such
+ * holders: clients that wait for something else need not wait for these. */
+static bool is_unrecorded(const struct lease *lease)
+{
+	list_for_each(entry, &lease->holders)
+	{
+		if (!holder_is_recorded(list_entry(entry, struct lease_holder, node))) {
+			return true;
+		}
+	}
+	return false;
+}
+
 bool lease_waits(const struct export *export)
 {
 	struct lease *lease = lease_of(export);
@@ -722,9 +740,9 @@ bool lease_waits(const struct export *export)
 	if (lease == NULL) {
 		return false;
 	}
-	waits = lease_book_record(lease->book) < 0;
+	(void)!lease_book_record(lease->book);
 	pthread_mutex_lock(&lease->book->lock);
-	waits |= is_losing(lease) || lease->book->held;
+	waits = is_losing(lease) || is_unrecorded(lease) || lease->book->held;
 	pthread_mutex_unlock(&lease->book->lock);
 	return waits;
 }
