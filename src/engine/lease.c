@@ -203,9 +203,13 @@ void lease_detach(struct export *export)
 	}
 }
 
-/* Removes the holders whose time without a session is over. */
+/* Removes the holders whose time without a session is over. None while another process gets the
+ * holders: it gives them their full time again, and is told of them by their index. */
 static void lease_expire(struct lease *lease, uint64_t now_ns)
 {
+	if (lease->book->held) {
+		return;
+	}
 	list_for_each(entry, &lease->holders)
 	{
 		struct lease_holder *holder = list_entry(entry, struct lease_holder, node);
