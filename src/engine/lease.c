@@ -302,13 +302,20 @@ static struct lease_holder *holder_add(
 	return holder;
 }
 
-/* A session becomes one of the holder's. */
-static void holder_join(struct lease_holder *holder, struct session *session, struct export *export)
+static int refuse(struct session *session, const char *format, ...) GMB_PRINTF(2, 3);
+
+/* A session becomes one of the holder's. Returns 0, or -EACCES with session->lease_text. */
+static int holder_join(struct lease_holder *holder, struct session *session, struct export *export)
 {
+	if (holder->session_count >= LEASE_SESSIONS_MAX) {
+		return refuse(session, LEASE_REFUSAL "a lease has at most %d connections",
+			LEASE_SESSIONS_MAX);
+	}
 	session->lease_holder = holder;
 	list_push_back(&holder->sessions, &session->lease_node);
 	holder->session_count++;
 	session_takeover_enter(session, export);
+	return 0;
 }
 
 static bool is_in_conflict(const struct lease_holder *holder, enum lease_mode mode)
@@ -380,8 +387,6 @@ static void lose_others(struct lease *lease, enum lease_mode mode, const struct 
 }
 
 /* --- taking a lease --------------------------------------------------------------------------- */
-
-static int refuse(struct session *session, const char *format, ...) GMB_PRINTF(2, 3);
 
 static int refuse(struct session *session, const char *format, ...)
 {
@@ -549,10 +554,9 @@ static int take_locked(struct lease *lease, struct session *session, struct expo
 			session, LEASE_REFUSAL "this client already has a lease of another kind");
 	}
 	if (rc == 0) {
-		holder_join(holder, session, export);
-		rc = holder_settle(holder);
+		rc = holder_join(holder, session, export);
 	}
-	return rc;
+	return rc < 0 ? rc : holder_settle(holder);
 }
 
 /* Makes a session that another process had one of its holder's again. */
@@ -560,8 +564,8 @@ static void rejoin_locked(struct lease *lease, struct session *session, struct e
 {
 	struct lease_holder *holder = holder_of_connection(lease, session->peer.id);
 
-	if (holder != NULL && holder->state != LEASE_LOST) {
-		holder_join(holder, session, export);
+	if (holder != NULL && holder->state != LEASE_LOST &&
+		holder_join(holder, session, export) == 0) {
 		holder->granted = true;
 	}
 }
@@ -634,7 +638,10 @@ static int admit_locked(
 		if (holder->state == LEASE_LOST) {
 			return -EAGAIN; /* its own earlier sessions have not ended */
 		}
-		holder_join(holder, session, session->export);
+		rc = holder_join(holder, session, session->export);
+		if (rc < 0) {
+			return rc;
+		}
 	}
 	if (holder->state == LEASE_PENDING) {
 		char reason[LEASE_NAME_BYTES + 64];

@@ -36,6 +36,8 @@ enum {
 	LEASE_NAME_BYTES = 256,
 	LEASE_TEXT_BYTES = 512,
 	LEASE_HOLDERS_MAX = 64, /* of one export */
+	/* of one holder; an upgrade sends the numbers of its connections in one message */
+	LEASE_SESSIONS_MAX = 1024,
 };
 
 enum lease_state {

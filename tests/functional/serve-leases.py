@@ -342,6 +342,20 @@ class Raw(Leases):
             self.open(uri, 3, extra=b",renew")
         self.assertIn("leased: this client has lost its lease", str(refused.exception))
 
+    def test_connections_of_one_lease(self):
+        """Their number is limited, so that an upgrade can describe them in one message."""
+        file = self.make_file("conf", NODES.format(path=self.image, keys=""))
+        server = self.serve("--config", file, "--max-connections", "4096", listen=("nbd://127.0.0.1:0",))
+        for _ in range(1024):
+            self.open(server.uri, 1)
+        with self.assertRaises(nbdmini.OptionRefused) as refused:
+            self.open(server.uri, 1)
+        self.assertIn("leased: a lease has at most 1024 connections", str(refused.exception))
+        code, _, errors = self.run_gmblock("upgrade", self.control)
+        self.assertEqual(code, 0, errors)
+        self.assertEqual(self.listed(), [("exclusive", "holds")])
+        self.stop_new(server)
+
     def test_one_writer(self):
         uri = self.begin("--threads", "2", keys=", writers: one")
         first, second, third = self.stock(uri, A), self.stock(uri, B), self.stock(uri, A)
