@@ -301,6 +301,7 @@ SHORTER = (
 # What needs more than a shell, and where it is run.
 ELSEWHERE = {
     r"gmblock (attach|detach)|mkfs|umount|losetup": "tests/vm/attach.py",
+    r"gmblock lease ": "tests/functional/serve-leases.py",
     r"gmblock top": "tests/functional/top-terminal.py",
     r"sudo ": "tests/vm/unit.py",
     r"make (run|test) ": "tests/frontdoor/demo.py",
