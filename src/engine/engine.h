@@ -838,16 +838,17 @@ GMB_MUST_CHECK static inline bool engine_request_may_move(
 	       rate_ask(&session->rate, bytes);
 }
 
-/* Returns whether a received request waits for its rate or for the lease of the export. */
-static inline bool session_waits_to_move(const struct session *session)
-{
-	return rate_waits(&session->rate) || list_is_linked(&session->barred_node);
-}
-
 /* Returns whether a received request waits for a slot, for a rate or for the lease. */
 static inline bool session_waits(const struct session *session)
 {
-	return turn_is_waiting(&session->blocked_turn) || session_waits_to_move(session);
+	return turn_is_waiting(&session->blocked_turn) || rate_waits(&session->rate) ||
+	       list_is_linked(&session->barred_node);
+}
+
+/* Returns whether a received request waits for its rate or for the lease of the export. */
+static inline bool session_waits_to_move(const struct session *session)
+{
+	return session_waits(session) && !turn_is_waiting(&session->blocked_turn);
 }
 
 /* Called before engine_request_begin() for a request that was found in a queue in memory, of which

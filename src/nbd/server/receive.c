@@ -417,8 +417,7 @@ static bool nbd_receive_take_request(struct nbd_session *session)
 	if (!engine_request_may(&session->base)) {
 		return false;
 	}
-	if (!engine_request_may_move(
-		    &session->base, request_op(&head), request_bytes(session, &head))) {
+	if (!request_may_move(session, &head)) {
 		reply_watch(session);
 		return false;
 	}

@@ -106,15 +106,13 @@ static uint32_t nbd_request_store_flags(const struct request_head *head)
 	       ((head->flags & NBD_CMD_FLAG_FAST_ZERO) != 0 ? STORE_FAST_ZERO : 0U);
 }
 
-enum store_op request_op(const struct request_head *head)
+bool request_may_move(struct nbd_session *session, const struct request_head *head)
 {
-	return store_op(head);
-}
+	enum store_op op = store_op(head);
 
-uint64_t request_bytes(const struct nbd_session *session, const struct request_head *head)
-{
-	return engine_request_bytes(&session->base, store_op(head), nbd_request_store_flags(head),
-		head->offset, head->length);
+	return engine_request_may_move(&session->base, op,
+		engine_request_bytes(&session->base, op, nbd_request_store_flags(head),
+			head->offset, head->length));
 }
 
 uint32_t request_check(struct nbd_session *session, const struct request_head *head,

@@ -396,10 +396,8 @@ uint32_t request_check(struct nbd_session *session, const struct request_head *h
  * or 0. */
 uint32_t request_check_status_payload(const struct nbd_session *session, const uint8_t *payload,
 	uint64_t payload_bytes, struct request_head *head, const char **text);
-/* Returns the store operation of a command; STORE_OP_COUNT if it is unknown. */
-enum store_op request_op(const struct request_head *head);
-/* See engine_request_bytes(). */
-uint64_t request_bytes(const struct nbd_session *session, const struct request_head *head);
+/* See engine_request_may_move(). */
+bool request_may_move(struct nbd_session *session, const struct request_head *head);
 /* Decides how the request is answered, and how much payload memory it may hold (its window). */
 void request_plan(const struct nbd_session *session, struct request_head *head);
 struct nbd_request *request_begin(struct nbd_session *session, const struct request_head *head);
