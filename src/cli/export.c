@@ -202,16 +202,10 @@ static int cli_export_print_list(json_t *result, bool json, struct error *error)
 static int cli_export_ask(const struct export_arguments *arguments, bool lists, json_t *wire)
 {
 	int timeout_ms = ANSWER_MS + (int)(arguments->deadline_ns / 1000000);
-	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
-	json_t *result = NULL;
-	int rc = stats_find(arguments->server, path, &error);
+	json_t *result;
+	int rc = server_ask(arguments->server, "export", wire, timeout_ms, &result, &error);
 
-	if (rc < 0) {
-		json_decref(wire);
-		return cli_failure(name, &error);
-	}
-	rc = control_ask(path, "export", wire, timeout_ms, &result, &error);
 	if (rc == 0) {
 		rc = lists ? cli_export_print_list(result, arguments->json, &error)
 			   : cli_print_changes(result, "the command has changed nothing", &error);

@@ -108,16 +108,10 @@ static int print_leases(const json_t *result, const char *export, bool as_json, 
 static int ask_leases(
 	const struct lease_arguments *arguments, json_t *wire, bool lists, const char *export)
 {
-	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
-	json_t *result = NULL;
-	int rc = stats_find(arguments->server, path, &error);
+	json_t *result;
+	int rc = server_ask(arguments->server, "lease", wire, LEASE_ANSWER_MS, &result, &error);
 
-	if (rc < 0) {
-		json_decref(wire);
-		return cli_failure(name, &error);
-	}
-	rc = control_ask(path, "lease", wire, LEASE_ANSWER_MS, &result, &error);
 	if (rc == 0 && lists) {
 		rc = print_leases(result, export, arguments->json, &error);
 	}

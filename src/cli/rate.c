@@ -43,20 +43,13 @@ struct rate_arguments {
 };
 
 /* Changes an export with the control command that "gmblock export set" uses. */
-static int cli_rate_ask_export(const struct rate_arguments *arguments, const char *path,
-	json_t **result, struct error *error)
+static int cli_rate_change_export(const struct rate_arguments *arguments, struct error *error)
 {
-	return control_ask(path, "export",
+	json_t *result;
+	int rc = server_ask(arguments->server, "export",
 		json_pack("{s:s, s:s, s:[[s, s]]}", "action", "set", "name", arguments->export,
 			"settings", arguments->is_memory ? "max-memory" : "rate", arguments->value),
-		TIMEOUT_MS, result, error);
-}
-
-static int cli_rate_change_export(
-	const struct rate_arguments *arguments, const char *path, struct error *error)
-{
-	json_t *result = NULL;
-	int rc = cli_rate_ask_export(arguments, path, &result, error);
+		TIMEOUT_MS, &result, error);
 
 	if (rc == 0) {
 		rc = cli_print_changes(result, "the command has changed nothing", error);
@@ -66,12 +59,11 @@ static int cli_rate_change_export(
 }
 
 /* Changes the limit of a rule, and prints it as the server has applied it. */
-static int cli_rate_change_rule(
-	const struct rate_arguments *arguments, const char *path, struct error *error)
+static int cli_rate_change_rule(const struct rate_arguments *arguments, struct error *error)
 {
 	const char *limit = arguments->is_memory ? "memory" : "rate";
-	json_t *result = NULL;
-	int rc = control_ask(path, "rate",
+	json_t *result;
+	int rc = server_ask(arguments->server, "rate",
 		json_pack(
 			"{s:I, s:s}", "rule", (json_int_t)arguments->rule, limit, arguments->value),
 		CONTROL_TIMEOUT_MS, &result, error);
@@ -87,14 +79,8 @@ static int cli_rate_change_rule(
 
 static int change(const struct rate_arguments *arguments, struct error *error)
 {
-	char path[STATS_PATH_BYTES];
-	int rc = stats_find(arguments->server, path, error);
-
-	if (rc < 0) {
-		return rc;
-	}
-	return arguments->export != NULL ? cli_rate_change_export(arguments, path, error)
-					 : cli_rate_change_rule(arguments, path, error);
+	return arguments->export != NULL ? cli_rate_change_export(arguments, error)
+					 : cli_rate_change_rule(arguments, error);
 }
 
 static int cli_rate_check(const struct rate_arguments *arguments, struct error *error)

@@ -98,7 +98,6 @@ int cmd_reload(int argc, char **argv)
 		CLI_FIELDS(fields),
 		.arguments = &arguments };
 	struct error error = { 0 };
-	char path[STATS_PATH_BYTES];
 	json_t *result;
 	int status = cli_parse(&command, argc, argv);
 	int rc;
@@ -109,9 +108,8 @@ int cmd_reload(int argc, char **argv)
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	if (stats_find(arguments.server, path, &error) != 0 ||
-		control_ask(path, "reload", json_pack("{s:b}", "dry_run", arguments.dry_run),
-			TIMEOUT_MS, &result, &error) != 0) {
+	if (server_ask(arguments.server, "reload", json_pack("{s:b}", "dry_run", arguments.dry_run),
+		    TIMEOUT_MS, &result, &error) != 0) {
 		return cli_failure(name, &error);
 	}
 	rc = cli_reload_show(result, arguments.dry_run, &error);

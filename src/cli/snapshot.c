@@ -77,16 +77,10 @@ static int cli_snapshot_print_list(const json_t *result, bool json, struct error
 static int cli_snapshot_ask(
 	const char *server, json_t *wire, bool lists, const char *listed, bool json)
 {
-	char path[STATS_PATH_BYTES];
 	struct error error = { 0 };
-	json_t *result = NULL;
-	int rc = stats_find(server, path, &error);
+	json_t *result;
+	int rc = server_ask(server, "snapshot", wire, ANSWER_MS, &result, &error);
 
-	if (rc < 0) {
-		json_decref(wire);
-		return cli_failure(name, &error);
-	}
-	rc = control_ask(path, "snapshot", wire, ANSWER_MS, &result, &error);
 	if (rc == -ENOENT && listed != NULL && strchr(listed, '/') != NULL) {
 		error_add(&error, "; 'gmblock snapshot list' takes the name of an export; to "
 				  "select a server, use --server");

@@ -87,15 +87,11 @@ static int ask_control(const struct asker *asker, struct error *error)
 		[FENCE_JOB_UNFENCE] = "unfence",
 		[FENCE_JOB_CHECK] = "look",
 	};
-	char path[STATS_PATH_BYTES];
-	json_t *result = NULL;
-	int rc = stats_find(asker->server->server, path, error);
+	json_t *result;
+	int rc = server_ask(asker->server->server, "fence",
+		json_pack("{s:s, s:s}", "action", actions[job->action], "node", job->node),
+		left_ms(asker->end_ns), &result, error);
 
-	rc = rc
-		     ?: control_ask(path, "fence",
-				json_pack("{s:s, s:s}", "action", actions[job->action], "node",
-					job->node),
-				left_ms(asker->end_ns), &result, error);
 	json_decref(result);
 	return rc;
 }
@@ -165,20 +161,18 @@ uint32_t fence_run(const struct fence_job *job)
 
 json_t *fence_list(const char *server, uint64_t timeout_ns, struct error *error)
 {
-	char path[STATS_PATH_BYTES];
-	json_t *result = NULL;
+	json_t *result;
 	json_t *nodes = NULL;
-	bool is_found = stats_find(server, path, error) == 0;
+	int rc = server_ask(server, "fence", json_pack("{s:s}", "action", "list"),
+		left_ms(clock_now_ns() + timeout_ns), &result, error);
 
-	if (!is_found && error->code == -ENOENT && server != NULL &&
-		strstr(server, "://") != NULL) {
+	if (rc == -ENOENT && server != NULL && strstr(server, "://") != NULL) {
 		error_set(error, error->code,
 			"no server of this user on this machine serves %s, and --list needs the "
 			"server's control socket; over NBD, use --check",
 			quote(server));
 	}
-	if (is_found && control_ask(path, "fence", json_pack("{s:s}", "action", "list"),
-				left_ms(clock_now_ns() + timeout_ns), &result, error) == 0) {
+	if (rc == 0) {
 		nodes = json_incref(json_object_get(result, "nodes"));
 		if (nodes == NULL) {
 			error_set(error, -EPROTO, "the server's answer has no list of nodes");

@@ -462,6 +462,20 @@ int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *er
 	return 0;
 }
 
+int server_ask(const char *server, const char *command, json_t *arguments, int timeout_ms,
+	json_t **result, struct error *error)
+{
+	char path[STATS_PATH_BYTES];
+	int rc = stats_find(server, path, error);
+
+	*result = NULL;
+	if (rc < 0) {
+		json_decref(arguments);
+		return rc;
+	}
+	return control_ask(path, command, arguments, timeout_ms, result, error);
+}
+
 /* --- listing --------------------------------------------------------------------------------- */
 
 /* An array of servers, and the deadline of all queries. */

@@ -109,6 +109,10 @@ enum { STATS_PATH_BYTES = sizeof(((struct sockaddr_un *)0)->sun_path) };
  * NULL for the only one. Errors: -ENOENT: none, -EINVAL: several, -ENAMETOOLONG; or the error of a
  * server that could not be queried, if no other matches. */
 GMB_MUST_CHECK int stats_find(const char *server, char path[STATS_PATH_BYTES], struct error *error);
+/* control_ask() at the server that stats_find() finds. Takes ownership of arguments. *result: owned
+ * by the caller; NULL on failure. */
+GMB_MUST_CHECK int server_ask(const char *server, const char *command, json_t *arguments,
+	int timeout_ms, json_t **result, struct error *error);
 
 /* Returns the document of the server at a control socket, which the caller owns (json_decref); NULL
  * with an error message (error may be NULL). */
