@@ -40,7 +40,8 @@ pass=0
 while ! [ -e /tmp/enough ]; do
 	fio --name=verify --filename=$disk --offset=64M --size=32M --direct=1 --ioengine=libaio --iodepth=16 \
 		--rw=randwrite --bssplit=4k/70:64k/30 --verify=crc32c --verify_fatal=1 --do_verify=1 --randseed=$pass \
-		--output=/tmp/fio || { cat /tmp/fio; exit 1; }
+		--allow_mounted_write=1 --output=/tmp/fio || { cat /tmp/fio; exit 1; }
+	grep -q "READ:" /tmp/fio || { cat /tmp/fio; exit 1; } # fio has verified
 	pass=$((pass + 1))
 	lab-signal pass$pass
 	# the last pass began after the last change of the server
