@@ -73,9 +73,10 @@ struct lease_book *lease_book_create(void)
 	return book;
 }
 
-void lease_book_set_desk(struct lease_book *book, const struct lease_desk *desk)
+void lease_book_set_desk(struct lease_book *book, const struct lease_desk *desk, bool is_outdated)
 {
 	book->desk = *desk;
+	book->changes += is_outdated;
 }
 
 /* Notes that the record of leases has to change. */

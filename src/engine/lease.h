@@ -89,8 +89,9 @@ struct lease_desk {
 struct lease_book *lease_book_create(void);
 /* Called when no export exists that was served with the book. NULL is a no-op. */
 void lease_book_destroy(struct lease_book *book);
-/* Without a desk, no lease outlives the process. Called before the first session exists. */
-void lease_book_set_desk(struct lease_book *book, const struct lease_desk *desk);
+/* Without a desk, no lease outlives the process. is_outdated: the record has to be written even if
+ * no lease changes. Called before the first session exists. */
+void lease_book_set_desk(struct lease_book *book, const struct lease_desk *desk, bool is_outdated);
 /* Adds a holder without sessions, which was recorded or which another process has sent. now_ns: of
  * the rings' clock. -ENOMEM, -EINVAL. */
 GMB_MUST_CHECK int lease_book_restore(

@@ -10,7 +10,6 @@
 
 #include "base/log.h"
 #include "base/manager.h"
-#include "server/fence/fencing.h"
 #include "tls/kernel.h"
 
 enum { LOW_PORTS = 1024 };
@@ -211,7 +210,7 @@ static int allow_listener(
 
 /* Permits what the configuration needs while the server runs. */
 static int allow_configured(struct sandbox *sandbox, const struct server_config *config,
-	bool has_state, struct error *error)
+	const char *state, struct error *error)
 {
 	int rc = allow_system(sandbox, error) ?: allow_exports(sandbox, config, error)
 			 ?: allow_folders(sandbox, config, error);
@@ -225,9 +224,9 @@ static int allow_configured(struct sandbox *sandbox, const struct server_config 
 			sandbox_allow_port(sandbox, place->port);
 		}
 	}
-	if (rc == 0 && has_state) {
+	if (rc == 0 && state != NULL) {
 		sandbox->renames = true;
-		rc = sandbox_allow(sandbox, fencing_folder(config), SANDBOX_SHARED_MEMORY, error);
+		rc = sandbox_allow(sandbox, state, SANDBOX_SHARED_MEMORY, error);
 	}
 	for (uint32_t i = 0; rc == 0 && i < config->listen_count; i++) {
 		const struct export_uri *uri = &config->listens[i].uri;
@@ -247,7 +246,7 @@ static int allow_configured(struct sandbox *sandbox, const struct server_config 
 
 int server_sandbox_enter(const struct server_config *config, const struct credentials *credentials,
 	const struct listener *listeners, uint32_t listener_count, const struct listener *control,
-	const struct listener *metrics, const char *record, bool has_state, struct error *error)
+	const struct listener *metrics, const char *record, const char *state, struct error *error)
 {
 	struct sandbox sandbox = { .connects = config->push_place_count > 0 };
 	int rc;
@@ -257,7 +256,7 @@ int server_sandbox_enter(const struct server_config *config, const struct creden
 		return 0;
 	}
 	manager_open();
-	rc = allow_configured(&sandbox, config, has_state, error)
+	rc = allow_configured(&sandbox, config, state, error)
 		     ?: credentials_allow(credentials, &sandbox, error)
 		     ?: allow_listener(&sandbox, control, error)
 		     ?: allow_listener(&sandbox, metrics, error);

@@ -21,11 +21,12 @@ GMB_MUST_CHECK int server_sandbox_become(const struct server_config *config,
 
 /* Enters the sandbox, which keeps access to what the configuration names and what the rest of the
  * start needs. The exports are open and the credentials loaded. record: file that records how the
- * server was started, or "". It can be removed but not changed inside the sandbox. */
+ * server was started, or "". It can be removed but not changed inside the sandbox. state: the state
+ * folder, or NULL. */
 GMB_MUST_CHECK int server_sandbox_enter(const struct server_config *config,
 	const struct credentials *credentials, const struct listener *listeners,
 	uint32_t listener_count, const struct listener *control, const struct listener *metrics,
-	const char *record, bool has_state, struct error *error);
+	const char *record, const char *state, struct error *error);
 /* Drops the rights that only the start needed. Called when all sockets listen and all rings exist,
  * before a connection is accepted. */
 GMB_MUST_CHECK int server_sandbox_seal(const struct server_config *config, struct error *error);

@@ -444,6 +444,7 @@ static void server_release(struct server *server)
 	exports_close(&server->exports);
 	leases_close(server->leases);
 	fencing_destroy(server->fencing);
+	state_folder_close(&server->state);
 	rate_rules_destroy(server->rate_rules);
 	device_close(server->device);
 	free(server->reactors);
@@ -465,6 +466,7 @@ int server_run(struct server_config *config, const struct session_kind *const *k
 		.config = config,
 		.kinds = kinds,
 		.kind_count = kind_count,
+		.state.fd = -1,
 		.signal_fd = -1,
 		.event_fd = -1,
 	};

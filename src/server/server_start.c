@@ -274,6 +274,7 @@ static int start_upgrade(struct server *server, struct error *error)
 		.reactor_count = server->reactor_count,
 		.jobs = server->jobs,
 		.fencing = server->fencing,
+		.state = &server->state,
 		.leases = server->leases,
 		.acceptor_stopped = &server->acceptor_stopped,
 	};
@@ -465,7 +466,9 @@ static void remove_files(void *context)
 static void finish_take(struct server *server)
 {
 	upgrade_take_finish(server->take);
+	state_folder_take_over(&server->state);
 	fencing_take_over(server->fencing);
+	leases_take_over(server->leases);
 	server->take = NULL;
 	server->was_taken = true;
 	begin_control(server);
@@ -533,7 +536,7 @@ static int enter_sandbox(struct server *server, struct error *error)
 {
 	return server_sandbox_enter(server->config, server->credentials, server->listeners,
 		server->listener_count, &server->control_listener, &server->metrics_listener,
-		server->record, leases_are_recorded(server->leases), error);
+		server->record, server->state.fd >= 0 ? server->state.path : NULL, error);
 }
 
 static bool has_control(const struct server_config *config)
@@ -556,10 +559,11 @@ int server_start(struct server *server, struct server_config *config, struct err
 	}
 	rc = (server->take == NULL ? start_alone(server, error)
 				   : start_taking(server, config, error))
-		     ?: fencing_open(config, server->take != NULL, &server->fencing, error)
-		     ?: leases_open(config, server->fencing != NULL, server->take != NULL,
-				&server->leases, error)
-		     ?: upgrade_take_fences(server->take, server->fencing, error)
+		     ?: state_folder_open(config, server->take != NULL, &server->state, error)
+		     ?: upgrade_take_state(server->take, &server->state, error)
+		     ?: fencing_open(config, &server->state, server->take != NULL,
+				&server->fencing, error)
+		     ?: leases_open(&server->state, server->take != NULL, &server->leases, error)
 		     ?: exports_open(server->config, server->take, &server->exports, error);
 	if (rc != 0) {
 		return rc;

@@ -14,6 +14,7 @@
 #include "server/change/exports.h"
 #include "server/listen/listen.h"
 #include "server/run.h"
+#include "server/state_folder.h"
 #include "server/store_startup.h"
 #include "server/upgrade/record.h"
 
@@ -35,6 +36,7 @@ struct server {
 	struct listener *listeners;
 	uint32_t listener_count;
 	struct rate_rules *rate_rules; /* rates of identities, or NULL */
+	struct state_folder state;
 	struct leases *leases;
 	struct fencing *fencing; /* NULL: the configuration has no nodes */
 	uint8_t instance[ENGINE_INSTANCE_BYTES];

@@ -349,8 +349,8 @@ class Lasting(Fencing):
         self.make_file("conf", here + content)
         server = self.start("--config", text, "--control", self.control, "--listen", "nbd://127.0.0.1:0")
         self.check_fenced("a")
-        for changed, fragment in ((there + content, "the running server has another state folder than the new process"),
-                                  (there + plain, "the new process has no nodes")):
+        for changed, fragment in ((there + content, "the running server has another state folder"),
+                                  (there + plain, "the running server has another state folder")):
             self.make_file("conf", changed)
             code, _, errors = self.run_gmblock("upgrade", self.control)
             self.assertEqual(code, 1)
@@ -527,7 +527,7 @@ class Lasting(Fencing):
                                 "--listen", "nbd://127.0.0.1:0"], 1,
                                f"another server uses the state folder {self.path('state')}; give each server its own")
         self.check_refused(["serve", "--config", text, "--state-folder", self.path("none"), "--control", "none"], 1,
-                           f"cannot open the state folder {self.path('none')}, which nodes need: No such file")
+                           f"cannot use the state folder {self.path('none')}: No such file")
 
     def test_servers_without_nodes(self):
         text = self.make_file("plain", "exports: [{ name: disk, path: 'memory:1M' }]\n")

@@ -518,6 +518,31 @@ class Raw(Leases):
         self.open(server.uri, 2, B, b",renew").write(0, b"2" * BLOCK)
         self.assertTrue(old.at_end())
 
+    def test_the_state_folder_of_a_unit(self):
+        """It is not needed, but one server has it, and keeps it in an upgrade."""
+        file = self.make_file("conf", f"exports: [{{ name: disk, path: '{self.image}' }}]")
+        unit = {**os.environ, "STATE_DIRECTORY": self.path("state")}
+        server = self.start("--config", file, "--control", self.control, "--listen", "nbd://127.0.0.1:0", env=unit)
+        other = self.start("--control", "none", "--listen", "nbd://127.0.0.1:0", "memory:1M", env=unit)
+        self.assertIn("leases will not outlast this process: another server uses the state folder", other.stop()[1])
+        self.check_refused(["serve", "--control", "none", "--state-folder", self.path("state"), "memory:1M"], 1,
+                           "another server uses the state folder")
+        self.open(server.uri, 1).write(0, b"1" * BLOCK)
+        code, _, errors = self.run_gmblock("upgrade", self.control)  # an environment without the folder
+        self.assertEqual(code, 1)
+        self.assertIn("the running server has a state folder, which contains its fenced nodes and leases", errors)
+        os.unlink(self.path("state/leases"))  # the new process writes it even if no lease changes
+        code, _, errors = self.run_gmblock("upgrade", self.control, env=unit)
+        self.assertEqual(code, 0, errors)
+        self.wait_for(lambda: os.path.exists(self.path("state/leases")))
+        self.check_refused(["serve", "--control", "none", "--state-folder", self.path("state"), "memory:1M"], 1,
+                           "another server uses the state folder")
+        self.stop_new(server)
+        server = self.start("--config", file, "--control", self.control, "--listen", "nbd://127.0.0.1:0", env=unit)
+        with self.assertRaises(nbdmini.OptionRefused):
+            self.open(server.uri, 2)
+        self.open(server.uri, 1, extra=b",renew").write(0, b"2" * BLOCK)
+
     def test_a_damaged_record(self):
         self.make_file("state/leases", "{")
         code, output, errors = self.run_gmblock("serve", "--state-folder", self.path("state"), self.image)

@@ -62,18 +62,18 @@ static void test_end_without_reason(void **state)
 	close(ends[0]);
 }
 
-static void test_fences(void **state)
+static void test_state_folder(void **state)
 {
 	const int *ends = *state;
-	const struct upgrade_message bare = { .type = UPGRADE_FENCES, .fd = -1 };
-	const struct upgrade_message sent = { .type = UPGRADE_FENCES, .fd = ends[0] };
+	const struct upgrade_message bare = { .type = UPGRADE_STATE, .fd = -1 };
+	const struct upgrade_message sent = { .type = UPGRADE_STATE, .fd = ends[0] };
 	struct upgrade_message message;
 
 	assert_int_equal(upgrade_send(ends[0], &bare), 0);
 	assert_int_equal(receive(ends[1], &message), -EPROTO);
 	assert_int_equal(upgrade_send(ends[0], &sent), 0);
 	assert_int_equal(receive(ends[1], &message), 0);
-	assert_int_equal(message.type, UPGRADE_FENCES);
+	assert_int_equal(message.type, UPGRADE_STATE);
 	assert_true(message.fd >= 0);
 	close(message.fd);
 	close(ends[0]);
@@ -149,7 +149,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test_setup(test_reason_after_unread_messages, create_channel),
 		cmocka_unit_test_setup(test_end_without_reason, create_channel),
-		cmocka_unit_test_setup(test_fences, create_channel),
+		cmocka_unit_test_setup(test_state_folder, create_channel),
 		cmocka_unit_test_setup(test_descriptors_of_a_session, create_channel),
 		cmocka_unit_test_setup(test_too_many_descriptors, create_channel),
 	};

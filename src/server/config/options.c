@@ -486,8 +486,9 @@ static const struct field fields[] = {
 		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE, AT(user),
 		.same = same_users },
 	{ "state-folder", "DIR",
-		"folder for the list of fenced nodes, if the configuration file has nodes; each "
-		"server needs its own (default: $STATE_DIRECTORY, or /var/lib/gmblock)",
+		"folder for the list of fenced nodes and for leases; each server needs its own "
+		"(default: $STATE_DIRECTORY, or /var/lib/gmblock if the configuration file has "
+		"nodes)",
 		.type = FIELD_TEXT,
 		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE,
 		AT(state_folder) },

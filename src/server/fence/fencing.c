@@ -1,18 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/fence/fencing_private.h"
-
-enum { PATH_BYTES = 4096 };
 
 /* --- requests --------------------------------------------------------------------------------- */
 
@@ -274,40 +268,6 @@ void fencing_release(struct fencing *fencing)
 	}
 }
 
-int fencing_folder_fd(const struct fencing *fencing)
-{
-	return fencing->folder_fd;
-}
-
-static int error_folder_in_use(const struct fencing *fencing, struct error *error)
-{
-	return error_set(error, -EBUSY,
-		"another server uses the state folder %s; give each server its own "
-		"with --state-folder",
-		quote(fencing->folder));
-}
-
-int fencing_inherit(struct fencing *fencing, int fd, struct error *error)
-{
-	struct stat theirs;
-	struct stat ours;
-
-	fencing->inherited_fd = fd;
-	if (fd < 0) {
-		return fencing->locked ? 0 : error_folder_in_use(fencing, error);
-	}
-	if (fstat(fd, &theirs) < 0 || fstat(fencing->folder_fd, &ours) < 0) {
-		return error_set(error, -errno, "cannot access the state folder %s: %s",
-			quote(fencing->folder), strerror(errno));
-	}
-	return theirs.st_dev == ours.st_dev && theirs.st_ino == ours.st_ino
-		       ? 0
-		       : error_set(error, -EBUSY,
-				 "the running server has another state folder than the new "
-				 "process, which would not know its fenced nodes; use the same "
-				 "folder, or stop the server and move the folder");
-}
-
 int fencing_read(struct fencing *fencing, struct error *error)
 {
 	struct fence_list list;
@@ -316,7 +276,7 @@ int fencing_read(struct fencing *fencing, struct error *error)
 	if (fencing == NULL) {
 		return 0;
 	}
-	rc = fence_list_read(fencing->folder_fd, fencing->folder, &list, error);
+	rc = fence_list_read(fencing->folder, &list, error);
 	if (rc < 0) {
 		return rc;
 	}
@@ -334,12 +294,6 @@ void fencing_take_over(struct fencing *fencing)
 {
 	if (fencing != NULL) {
 		pthread_mutex_lock(&fencing->lock);
-		if (fencing->inherited_fd >= 0) {
-			close(fencing->folder_fd);
-			fencing->folder_fd = fencing->inherited_fd;
-			fencing->inherited_fd = -1;
-			fencing->locked = true;
-		}
 		fencing_wake(fencing);
 		pthread_mutex_unlock(&fencing->lock);
 	}
@@ -347,64 +301,15 @@ void fencing_take_over(struct fencing *fencing)
 
 /* --- life ------------------------------------------------------------------------------------- */
 
-const char *fencing_folder(const struct server_config *config)
-{
-	const char *given = getenv("STATE_DIRECTORY"); /* of a systemd unit; can be a list */
-	static char first[PATH_BYTES];
-
-	if (config->state_folder != NULL) {
-		return config->state_folder;
-	}
-	if (given == NULL || given[0] != '/') {
-		return "/var/lib/gmblock";
-	}
-	snprintf(first, sizeof(first), "%.*s", (int)strcspn(given, ":"), given);
-	return first;
-}
-
-static int open_folder(struct fencing *fencing, bool is_taking, struct error *error)
-{
-	fencing->folder_fd = open(fencing->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (fencing->folder_fd < 0) {
-		return error_set(error, -errno,
-			"cannot open the state folder %s, which nodes need: %s; create it for the "
-			"user of the server, or give another one with --state-folder",
-			quote(fencing->folder), strerror(errno));
-	}
-	return fencing_lock_folder(fencing) || is_taking ? 0 : error_folder_in_use(fencing, error);
-}
-
-/* Returns whether a configuration without nodes has a state folder whose list must be kept. The
- * list of another server is not such a list. Nor is one in the default folder, if the server has no
- * configuration file. */
-static bool has_old_list(const struct server_config *config, bool is_taking)
-{
-	bool is_named = config->file_path != NULL || config->state_folder != NULL ||
-			getenv("STATE_DIRECTORY") != NULL;
-	int fd = is_named ? open(fencing_folder(config), O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-	struct stat status;
-	bool is_free;
-	bool has;
-
-	if (fd < 0) {
-		return false;
-	}
-	is_free = flock(fd, LOCK_EX | LOCK_NB) == 0;
-	has = fstatat(fd, fence_list_file, &status, AT_SYMLINK_NOFOLLOW) == 0;
-	close(fd);
-	/* The old process can still fence nodes. */
-	return is_free ? has : is_taking;
-}
-
-int fencing_open(const struct server_config *config, bool is_taking, struct fencing **fencing_out,
-	struct error *error)
+int fencing_open(const struct server_config *config, const struct state_folder *folder,
+	bool is_taking, struct fencing **fencing_out, struct error *error)
 {
 	struct fencing *fencing;
 	struct fence_desk desk = { .ask = desk_ask };
 	int rc;
 
 	*fencing_out = NULL;
-	if (config->nodes.rule_count == 0 && !has_old_list(config, is_taking)) {
+	if (folder->fd < 0) {
 		return 0;
 	}
 	fencing = calloc(1, sizeof(*fencing));
@@ -412,17 +317,14 @@ int fencing_open(const struct server_config *config, bool is_taking, struct fenc
 		return error_oom_for(error, "the nodes");
 	}
 	pthread_mutex_init(&fencing->lock, NULL);
-	fencing->folder_fd = -1;
-	fencing->inherited_fd = -1;
-	fencing->folder = strdup(fencing_folder(config));
+	fencing->folder = folder;
 	fencing->fence = fence_create();
-	rc = fencing->folder == NULL || fencing->fence == NULL ? error_oom_for(error, "the nodes")
-							       : 0;
+	rc = fencing->fence == NULL ? error_oom_for(error, "the nodes") : 0;
 	if (rc == 0) {
 		desk.context = fencing;
 		fence_set_desk(fencing->fence, &desk);
-		rc = open_folder(fencing, is_taking, error) ?: fencing_read(fencing, error)
-			?: fencing_configure(fencing, config, false, error);
+		rc = fencing_read(fencing, error)
+			     ?: fencing_configure(fencing, config, false, error);
 	}
 	if (rc < 0) {
 		fencing_destroy(fencing);
@@ -435,7 +337,7 @@ int fencing_open(const struct server_config *config, bool is_taking, struct fenc
 	if (config->nodes.rule_count == 0 && fencing->entry_count > 0) {
 		log_warning("the configuration has no nodes, but %u nodes are fenced in %s/%s; "
 			    "they stay fenced until 'gmblock unfence'",
-			fencing->entry_count, quote(fencing->folder), fence_list_file);
+			fencing->entry_count, quote(folder->path), fence_list_file);
 	}
 	*fencing_out = fencing;
 	return 0;
@@ -494,13 +396,6 @@ void fencing_destroy(struct fencing *fencing)
 	free(fencing->looks);
 	server_access_fini(&fencing->nodes);
 	fence_destroy(fencing->fence);
-	if (fencing->folder_fd >= 0) {
-		close(fencing->folder_fd);
-	}
-	if (fencing->inherited_fd >= 0) {
-		close(fencing->inherited_fd);
-	}
 	pthread_mutex_destroy(&fencing->lock);
-	free(fencing->folder);
 	free(fencing);
 }

@@ -25,20 +25,19 @@
 #include "engine/fence.h"
 #include "server/config/config.h"
 #include "server/reactor.h"
+#include "server/state_folder.h"
 
 struct fencing;
 
-/* Opens the state folder of the configuration and reads the list of fenced nodes. *fencing_out is
- * NULL if the configuration has no nodes, and the folder has no fenced nodes: those that were
- * fenced before the nodes were removed from the configuration stay fenced. is_taking: another
- * process serves with the same list. A list that cannot be read is an error. */
-GMB_MUST_CHECK int fencing_open(const struct server_config *config, bool is_taking,
-	struct fencing **fencing_out, struct error *error);
+/* Reads the list of fenced nodes. folder: must outlive the fencing. *fencing_out is NULL if the
+ * configuration has no nodes, and the folder has no fenced nodes: those that were fenced before the
+ * nodes were removed from the configuration stay fenced. is_taking: another process serves with the
+ * same list. A list that cannot be read is an error. */
+GMB_MUST_CHECK int fencing_open(const struct server_config *config,
+	const struct state_folder *folder, bool is_taking, struct fencing **fencing_out,
+	struct error *error);
 /* Returns what engines need; NULL if fencing is NULL. */
 struct fence *fencing_fence(struct fencing *fencing);
-/* Returns the state folder of a configuration. The main thread, before other threads
- * start. */
-const char *fencing_folder(const struct server_config *config);
 
 /* Starts the thread, which looks at these reactors. They must exist until fencing_stop(). */
 GMB_MUST_CHECK int fencing_start(struct fencing *fencing, struct reactor *const *reactors,
@@ -60,17 +59,11 @@ void fencing_settle(struct fencing *fencing);
  * fence is in progress. */
 GMB_MUST_CHECK int fencing_hold(struct fencing *fencing, struct error *error);
 void fencing_release(struct fencing *fencing);
-/* Returns the descriptor of the state folder, which remains with fencing. The lock of the folder
- * belongs to its open file, so a process that gets this descriptor keeps the folder locked. */
-int fencing_folder_fd(const struct fencing *fencing);
-/* Called in the new process with the descriptor of the old one, which fencing then owns, also after
- * a failure. -1: the old process cannot fence nodes. Fails with -EBUSY if it is another folder than
- * this process has opened, or if a third process uses the folder. */
-GMB_MUST_CHECK int fencing_inherit(struct fencing *fencing, int fd, struct error *error);
 /* Called in the new process, before it serves: reads the list again, because the old process could
  * change it since fencing_open(). */
 GMB_MUST_CHECK int fencing_read(struct fencing *fencing, struct error *error);
-/* Called in the new process when it serves: it writes the list from now on. */
+/* Called in the new process when it serves, after state_folder_take_over(): writes changes of the
+ * list. */
 void fencing_take_over(struct fencing *fencing);
 
 /* See struct fence_desk. -EINVAL: there is no such node. NULL: no nodes. */

@@ -61,9 +61,7 @@ struct fencing_look {
 
 struct fencing {
 	struct fence *fence;
-	char *folder;
-	int folder_fd;
-	int inherited_fd; /* in an upgrade: the folder as the old process has locked it, or -1 */
+	const struct state_folder *folder;
 	struct ring_thread *thread;
 	struct ring *ring;
 	struct ring_op timer; /* on the thread */
@@ -73,7 +71,6 @@ struct fencing {
 	bool stopped;
 	bool held;		    /* an upgrade is in progress */
 	bool writing;		    /* the thread writes the list, without the lock */
-	bool locked;		    /* this process holds the lock of the folder */
 	bool grown;		    /* a fenced node has rules that are not in the file */
 	bool unpublished;	    /* the engines do not use the entries in force yet */
 	struct server_access nodes; /* of the configuration, with ACCESS_NODE */
@@ -124,8 +121,6 @@ void fencing_publish(struct fencing *fencing);
 
 /* --- thread.c --------------------------------------------------------------------------------- */
 
-/* Locks the folder against other servers. In an upgrade the old process has it until it leaves. */
-GMB_MUST_CHECK bool fencing_lock_folder(struct fencing *fencing);
 /* Makes the thread look for work. Called with the lock held. */
 void fencing_wake(struct fencing *fencing);
 /* Starts the thread, whose ring is then fencing->ring. */

@@ -9,7 +9,6 @@
 
 #include "base/crc32c.h"
 #include "base/log.h"
-#include "server/state_file.h"
 
 const char fence_list_file[] = "fenced";
 static const char head[] = "gmblock-fenced 1\n";
@@ -345,11 +344,11 @@ int fence_list_parse(const char *text, size_t bytes, struct fence_list *list, st
 
 /* --- the file --------------------------------------------------------------------------------- */
 
-int fence_list_read(int folder_fd, const char *folder, struct fence_list *list, struct error *error)
+int fence_list_read(const struct state_folder *folder, struct fence_list *list, struct error *error)
 {
 	char *text = NULL;
 	size_t bytes = 0;
-	int rc = state_file_read(folder_fd, fence_list_file, &text, &bytes);
+	int rc = state_folder_read(folder, fence_list_file, &text, &bytes);
 
 	*list = (struct fence_list){ 0 };
 	if (rc == -ENOENT) {
@@ -364,13 +363,7 @@ int fence_list_read(int folder_fd, const char *folder, struct fence_list *list, 
 	}
 	free(text);
 	if (rc < 0) {
-		error_prefix(error, "%s/%s", quote(folder), fence_list_file);
+		error_prefix(error, "%s/%s", quote(folder->path), fence_list_file);
 	}
 	return rc;
-}
-
-int fence_list_write(
-	int folder_fd, const char *folder, const char *text, size_t bytes, struct error *error)
-{
-	return state_file_replace(folder_fd, folder, fence_list_file, text, bytes, error);
 }

@@ -8,8 +8,8 @@
  *   when psk:616c706861          a rule: conditions, and their canonical bytes in hexadecimal
  *   end 1 5a3c0f12               number of nodes, and the CRC-32C of all bytes before this line
  *
- * The file is replaced by rename(), and everything is flushed before fence_list_write() returns. So
- * a file that is cut, changed or unreadable is not the result of a crash, and is an error.
+ * A file that is cut, changed or unreadable is not the result of a crash (state_folder.h), and is
+ * an error.
  *
  * Threading: no state; the caller serializes the calls for a folder. Ownership: the caller owns a
  * list. Errors: a negative errno and a message that names the file.
@@ -18,6 +18,7 @@
 
 #include "engine/fence.h"
 #include "server/config/config.h"
+#include "server/state_folder.h"
 
 /* A node and its rules, which have no condition ACCESS_NODE. */
 struct fence_record {
@@ -44,14 +45,9 @@ GMB_MUST_CHECK int fence_list_format(
 	const struct fence_list *list, char **text_out, size_t *bytes_out, struct error *error);
 void fence_list_fini(struct fence_list *list);
 
-/* Reads the file in the folder. A file that does not exist is an empty list. folder: its path, for
- * messages. */
+/* Reads the file in the folder. A file that does not exist is an empty list. */
 GMB_MUST_CHECK int fence_list_read(
-	int folder_fd, const char *folder, struct fence_list *list, struct error *error);
-/* Replaces the file, and returns when it is durable. After an error, the file contains the old or
- * the new list. */
-GMB_MUST_CHECK int fence_list_write(
-	int folder_fd, const char *folder, const char *text, size_t bytes, struct error *error);
+	const struct state_folder *folder, struct fence_list *list, struct error *error);
 
 bool fence_rules_has(const struct server_access *access, const struct access_rule *rule);
 /* Adds copies of the rules that `into` does not contain, without the condition ACCESS_NODE. name:

@@ -3,7 +3,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -188,13 +187,6 @@ static void draft_failed(struct fencing *fencing, const struct error *error)
 	}
 }
 
-/* Locks the folder against other servers. In an upgrade the old process has it until it leaves. */
-bool fencing_lock_folder(struct fencing *fencing)
-{
-	fencing->locked = fencing->locked || flock(fencing->folder_fd, LOCK_EX | LOCK_NB) == 0;
-	return fencing->locked;
-}
-
 /* Writes the list. Called with the lock held, and releases it during the write. */
 static void fencing_write(struct fencing *fencing)
 {
@@ -203,15 +195,10 @@ static void fencing_write(struct fencing *fencing)
 	size_t bytes = 0;
 	int rc = draft_make(fencing, &text, &bytes, &error);
 
-	if (rc == 0 && !fencing_lock_folder(fencing)) {
-		rc = error_set(&error, -EBUSY,
-			"another server uses the state folder %s; give each server its own",
-			quote(fencing->folder));
-	}
 	fencing->writing = true;
 	pthread_mutex_unlock(&fencing->lock);
 	if (rc == 0) {
-		rc = fence_list_write(fencing->folder_fd, fencing->folder, text, bytes, &error);
+		rc = state_folder_replace(fencing->folder, fence_list_file, text, bytes, &error);
 	}
 	free(text);
 	pthread_mutex_lock(&fencing->lock);

@@ -2,30 +2,21 @@
 #include "server/lease/leases.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/text.h"
-#include "server/fence/fencing.h"
-#include "server/state_file.h"
 
 static const char file_name[] = "leases";
-static const char lock_name[] = "leases.lock";
 
 #define FAILURE_LOG_NS UINT64_C(1000000000)
 
 struct leases {
 	struct lease_book *book;
-	char *folder;
-	int folder_fd; /* -1: no record */
-	int lock_fd;
-	bool locked;
-	uint64_t failed_ns; /* when a failed write was logged last */
+	const struct state_folder *folder; /* without a descriptor: no record */
+	uint64_t failed_ns;		   /* when a failed write was logged last */
 };
 
 static const char *const mode_words[] = {
@@ -87,8 +78,9 @@ static json_t *show_holder(const struct lease_view *view)
 	return object;
 }
 
-/* Everything, for the record and for another process. */
-static json_t *write_holder(const struct lease_view *view)
+/* Everything that must outlast this process. with_ids: also the numbers of the connections, which
+ * another process takes over. */
+static json_t *write_holder(const struct lease_view *view, bool with_ids)
 {
 	const struct lease_owner *owner = &view->owner;
 	json_t *ids = json_array();
@@ -102,7 +94,7 @@ static json_t *write_holder(const struct lease_view *view)
 		hex_of(owner->address, sizeof(owner->address)), "pid", (json_int_t)owner->pid,
 		"ids", ids);
 
-	for (uint32_t i = 0; object != NULL && i < view->connection_count; i++) {
+	for (uint32_t i = 0; object != NULL && with_ids && i < view->connection_count; i++) {
 		json_array_append_new(ids, json_integer((json_int_t)view->connections[i]));
 	}
 	return object;
@@ -176,7 +168,7 @@ static int record_look(void *context, const struct lease_view *view)
 	if (!view->owner.is_named || view->state == LEASE_LOST) {
 		return 0;
 	}
-	return json_array_append_new(array, write_holder(view)) == 0 ? 0 : -ENOMEM;
+	return json_array_append_new(array, write_holder(view, false)) == 0 ? 0 : -ENOMEM;
 }
 
 /* Called on a worker thread of an engine; see struct lease_desk. */
@@ -193,20 +185,15 @@ static int record_write(void *context, struct lease_book *book)
 		text = json_dumps(root, JSON_INDENT(1));
 		rc = text == NULL ? -ENOMEM : 0;
 	}
-	leases->locked = leases->locked || flock(leases->lock_fd, LOCK_EX | LOCK_NB) == 0;
 	if (rc < 0) {
 		error_oom_for(&error, "the record of leases");
-	} else if (!leases->locked) {
-		rc = error_set(&error, -EBUSY,
-			"another server uses the state folder %s; give each server its own",
-			quote(leases->folder));
 	} else {
-		rc = state_file_replace(
-			leases->folder_fd, leases->folder, file_name, text, strlen(text), &error);
+		rc = state_folder_replace(leases->folder, file_name, text, strlen(text), &error);
 	}
 	json_decref(root);
 	free(text);
-	if (rc < 0 && clock_now_ns() - leases->failed_ns >= FAILURE_LOG_NS) {
+	/* -EBUSY: an upgrade is in progress, and the old process has the record. */
+	if (rc < 0 && rc != -EBUSY && clock_now_ns() - leases->failed_ns >= FAILURE_LOG_NS) {
 		leases->failed_ns = clock_now_ns();
 		log_error("leases: %s", error.text);
 	}
@@ -232,7 +219,7 @@ static int record_read(struct leases *leases, struct error *error)
 {
 	char *text = NULL;
 	size_t bytes = 0;
-	int rc = state_file_read(leases->folder_fd, file_name, &text, &bytes);
+	int rc = state_folder_read(leases->folder, file_name, &text, &bytes);
 
 	if (rc == -ENOENT) {
 		return 0;
@@ -243,56 +230,30 @@ static int record_read(struct leases *leases, struct error *error)
 		       : error_set(error, rc,
 				 "cannot read the leases in %s/%s: %s; if no client has a lease, "
 				 "remove the file",
-				 quote(leases->folder), file_name,
+				 quote(leases->folder->path), file_name,
 				 rc == -EPROTO || rc == -EINVAL ? "the file is damaged"
 								: strerror(-rc));
 }
 
-static int open_record(struct leases *leases, bool is_taking, struct error *error)
-{
-	leases->folder_fd = open(leases->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-	if (leases->folder_fd >= 0) {
-		leases->lock_fd = openat(leases->folder_fd, lock_name,
-			O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0600);
-	}
-	if (leases->lock_fd < 0) {
-		return error_set(error, -errno,
-			"cannot use the state folder %s for leases: %s; create it for the user of "
-			"the server, or give another one with --state-folder",
-			quote(leases->folder), strerror(errno));
-	}
-	leases->locked = flock(leases->lock_fd, LOCK_EX | LOCK_NB) == 0;
-	if (is_taking) {
-		return 0;
-	}
-	return leases->locked ? record_read(leases, error)
-			      : error_set(error, -EBUSY,
-					"another server uses the state folder %s; give each server "
-					"its own with --state-folder",
-					quote(leases->folder));
-}
-
-int leases_open(const struct server_config *config, bool uses_folder, bool is_taking,
-	struct leases **leases_out, struct error *error)
+int leases_open(const struct state_folder *folder, bool is_taking, struct leases **leases_out,
+	struct error *error)
 {
 	struct leases *leases = calloc(1, sizeof(*leases));
 	const struct lease_desk desk = { .record = record_write, .context = leases };
-	bool has_folder =
-		uses_folder || config->state_folder != NULL || getenv("STATE_DIRECTORY") != NULL;
 	int rc = 0;
 
 	if (leases == NULL) {
 		return error_oom_for(error, "the leases");
 	}
-	leases->folder_fd = -1;
-	leases->lock_fd = -1;
+	leases->folder = folder;
 	leases->book = lease_book_create();
-	leases->folder = strdup(fencing_folder(config));
-	if (leases->book == NULL || leases->folder == NULL) {
+	if (leases->book == NULL) {
 		rc = error_oom_for(error, "the leases");
-	} else if (has_folder) {
-		lease_book_set_desk(leases->book, &desk);
-		rc = open_record(leases, is_taking, error);
+	} else if (folder->fd >= 0) {
+		/* The record of an old process is replaced when this one serves, even if no lease
+		 * changes: the old one may have kept none. */
+		lease_book_set_desk(leases->book, &desk, is_taking);
+		rc = is_taking ? 0 : record_read(leases, error);
 	}
 	if (rc < 0) {
 		leases_close(leases);
@@ -306,13 +267,6 @@ void leases_close(struct leases *leases)
 {
 	if (leases != NULL) {
 		lease_book_destroy(leases->book);
-		if (leases->lock_fd >= 0) {
-			close(leases->lock_fd);
-		}
-		if (leases->folder_fd >= 0) {
-			close(leases->folder_fd);
-		}
-		free(leases->folder);
 		free(leases);
 	}
 }
@@ -322,9 +276,10 @@ struct lease_book *leases_book(struct leases *leases)
 	return leases->book;
 }
 
-bool leases_are_recorded(const struct leases *leases)
+void leases_take_over(struct leases *leases)
 {
-	return leases->folder_fd >= 0;
+	/* A failure is logged. It is repeated with the next change. */
+	(void)!lease_book_record(leases->book);
 }
 
 /* --- upgrades and lists ----------------------------------------------------------------------- */
@@ -337,7 +292,7 @@ struct telling {
 static int tell_look(void *context, const struct lease_view *view)
 {
 	const struct telling *telling = context;
-	json_t *object = view->state != LEASE_LOST ? write_holder(view) : NULL;
+	json_t *object = view->state != LEASE_LOST ? write_holder(view, true) : NULL;
 	char *text = object != NULL ? json_dumps(object, JSON_COMPACT) : NULL;
 	int rc = view->state == LEASE_LOST		? 0
 		 : text == NULL				? -ENOMEM

@@ -15,20 +15,20 @@
 #include <jansson.h>
 
 #include "engine/lease.h"
-#include "server/config/config.h"
+#include "server/state_folder.h"
 
 struct leases;
 
-/* Creates the leases, and reads the record. uses_folder: the server uses the state folder in any
- * case. is_taking: another process uses it now; the holders come from there. A record that cannot
- * be read is an error. */
-GMB_MUST_CHECK int leases_open(const struct server_config *config, bool uses_folder, bool is_taking,
+/* Creates the leases, and reads the record. folder: must outlive the leases. is_taking: another
+ * process uses it now; the holders come from there. A record that cannot be read is an error. */
+GMB_MUST_CHECK int leases_open(const struct state_folder *folder, bool is_taking,
 	struct leases **leases_out, struct error *error);
 /* Called when no export exists any more. NULL is a no-op. */
 void leases_close(struct leases *leases);
 struct lease_book *leases_book(struct leases *leases);
-/* Returns whether there is a record, in the state folder. */
-bool leases_are_recorded(const struct leases *leases);
+/* Called in the new process of an upgrade when it serves, after state_folder_take_over(): replaces
+ * the record. Blocks. */
+void leases_take_over(struct leases *leases);
 
 /* For upgrades. leases_tell() calls send() with a description of each holder, a text of at most
  * LEASES_TEXT_BYTES_MAX bytes, and stops when it returns a negative errno. Called between

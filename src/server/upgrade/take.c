@@ -14,7 +14,6 @@
 #include "base/text.h"
 #include "base/trust.h"
 #include "server/control.h"
-#include "server/fence/fencing.h"
 #include "server/lease/leases.h"
 #include "server/upgrade/added.h"
 
@@ -56,8 +55,8 @@ struct deferred_session {
 struct upgrade_take {
 	int channel;
 	bool keeps_all; /* fail if this process refuses a connection */
-	/* state folder of the old process; -1: it cannot fence nodes, or fencing has it */
-	int fences_fd;
+	/* state folder of the old process; -1: it uses none, or this process has taken it */
+	int state_fd;
 	/* fd -1: the socket was returned by upgrade_take_socket() already */
 	struct upgrade_socket *sockets;
 	uint32_t socket_count;
@@ -93,8 +92,8 @@ static void take_free(struct upgrade_take *take)
 	if (take->control.fd >= 0) {
 		close(take->control.fd);
 	}
-	if (take->fences_fd >= 0) {
-		close(take->fences_fd);
+	if (take->state_fd >= 0) {
+		close(take->state_fd);
 	}
 	for (uint32_t i = 0; i < take->export_count; i++) {
 		if (take->exports[i].inherited.fd >= 0) {
@@ -250,13 +249,13 @@ static int keep_added(
 					      : upgrade_added_keep_snapshot(config, &about, error);
 }
 
-static int keep_fences(
+static int keep_state(
 	struct upgrade_take *take, struct upgrade_message *message, struct error *error)
 {
-	if (take->fences_fd >= 0) {
+	if (take->state_fd >= 0) {
 		return out_of_turn(message, error);
 	}
-	take->fences_fd = message->fd;
+	take->state_fd = message->fd;
 	return 0;
 }
 
@@ -276,8 +275,8 @@ static int receive_all(struct upgrade_take *take, struct server_config *config, 
 			rc = keep_export(take, &message, error);
 		} else if (message.type == UPGRADE_ADDED || message.type == UPGRADE_SNAPSHOT) {
 			rc = keep_added(config, &message, error);
-		} else if (message.type == UPGRADE_FENCES) {
-			rc = keep_fences(take, &message, error);
+		} else if (message.type == UPGRADE_STATE) {
+			rc = keep_state(take, &message, error);
 		} else {
 			rc = out_of_turn(&message, error);
 		}
@@ -347,7 +346,7 @@ int upgrade_take_find(
 	}
 	take->channel = channel;
 	take->control.fd = -1;
-	take->fences_fd = -1;
+	take->state_fd = -1;
 	take->keeps_all = getenv(all_variable) != NULL;
 	*take_out = take;
 	return config->file_path != NULL ? trust_path(config->file_path, error) : 0;
@@ -388,22 +387,16 @@ int upgrade_take_begin(struct upgrade_take *take, struct server_config *config, 
 		      : receive_all(take, config, error);
 }
 
-int upgrade_take_fences(struct upgrade_take *take, struct fencing *fencing, struct error *error)
+int upgrade_take_state(struct upgrade_take *take, struct state_folder *folder, struct error *error)
 {
 	int fd;
 
 	if (take == NULL) {
 		return 0;
 	}
-	if (fencing == NULL && take->fences_fd >= 0) {
-		return error_set(error, -EBUSY,
-			"the running server can have fenced nodes, but the new process has no "
-			"nodes, and does not use the state folder of the running server; name this "
-			"folder with state-folder");
-	}
-	fd = take->fences_fd;
-	take->fences_fd = -1;
-	return fencing == NULL ? 0 : fencing_inherit(fencing, fd, error);
+	fd = take->state_fd;
+	take->state_fd = -1;
+	return state_folder_inherit(folder, fd, error);
 }
 
 /* --- sockets --------------------------------------------------------------------------------- */

@@ -16,8 +16,8 @@
 #include "server/listen/accept.h"
 
 struct upgrade_take;
-struct fencing;
 struct leases;
+struct state_folder;
 
 /* Checks the environment for an old process, without reading its data. -EPERM, with *take_out set:
  * another user can write to the configuration file that was read. */
@@ -28,11 +28,10 @@ GMB_MUST_CHECK int upgrade_take_find(
  * run as the same user. Exports that commands added there are appended to the configuration. */
 GMB_MUST_CHECK int upgrade_take_begin(
 	struct upgrade_take *take, struct server_config *config, struct error *error);
-/* Gives the locked state folder of the old process to the fencing of this one. -EBUSY: the old
- * process can fence nodes, and this one has another state folder, or no nodes and no state folder.
- * fencing: of this process, or NULL; take may be NULL. */
-GMB_MUST_CHECK int upgrade_take_fences(
-	struct upgrade_take *take, struct fencing *fencing, struct error *error);
+/* Gives the locked state folder of the old process to this one, see state_folder_inherit(). take
+ * may be NULL. */
+GMB_MUST_CHECK int upgrade_take_state(
+	struct upgrade_take *take, struct state_folder *folder, struct error *error);
 struct upgrade_socket {
 	int fd;
 	bool of_manager;

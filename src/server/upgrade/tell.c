@@ -4,7 +4,6 @@
 #include <errno.h>
 #include <string.h>
 
-#include "server/fence/fencing.h"
 #include "server/lease/leases.h"
 #include "server/upgrade/added.h"
 
@@ -99,25 +98,18 @@ static int send_served_export(struct upgrade_tell *tell, const struct served_exp
 	return rc == 0 && served->is_added ? send_added(tell, served, UPGRADE_ADDED) : rc;
 }
 
-static int send_fences(struct upgrade_tell *tell, const struct fencing *fencing)
-{
-	const struct upgrade_message message = { .type = UPGRADE_FENCES,
-		.fd = fencing_folder_fd(fencing) };
-
-	return send_next(tell, &message);
-}
-
 /* If the socket is full, the caller repeats the call. Each call goes through all messages from the
  * first one; send_next() skips those that were sent before. */
 int upgrade_tell_all(struct upgrade_tell *tell, const struct upgrade_sockets *sockets,
-	const struct exports *exports, const struct fencing *fencing)
+	const struct exports *exports, const struct state_folder *state)
 {
+	const struct upgrade_message folder = { .type = UPGRADE_STATE, .fd = state->fd };
 	const struct upgrade_message end = { .type = UPGRADE_PREPARE, .fd = -1 };
 	int rc = 0;
 
 	tell->next_index = 0;
-	if (fencing != NULL) {
-		rc = send_fences(tell, fencing);
+	if (state->fd >= 0) {
+		rc = send_next(tell, &folder);
 	}
 	for (uint32_t i = 0; rc == 0 && i < sockets->listener_count; i++) {
 		rc = send_listener(tell, &sockets->listeners[i], 0);

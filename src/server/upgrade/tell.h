@@ -13,7 +13,7 @@
 #include "server/listen/listen.h"
 #include "server/upgrade/wire.h"
 
-struct fencing;
+struct state_folder;
 struct leases;
 
 struct upgrade_tell {
@@ -46,10 +46,10 @@ void upgrade_tell_init(struct upgrade_tell *tell, int channel);
 /* Returns true if the call that returned rc failed only because the socket was full, or too many
  * descriptors are in flight. The caller then repeats the call, which continues where it stopped. */
 bool upgrade_tell_waits(struct upgrade_tell *tell, int rc);
-/* Sends all sockets and disks, and the state folder of the fencing, which may be NULL. */
+/* Sends all sockets and disks, and the state folder, if it is used. */
 GMB_MUST_CHECK int upgrade_tell_all(struct upgrade_tell *tell,
 	const struct upgrade_sockets *sockets, const struct exports *exports,
-	const struct fencing *fencing);
+	const struct state_folder *state);
 /* Sends the holders of leases, before the first session. */
 GMB_MUST_CHECK int upgrade_tell_leases(struct upgrade_tell *tell, struct leases *leases);
 /* A callback for engine_hand_over(). */

@@ -463,7 +463,7 @@ static void server_upgrade_tell_all(struct upgrade *upgrade)
 		.metrics = scrape_listener(upgrade->scrape),
 	};
 	int rc = upgrade_tell_all(
-		&upgrade->tell, &sockets, upgrade->options.exports, upgrade->options.fencing);
+		&upgrade->tell, &sockets, upgrade->options.exports, upgrade->options.state);
 
 	if (upgrade_tell_waits(&upgrade->tell, rc)) {
 		return;

@@ -59,6 +59,7 @@ struct upgrade_options {
 	uint32_t reactor_count;
 	struct jobs *jobs;
 	struct fencing *fencing; /* or NULL */
+	const struct state_folder *state;
 	struct leases *leases;
 	_Atomic bool *acceptor_stopped; /* set by the acceptor's stopped() */
 };

@@ -80,7 +80,7 @@ static const struct {
 	[UPGRADE_ADDED] = { "ADDED", 0, 0, 0 },
 	[UPGRADE_SNAPSHOT] = { "SNAPSHOT", 0, 0, 0 },
 	[UPGRADE_RECEIVED] = { "RECEIVED", sizeof(struct wire_received), 0, 0 },
-	[UPGRADE_FENCES] = { "FENCES", 0, 1, 1 },
+	[UPGRADE_STATE] = { "STATE", 0, 1, 1 },
 	[UPGRADE_LEASE] = { "LEASE", 0, 0, 0 },
 };
 
@@ -234,7 +234,7 @@ static bool parse_rest(const uint8_t *fixed, struct reader *rest, struct upgrade
 			(uint32_t)MIN(rest->left, (size_t)UPGRADE_RECEIVED_BYTES_MAX);
 		message->received.bytes = upgrade_wire_take(rest, message->received.count);
 		return true;
-	case UPGRADE_FENCES:
+	case UPGRADE_STATE:
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
 	case UPGRADE_STARTED:
@@ -462,7 +462,7 @@ static void put_message(struct writer *writer, const struct upgrade_message *mes
 		upgrade_wire_put(writer, &received, sizeof(received));
 		upgrade_wire_put(writer, message->received.bytes, message->received.count);
 		break;
-	case UPGRADE_FENCES:
+	case UPGRADE_STATE:
 	case UPGRADE_PREPARE:
 	case UPGRADE_READY:
 	case UPGRADE_STARTED:

@@ -40,8 +40,8 @@ enum upgrade_type {
 	UPGRADE_SNAPSHOT, /* from the old process: the settings of a snapshot's export */
 	/* From the old process, before SESSION: received data for which SESSION has no room. */
 	UPGRADE_RECEIVED,
-	UPGRADE_FENCES, /* from the old process, if it can fence nodes: its locked state folder */
-	UPGRADE_LEASE,	/* from the old process, before SESSION: the holder of a lease */
+	UPGRADE_STATE, /* from the old process, if it uses one: its locked state folder */
+	UPGRADE_LEASE, /* from the old process, before SESSION: the holder of a lease */
 	UPGRADE_TYPE_END
 };
 

@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The state folder of a server: who has it, in an upgrade too, and its files. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+#include "server/config/config.h"
+#include "server/state_folder.h"
+
+static char place[] = "/tmp/gmblock-state-XXXXXX";
+static char *large; /* one byte longer than a file can be */
+
+static int create_place(void **state)
+{
+	GMB_UNUSED(state);
+	log_set_level(LOG_LEVEL_ERROR);
+	unsetenv("STATE_DIRECTORY");
+	large = malloc(STATE_FILE_BYTES_MAX + 1);
+	if (large != NULL) {
+		memset(large, 'x', STATE_FILE_BYTES_MAX + 1);
+	}
+	return large == NULL || mkdtemp(place) == NULL ? -1 : 0;
+}
+
+static int remove_place(void **state)
+{
+	char path[64];
+
+	GMB_UNUSED(state);
+	free(large);
+	snprintf(path, sizeof(path), "%s/file", place);
+	(void)unlink(path);
+	return rmdir(place);
+}
+
+static int open_place(struct state_folder *folder, bool is_named, bool is_taking)
+{
+	const struct server_config config = { .state_folder = is_named ? place : NULL };
+	struct error error;
+
+	return state_folder_open(&config, is_taking, folder, &error);
+}
+
+static void check_file(const struct state_folder *folder, const char *expected)
+{
+	char *text;
+	size_t bytes;
+
+	assert_int_equal(state_folder_read(folder, "file", &text, &bytes), 0);
+	assert_int_equal(bytes, strlen(expected));
+	assert_string_equal(text, expected);
+	free(text);
+}
+
+/* What can be written can be read, and nothing else replaces a file. */
+static void test_files(void **state)
+{
+	struct state_folder folder;
+	struct error error;
+	char *text;
+	size_t bytes;
+
+	GMB_UNUSED(state);
+	assert_int_equal(open_place(&folder, true, false), 0);
+	assert_int_equal(state_folder_read(&folder, "file", &text, &bytes), -ENOENT);
+	assert_int_equal(
+		state_folder_replace(&folder, "file", large, STATE_FILE_BYTES_MAX, &error), 0);
+	assert_int_equal(state_folder_read(&folder, "file", &text, &bytes), 0);
+	assert_int_equal(bytes, STATE_FILE_BYTES_MAX);
+	assert_memory_equal(text, large, bytes);
+	free(text);
+	assert_int_equal(state_folder_replace(&folder, "file", "old", 3, &error), 0);
+	assert_int_equal(
+		state_folder_replace(&folder, "file", large, STATE_FILE_BYTES_MAX + 1, &error),
+		-EFBIG);
+	assert_non_null(strstr(error.text, "/file: File too large"));
+	check_file(&folder, "old");
+	state_folder_close(&folder);
+}
+
+/* A folder that was given belongs to one server. One of the environment is not worth a failure. */
+static void test_two_servers(void **state)
+{
+	struct state_folder first;
+	struct state_folder second;
+
+	GMB_UNUSED(state);
+	assert_int_equal(open_place(&first, false, false), 0);
+	assert_int_equal(first.fd, -1);
+	state_folder_close(&first);
+	setenv("STATE_DIRECTORY", place, 1);
+	assert_int_equal(open_place(&first, false, false), 0);
+	assert_true(first.fd >= 0);
+	assert_int_equal(open_place(&second, false, false), 0);
+	assert_int_equal(second.fd, -1);
+	state_folder_close(&second);
+	assert_int_equal(open_place(&second, true, false), -EBUSY);
+	state_folder_close(&second);
+	state_folder_close(&first);
+	setenv("STATE_DIRECTORY", "/nowhere", 1);
+	assert_int_equal(open_place(&first, false, false), 0);
+	assert_int_equal(first.fd, -1);
+	state_folder_close(&first);
+	unsetenv("STATE_DIRECTORY");
+}
+
+/* The new process writes when it serves. The lock has no gap. */
+static void test_an_upgrade(void **state)
+{
+	struct state_folder old;
+	struct state_folder new;
+	struct state_folder third;
+	struct error error;
+
+	GMB_UNUSED(state);
+	assert_int_equal(open_place(&old, true, false), 0);
+	assert_int_equal(state_folder_replace(&old, "file", "old", 3, &error), 0);
+	assert_int_equal(open_place(&new, true, true), 0);
+	assert_int_equal(state_folder_inherit(&new, dup(old.fd), &error), 0);
+	check_file(&new, "old");
+	assert_int_equal(state_folder_replace(&new, "file", "new", 3, &error), -EBUSY);
+	state_folder_close(&old);
+	assert_int_equal(open_place(&third, true, false), -EBUSY);
+	state_folder_close(&third);
+	state_folder_take_over(&new);
+	assert_int_equal(state_folder_replace(&new, "file", "new", 3, &error), 0);
+	check_file(&new, "new");
+	state_folder_close(&new);
+}
+
+static void test_refused_upgrades(void **state)
+{
+	struct state_folder old;
+	struct state_folder new;
+	struct error error;
+
+	GMB_UNUSED(state);
+	assert_int_equal(open_place(&old, true, false), 0);
+	/* a third server has the folder */
+	assert_int_equal(open_place(&new, true, true), 0);
+	assert_int_equal(state_folder_inherit(&new, -1, &error), -EBUSY);
+	state_folder_close(&new);
+	/* the new process has none */
+	assert_int_equal(open_place(&new, false, true), 0);
+	assert_int_equal(state_folder_inherit(&new, dup(old.fd), &error), -EBUSY);
+	assert_non_null(strstr(error.text, "has a state folder"));
+	state_folder_close(&new);
+	/* the new process has another one */
+	setenv("STATE_DIRECTORY", "/tmp", 1);
+	assert_int_equal(open_place(&new, false, true), 0);
+	assert_int_equal(state_folder_inherit(&new, dup(old.fd), &error), -EBUSY);
+	assert_non_null(strstr(error.text, "has another state folder"));
+	state_folder_close(&new);
+	unsetenv("STATE_DIRECTORY");
+	state_folder_close(&old);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+		cmocka_unit_test(test_files),
+		cmocka_unit_test(test_two_servers),
+		cmocka_unit_test(test_an_upgrade),
+		cmocka_unit_test(test_refused_upgrades),
+	};
+
+	return cmocka_run_group_tests(tests, create_place, remove_place);
+}
