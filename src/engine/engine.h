@@ -728,6 +728,9 @@ void session_takeover_enter(struct session *session, struct export *export);
 /* Logs "client ... WHAT export ..." for a session that has chosen an export. */
 void session_log(struct session *session, const char *what);
 void engine_stop_session(struct session *session, uint64_t deadline_ns);
+/* The export for which a session in its handshake has waited is removed: gives up the lease that
+ * the session was to get, and the reference to the export. */
+void session_leave_export(struct session *session);
 /* Returns 0 if the store's barrier is open for the session, otherwise an error of
  * session_choose(). */
 int engine_export_barrier(struct engine_export *entry, struct session *session);

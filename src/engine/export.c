@@ -470,6 +470,9 @@ static void barrier_done(struct ring_op *op, int result)
 		struct session *session = list_entry(node, struct session, barred_node);
 
 		if (over || has_waited_enough(session, ring_now_ns(engine->ring))) {
+			if (entry->removed && session->chosen == NULL) {
+				session_leave_export(session);
+			}
 			session->kind->resume(session);
 		} else {
 			list_push_back(&entry->barred, node);

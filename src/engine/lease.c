@@ -527,11 +527,6 @@ static int take_locked(struct lease *lease, struct session *session, struct expo
 	int rc = 0;
 
 	lease_expire(lease, now_ns);
-	if (holder != NULL && holder->lease != lease) {
-		/* The session waited for another export, which has been removed. */
-		leave_locked(session, now_ns);
-		holder = NULL;
-	}
 	if (holder != NULL) { /* another attempt, after waiting */
 		return holder->state == LEASE_LOST ? refuse_lost(session, lease, now_ns)
 						   : holder_settle(holder);

@@ -111,13 +111,9 @@ static void newcomer_advance(struct session *session, enum newcomer to)
 	}
 }
 
-void session_identify(struct session *session, struct identity *identity)
+/* Leaves the takeover group of an export, with the token. */
+static void session_takeover_quit(struct session *session)
 {
-	GMB_ASSERT(session->state == SESSION_NEGOTIATING && session->peer.proved == NULL);
-	identity_get(identity);
-	session->peer.proved = identity;
-	newcomer_advance(session, NEWCOMER_IDENTIFIED);
-	/* A takeover token that the client has sent without TLS is no longer valid. */
 	takeover_give_up(&session->member);
 	takeover_leave(&session->member);
 	if (takeover_may_go(&session->member)) {
@@ -127,6 +123,23 @@ void session_identify(struct session *session, struct identity *identity)
 		}
 		session->takeover_export = NULL;
 	}
+}
+
+void session_leave_export(struct session *session)
+{
+	GMB_ASSERT(session->chosen == NULL);
+	session_lease_give_up(session);
+	session_takeover_quit(session);
+}
+
+void session_identify(struct session *session, struct identity *identity)
+{
+	GMB_ASSERT(session->state == SESSION_NEGOTIATING && session->peer.proved == NULL);
+	identity_get(identity);
+	session->peer.proved = identity;
+	newcomer_advance(session, NEWCOMER_IDENTIFIED);
+	/* A takeover token that the client has sent without TLS is no longer valid. */
+	session_takeover_quit(session);
 	session->member.principal = principal_of(&session->peer);
 }
 

@@ -414,7 +414,7 @@ class Raw(Leases):
 
     def test_an_export_that_vanishes(self):
         """A client waits for the lease of an export, which is then removed, and takes another one: it has the lease of
-        this one only."""
+        this one only, and the removed one is closed."""
         uri = self.begin("--threads", "2")
         self.make_file("disk2.img", bytes(1 << 20))
         code, _, errors = self.run_gmblock("export", "add", "slow", self.path("disk2.img"), "delay=write:1s", "--server",
@@ -429,12 +429,12 @@ class Raw(Leases):
         self.ask(new, b"exclusive,id=%032x,ms=60000,preempt" % 2)
         new.send_option(nbdmini.OPT_GO, struct.pack(">I4sH", 4, b"slow", 0))
         self.wait_for(lambda: ("exclusive", "lost") in self.listed())
-        remover = subprocess.Popen([support.program(), "export", "remove", "slow", "--server", self.control],
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        remover = subprocess.Popen([support.program(), "export", "remove", "slow", "--server", self.control])
         self.addCleanup(remover.wait)
         self.addCleanup(remover.kill)
         with self.assertRaises(nbdmini.OptionRefused):
             new.option_replies(nbdmini.OPT_GO)
+        self.assertEqual(remover.wait(support.WAIT_SECONDS), 0)  # it does not wait for this client
         self.ask(new, b"exclusive,id=%032x,ms=60000" % 2)
         new.go(b"disk")
         with self.assertRaises(nbdmini.OptionRefused):
