@@ -540,8 +540,8 @@ static void begin_lease(void *context, struct control_client *client, const json
 	char text[ERROR_TEXT_BYTES];
 
 	if (action != NULL && strcmp(action, "list") == 0) {
-		control_reply(
-			client, json_pack("{s:o?}", "leases", leases_list(control->view.leases)));
+		control_reply(client,
+			json_pack("{s:o?}", "leases", leases_list(control->view.leases, NULL)));
 	} else if ((!offers && (action == NULL || strcmp(action, "release") != 0)) ||
 		   export == NULL || (offers && node == NULL)) {
 		control_fail(client, -EINVAL,

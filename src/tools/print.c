@@ -124,3 +124,30 @@ int print_json_digits(json_t *root, int digits, struct error *error)
 {
 	return print_document(root, JSON_INDENT(2) | JSON_REAL_PRECISION(digits), error);
 }
+
+void print_lease(const json_t *lease, const char *separator)
+{
+	const char *node = json_string_value(json_object_get(lease, "node"));
+	const char *state = json_string_value(json_object_get(lease, "state"));
+	const char *offered_to = json_string_value(json_object_get(lease, "offered_to"));
+	const json_t *ends = json_object_get(lease, "ends_in_ms");
+
+	print_peer_text(json_string_value(json_object_get(lease, "mode")));
+	fputs(separator, stdout);
+	print_peer_text(json_string_value(json_object_get(lease, "client")));
+	if (node != NULL) {
+		printf(" of node ");
+		print_peer_text(node);
+	}
+	if (state != NULL && strcmp(state, "pending") == 0) {
+		printf(", gets the lease when it writes");
+	} else if (state != NULL && strcmp(state, "lost") == 0) {
+		printf(", has lost the lease and is ending");
+	} else if (offered_to != NULL) {
+		printf(", offered to node ");
+		print_peer_text(offered_to);
+	}
+	if (ends != NULL) {
+		printf(", not connected, ends in %.1f s", (double)json_integer_value(ends) / 1000);
+	}
+}

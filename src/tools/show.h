@@ -29,6 +29,10 @@ GMB_MUST_CHECK int print_end(struct error *error);
 /* Prints text from a server, escaped, so that it cannot control the terminal. NULL is a no-op. */
 void print_peer_text(const char *text);
 
+/* Prints an object of "leases" (docs/protocol/control.md): the kind of the lease, the separator,
+ * the client, and the state of the lease. */
+void print_lease(const json_t *lease, const char *separator);
+
 /* Prints the name of an export, escaped; the empty name of the default export is printed as "". */
 void print_export_name(const char *name);
 

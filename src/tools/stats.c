@@ -378,6 +378,19 @@ static void show_export_counters(const json_t *entry)
 	}
 }
 
+static void show_leases(const json_t *entry)
+{
+	const json_t *lease;
+	size_t i;
+
+	json_array_foreach(json_object_get(entry, "lease_holders"), i, lease)
+	{
+		printf("  ");
+		print_lease(lease, " lease: ");
+		printf("\n");
+	}
+}
+
 static void show_nodes(const json_t *nodes)
 {
 	const json_t *node;
@@ -409,6 +422,7 @@ void stats_show(const json_t *document)
 			continue;
 		}
 		show_export_counters(entry);
+		show_leases(entry);
 		if (json_array_size(operations) == 0) {
 			printf("  no requests yet\n");
 			continue;

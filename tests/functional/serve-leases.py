@@ -543,6 +543,23 @@ class Raw(Leases):
             self.open(server.uri, 2)
         self.open(server.uri, 1, extra=b",renew").write(0, b"2" * BLOCK)
 
+    def test_statistics(self):
+        uri = self.begin()
+        self.open(uri, 1)
+        self.assertEqual(self.lease("offer", "disk", "b"), (0, "", ""))
+        new = self.open(uri, 2, B)
+        code, output, errors = self.run_gmblock("stats", self.control)
+        self.assertEqual(code, 0, errors)
+        self.assertRegex(output, r"  exclusive lease: 127.0.0.2:\d+ of node a, offered to node b\n"
+                                 r"  exclusive lease: 127.0.0.3:\d+ of node b, gets the lease when it writes\n")
+        new.close()
+
+        def counted():
+            export, = json.loads(self.run_gmblock("stats", "--json", self.control)[1])["exports"]
+            states = [holder["state"] for holder in export["lease_holders"]]
+            return export["leases"], export["leases_disconnected"], states
+        self.wait_for(lambda: counted() == (2, 1, ["holds", "pending"]))
+
     def test_a_damaged_record(self):
         self.make_file("state/leases", "{")
         code, output, errors = self.run_gmblock("serve", "--state-folder", self.path("state"), self.image)

@@ -320,18 +320,31 @@ int leases_take(struct leases *leases, const char *text, size_t bytes, struct er
 	return rc < 0 ? error_set(error, rc, "cannot take over a lease: %s", strerror(-rc)) : 0;
 }
 
+struct listing {
+	const struct export *export; /* or NULL */
+	json_t *array;
+};
+
 static int list_look(void *context, const struct lease_view *view)
 {
-	return json_array_append_new(context, show_holder(view)) == 0 ? 0 : -ENOMEM;
+	const struct listing *listing = context;
+
+	if (listing->export != NULL &&
+		(listing->export->name_bytes != view->export_bytes ||
+			memcmp(listing->export->name, view->export, view->export_bytes) != 0)) {
+		return 0;
+	}
+	return json_array_append_new(listing->array, show_holder(view)) == 0 ? 0 : -ENOMEM;
 }
 
-json_t *leases_list(struct leases *leases)
+json_t *leases_list(struct leases *leases, const struct export *export)
 {
-	json_t *array = json_array();
+	struct listing listing = { .export = export, .array = json_array() };
 
-	if (array != NULL && lease_book_each(leases->book, clock_now_ns(), list_look, array) < 0) {
-		json_decref(array);
-		array = NULL;
+	if (listing.array != NULL &&
+		lease_book_each(leases->book, clock_now_ns(), list_look, &listing) < 0) {
+		json_decref(listing.array);
+		return NULL;
 	}
-	return array;
+	return listing.array;
 }

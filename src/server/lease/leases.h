@@ -39,5 +39,6 @@ GMB_MUST_CHECK int leases_tell(
 GMB_MUST_CHECK int leases_take(
 	struct leases *leases, const char *text, size_t bytes, struct error *error);
 
-/* Returns all holders as a JSON array, see docs/protocol/control.md. NULL: no memory. */
-json_t *leases_list(struct leases *leases);
+/* Returns the holders as a JSON array, see docs/protocol/control.md: of the export, or all if it is
+ * NULL. NULL: no memory. */
+json_t *leases_list(struct leases *leases, const struct export *export);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "server/lease/leases.h"
 #include "server/observe/totals.h"
 #include "store/kind.h"
 
@@ -303,6 +304,7 @@ static json_t *export_json(const struct totals *totals, uint32_t export_index)
 			       text_or_null(store_page_cache_refusal(entry->store)), "barrier",
 			       store_barrier_name(store_barrier(entry->store, false)), "store",
 			       layers_json(about, entry->store), "operations", operations));
+	json_object_set_new(whole, "lease_holders", leases_list(totals->view->leases, entry));
 	return whole;
 }
 

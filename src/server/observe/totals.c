@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "server/fence/fencing.h"
+#include "server/lease/leases.h"
 #include "store/kind.h"
 
 /* --- tables ---------------------------------------------------------------------------------- */
@@ -20,6 +21,9 @@ static const struct counter export_list[] = {
 	EXPORT(read_only, BOOL, "read_only", "No client can write to the export"),
 	EXPORT(started_permille, PERMILLE, "started", "Completed fraction of the store's startup",
 		.metric = "export_started_ratio"),
+	EXPORT(leases, ITEMS, "leases", "Clients that have a lease of the export"),
+	EXPORT(leases_disconnected, ITEMS, "leases_disconnected",
+		"Clients that have a lease and no connection"),
 };
 
 static const struct counter_table export_table = { "export", "export", "export_", export_list,
@@ -242,6 +246,23 @@ static int take_nodes(struct totals *totals)
 	return 0;
 }
 
+static int count_lease(void *context, const struct lease_view *lease)
+{
+	struct totals *totals = context;
+
+	for (uint32_t i = 0; i < totals->view->export_count; i++) {
+		const struct export *export = totals->view->exports[i];
+
+		if (export->name_bytes == lease->export_bytes &&
+			memcmp(export->name, lease->export, lease->export_bytes) == 0) {
+			totals->exports[i].leases++;
+			totals->exports[i].leases_disconnected += lease->left_ms != UINT32_MAX;
+			break;
+		}
+	}
+	return 0;
+}
+
 static void count_node(struct totals *totals, const struct engine_node *node)
 {
 	for (uint32_t i = 0; i < totals->node_count; i++) {
@@ -319,7 +340,9 @@ int totals_collect(const struct server_view *view, struct totals *totals)
 		set_export(&totals->exports[i], view->exports[i]);
 	}
 	totals->at_ns = clock_now_ns();
-	return totals->short_of_memory ? -ENOMEM : 0;
+	return totals->short_of_memory ? -ENOMEM
+				       : lease_book_each(leases_book(view->leases), totals->at_ns,
+						 count_lease, totals);
 }
 
 void totals_fini(struct totals *totals)

@@ -31,6 +31,8 @@ struct totals_export {
 	uint64_t connections;
 	uint64_t read_only; /* 0 or 1 */
 	uint64_t started_permille;
+	uint64_t leases;	      /* clients */
+	uint64_t leases_disconnected; /* those without a connection */
 	/* Limits; COUNTER_NONE: no limit. */
 	uint64_t memory_max;
 	uint64_t rate_bytes_max;    /* bytes per second */
