@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "connector_sim.h"
+#include "engine/lease.h"
 #include "nbd/server/server.h"
 #include "runner.h"
 #include "store/store.h"
@@ -191,6 +192,7 @@ static void start_server(struct world *world)
 	if (export_create(&export_options, &world->export, &error) != 0) {
 		model_fail("no export: %s", error.text);
 	}
+	world->leases = world->open_leases != NULL ? world->open_leases(world) : NULL;
 	for (uint32_t i = 0; i < world->service_count; i++) {
 		struct world_service *service = &world->services[i];
 		struct ring_options ring_options = { .files_max = 64, .buffers_max = 32 };
@@ -198,6 +200,7 @@ static void start_server(struct world *world)
 			.kinds = &world->kind,
 			.kind_count = 1,
 			.limits = world->limits,
+			.leases = world->leases,
 			.endpoint_closed = session_closed,
 			.context = world,
 		};
@@ -251,6 +254,7 @@ static void bury_server(struct world *world)
 		world_check_durable(world);
 	}
 	export_put(world->export);
+	lease_book_destroy(world->leases);
 	world->server = SERVER_DOWN;
 	say(world, "server has ended, life", world->life);
 	if (!world->resting) {
@@ -313,6 +317,7 @@ static void end_server(struct world *world, uint64_t deadline_ns)
 struct world_corpse {
 	struct world *world;
 	struct export *export;
+	struct lease_book *leases;
 	uint32_t service_count;
 	uint32_t drained;
 	struct world_service services[WORLD_SERVICES_MAX];
@@ -346,6 +351,7 @@ static void corpse_bury(void *arg)
 		ring_destroy(corpse->services[i].ring);
 	}
 	export_put(corpse->export);
+	lease_book_destroy(corpse->leases);
 	corpse->world->corpse_count--;
 	say(corpse->world, "a killed server is gone, left", corpse->world->corpse_count);
 	free(corpse);
@@ -379,6 +385,7 @@ static void leave_corpse(struct world *world)
 	GMB_ASSERT(corpse != NULL);
 	corpse->world = world;
 	corpse->export = world->export;
+	corpse->leases = world->leases;
 	corpse->service_count = world->service_count;
 	memcpy(corpse->services, world->services, sizeof(corpse->services));
 	for (uint32_t i = 0; i < world->service_count; i++) {
@@ -413,6 +420,9 @@ static void kill_server(struct world *world, uint64_t downtime_ns, bool power_to
 		if (connection->life == world->life && sim_is_open(connection->server_fd)) {
 			sim_socket_kill(connection->server_fd);
 		}
+	}
+	if (world->leases != NULL) {
+		lease_book_hold(world->leases); /* who is dead records nothing */
 	}
 	if (!power_too) {
 		leave_corpse(world);
@@ -673,14 +683,14 @@ static void incident(void *arg)
 		sim_after(some_time(world), unstall_event, world);
 		break;
 	case 7:
-		stop_server(world, some_time(world), world_percent(30));
+		stop_server(world, some_time(world), world_percent(30) && !world->keeps_power);
 		break;
 	case 8:
 	case 9:
 		kill_server(world, some_time(world), false);
 		break;
 	default:
-		kill_server(world, some_time(world), true);
+		kill_server(world, some_time(world), !world->keeps_power);
 		break;
 	}
 	if (world->incidents_left > 0 && world_percent(world->plain ? 5 : 40)) {

@@ -62,6 +62,11 @@ struct world {
 	struct export *export;
 	struct engine_limits limits;
 	struct store *store; /* the export's */
+	/* Makes the book of leases of a server that starts; NULL: it has no leases. Set before
+	 * world_create(). */
+	struct lease_book *(*open_leases)(struct world *world);
+	struct lease_book *leases; /* of the server that is running, or NULL */
+	bool keeps_power;	   /* the machine never loses its power */
 	uint32_t sessions_open;
 	uint32_t corpse_count; /* servers that were killed, of which something is left */
 

@@ -70,6 +70,8 @@ static const struct figure {
 		atomic_writes),
 	FIGURE("--flash-cached", "blocks that went to their write caches", flash_cached),
 	FIGURE("--flash-kept", "blocks that killed servers have left there", flash_kept),
+	FIGURE("--lease-moves", "leases that a client took from another", lease_moves),
+	FIGURE("--lease-renewals", "leases that survived all connections", lease_renewals),
 #undef FIGURE
 };
 

@@ -37,7 +37,9 @@ struct scenario_result {
 	uint64_t atomic_turns;		/* of clients whose write waited because it is not cut */
 	uint64_t atomic_writes;		/* not answered, and found whole or not at all */
 	uint64_t flash_cached;		/* blocks that went to their write caches */
-	uint64_t flash_kept; /* of those that only the cache had when servers were killed */
+	uint64_t flash_kept;	 /* of those that only the cache had when servers were killed */
+	uint64_t lease_moves;	 /* from a client that had it to one that took it */
+	uint64_t lease_renewals; /* by clients that had lost all of their connections */
 };
 
 /* --gmb: the client speaks it instead of NBD. */
