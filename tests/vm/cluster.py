@@ -9,60 +9,19 @@ file system has no faults.
 Then a node stops in mid-write. The other one fences it by dlm, replays its journal and continues. When the first node
 continues, no operation of it is executed any more, also after the server was killed, reloaded and upgraded. At last, a
 fence is not reported while an operation is in a disk that does not answer."""
-import os
 import sys
 import time
 
 import testing
-from shell import SCRIPT, Shell
-
-sys.path.append(os.path.join(testing.HERE, "..", "functional"))
-import pages  # noqa: E402
+from nodes import NODES, Cluster
 
 GMBLOCK, AGENT, KERNEL = sys.argv[1:4]
 RECORDS, ROUNDS, KILLS, UPGRADES = (int(word) for word in sys.argv[4:8])
-PAGE = "gmblock-cluster.7"
-NODES = ("alpha", "beta")
 TIME_LIMIT = 1200 + 5 * RECORDS
-# On a busy machine a kernel measures the rates of these clocks wrongly, and its time runs several times as fast or slow.
-CLOCK = "tsc=unstable nolapic_timer"
 DISK_BYTES = 512 << 20
 URI = "'nbds://alpha@storage/shared?tls-psk-file=/etc/pki/gmblock/keys.psk'"
-LIBRARIES = ["libqb100", "libnozzle1", "libknet1", "libstatgrab10", "libcorosync-common4", "libcfg7", "libcmap4", "libcpg4",
-             "libquorum5", "libvotequorum8", "libdlm3", "libdlmcontrol3"]
 
-# There is no systemd.
-SYSTEMCTL = r"""#!/bin/sh -e
-[ "$1 $2" = "enable --now" ]
-shift 2
-for unit; do
-	case $unit in
-	corosync)
-		corosync
-		until corosync-quorumtool | grep -q "^Quorate: *Yes"; do sleep 0.2; done
-		;;
-	dlm)
-		modprobe dlm
-		mkdir -p /dev/misc
-		for name in dlm-control dlm-monitor dlm_plock; do ln -sf ../$name /dev/misc/$name; done
-		dlm_controld
-		until dlm_tool status | grep -q "quorate 1"; do sleep 0.2; done
-		;;
-	*) exit 1 ;;
-	esac
-done
-"""
-
-PREPARE_NODE = r"""
-modprobe configfs
-mount -t configfs configfs /sys/kernel/config
-mkdir -p /shared /etc/pki/gmblock /etc/dlm /etc/corosync /etc/ocfs2 /var/lib/corosync /var/log/cluster
-cat >/tmp/common <<'END'
-node=$(hostname)
-fails() # COMMAND...: set -e does not look at "!"
-{
-	if "$@"; then return 1; fi
-}
+NODE = r"""
 # Appends records to a file, each of them with a lock: both file systems choose the offset of a write with O_APPEND
 # before they lock the file against other nodes.
 append() # RECORDS
@@ -151,97 +110,20 @@ no_errors()
 	$(dmesg)
 	TEXT
 }
-END
 """
 
-PREPARE_STORAGE = r"""
-echo "gmblock:x:999:999::/:/bin/false" >>/etc/passwd
-mkdir -p /etc/gmblock /var/lib/gmblock /dev/vg0
-dmsetup create --noudevsync shared --table "0 $(blockdev --getsz /dev/vda) linear /dev/vda 0"
-ln -s ../dm-0 /dev/vg0/shared
-cat >/tmp/common <<'END'
-serve()
-{
-	rm -f /tmp/uri
-	gmblock serve --config /etc/gmblock/gmblock.conf >/tmp/uri 2>>/tmp/server.log &
-	echo $! >/tmp/server
-	until [ -s /tmp/uri ]; do kill -0 $! || { tail /tmp/server.log; return 1; }; sleep 0.1; done
-}
-kill_server()
-{
-	kill -9 $(cat /tmp/server)
-	while grep -qs . /proc/$(cat /tmp/server)/cmdline; do sleep 0.1; done
-	serve
-}
+SERVER = r"""
 upgrade()
 {
 	gmblock upgrade >/tmp/upgraded
 	sed -n 's/^process \([0-9]*\) is now serving.*/\1/p' /tmp/upgraded >/tmp/server
-}
-fails()
-{
-	if "$@"; then return 1; fi
 }
 # The operations of a node that stores have completed.
 operations() # NODE
 {
 	gmblock stats --json | tr -d ' \n' | grep -o '"name":"'$1'","[^}]*' | sed 's/.*"operations_completed":\([0-9]*\).*/\1/'
 }
-END
 """
-
-
-class Cluster:
-    """The guests, and the page."""
-
-    def __init__(self, lab):
-        self.sections = pages.sections(PAGE, "[^\n]*")
-        self.lab = lab
-        files = [(GMBLOCK, "/lab/gmblock"), (AGENT, "/usr/sbin/fence_gmblock")]
-        self.storage = lab.guest(
-            "storage", KERNEL, PREPARE_STORAGE + SCRIPT, files=files[:1], packages=["libdevmapper1.02.1", "dmsetup"],
-            programs=["psktool"], load=["dm_mod"], append=CLOCK, modules=["tls"], disks=[DISK_BYTES])
-        stub = os.path.join(lab.folder, "systemctl")
-        with open(stub, "w", encoding="ascii") as file:
-            file.write(SYSTEMCTL)
-        os.chmod(stub, 0o755)
-        files += [(stub, "/usr/bin/systemctl"), ("/usr/lib/python3.11", "/usr/lib/python3.11")]
-        for name in NODES:
-            lab.guest(name, KERNEL, PREPARE_NODE + SCRIPT, files=files, programs=["python3", "flock"],
-                      packages=LIBRARIES + ["corosync", "dlm-controld", "gfs2-utils", "ocfs2-tools"],
-                      load=["ublk_drv", "crc32c_generic"], memory=768, append=CLOCK,
-                      modules=["tls", "configfs", "dlm", "gfs2", "ocfs2", "ocfs2_stack_o2cb", "ocfs2_dlmfs"])
-        lab.start()
-        self.shells = {name: Shell(lab, guest) for name, guest in lab.guests.items()}
-
-    def on(self, name, text):
-        return self.shells[name].run(text)
-
-    def on_both(self, *texts):
-        """On the nodes at the same time."""
-        for name, text in zip(NODES, texts):
-            self.shells[name].begin(text)
-        for name in NODES:
-            self.shells[name].finish()
-
-    def on_nodes(self, text):
-        self.on_both(text, text)
-
-    def guest(self, name):
-        return self.shells[name].guest
-
-    def follow(self, title, only=None):
-        """Runs the blocks of a section of the page; only: the one that is marked so."""
-        for mark, block in self.sections[title]:
-            where, _, what = mark.removeprefix("on ").partition(": ")
-            if (only or "") != (what if not what.startswith("file ") else ""):
-                continue
-            if what.startswith("file "):
-                block = f"cat >{what[5:]} <<'END'\n{block}END\n"
-            if where == "nodes":
-                self.on_nodes(block)
-            else:
-                self.on(where, block)
 
 
 def prepare(cluster):
@@ -326,7 +208,7 @@ def test_a_disk_that_does_not_answer(cluster):
 
 def test_the_cluster():
     with testing.laboratory(TIME_LIMIT) as lab:
-        cluster = Cluster(lab)
+        cluster = Cluster(lab, KERNEL, GMBLOCK, AGENT, {"disks": [DISK_BYTES]}, storage_common=SERVER, node_common=NODE)
         prepare(cluster)
         for test in (test_ocfs2, test_gfs2, test_a_node_stops_in_mid_write, test_the_fence_lasts,
                      test_the_journal_was_replayed, test_a_disk_that_does_not_answer):
