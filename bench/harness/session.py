@@ -35,6 +35,26 @@ def rotated(items, turn):
     return items[start:] + items[:start]
 
 
+def whole_rounds(count, rows, sample):
+    """{row name: {way: [the sample of each round]}}, and why there are fewer rounds, or None. The ways of a row take turns;
+    sample(row, way) runs one of them. A failure after the first round keeps the whole rounds before it."""
+    found = {row.name: {way: [] for way in row.ways} for row in rows}
+    for turn in range(count):
+        samples = []
+        try:
+            for row in rows:
+                for way in rotated(list(row.ways), turn):
+                    samples.append((row.name, way, sample(row, way)))
+        except (measure.ClientFailed, subprocess.TimeoutExpired) as reason:
+            if turn == 0:
+                raise
+            return found, "round %d failed, and the %d before it count: %s" % (turn + 1, turn, reason)
+        for name, way, one in samples:
+            found[name][way].append(one)
+        print("round %d of %d" % (turn + 1, count), file=sys.stderr, flush=True)
+    return found, None
+
+
 def need_programs(*paths):
     for path in paths:
         if not os.access(path, os.X_OK):
