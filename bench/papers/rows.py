@@ -35,6 +35,7 @@ ROWS = {row.name: row for row in (
     Row("clan", 6, quick=["--rows", "round-trip-two-cpus,bandwidth-512,rpc-16x32"]),
     Row("crossings", 3, quick=None, plots=False),
     Row("guest-disk", 4, quick=None),
+    Row("ocfs2", 8, quick=None),
     Row("gmb", 16, quick=["--rows", "read-1m-d8,write-64k-d4"]),
     Row("middleware", 8, quick=["--rows", "omniorb-null,mpi-8"]),
     Row("clan-paper", 9),
@@ -55,9 +56,6 @@ class Figure:
         self.paper, self.name, self.parts, self.words, self.drawing = paper, name, tuple(parts), words, drawing
 
 
-OCFS2 = "Needs a cluster file system with page caches on its nodes; bench/cluster has nodes without a cache."
-ONE_CACHE = "OCFS2 itself is not redrawn: one guest with an attached disk and its page cache stands for a node."
-
 FIGURES = (
     Figure("thesis", "table 3.1", words="The papers' machines are parameter sets of bench/papers/model.py; this one is "
            "named at the top of the page."),
@@ -72,11 +70,11 @@ FIGURES = (
     Figure("thesis", "4.4", [("guest-disk", readers.elevators)], drawing="guest-disk-raid-mq-deadline.svg"),
     Figure("thesis", "4.5", [("overlap", readers.states)], drawing="overlap-states-raid8.svg"),
     Figure("thesis", "5.4", [("cluster", readers.iozone_one)], drawing="cluster.svg"),
-    Figure("thesis", "5.5", [("guest-disk", readers.readahead)], ONE_CACHE),
-    Figure("thesis", "5.6", words=OCFS2),
+    Figure("thesis", "5.5", [("ocfs2", readers.client_cache_small)], drawing="ocfs2.svg"),
+    Figure("thesis", "5.6", [("ocfs2", readers.client_cache_large)]),
     Figure("thesis", "5.7", [("cluster", readers.iozone_four), ("streams", readers.stream_aware)], drawing="streams.svg"),
-    Figure("thesis", "5.8", words=OCFS2),
-    Figure("thesis", "5.9", words=OCFS2),
+    Figure("thesis", "5.8", [("ocfs2", readers.client_caches_small)]),
+    Figure("thesis", "5.9", [("ocfs2", readers.client_caches_large)]),
     Figure("thesis", "5.10a", [("cluster", readers.web_farm)]),
     Figure("thesis", "5.10b", [("cluster", readers.tiles)]),
     Figure("ipdps-2007", "section 2", [("crossings", readers.crossings)]),

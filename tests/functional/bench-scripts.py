@@ -16,7 +16,7 @@ from harness import clients, measure, samples  # noqa: E402 (the path has to be 
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
-SCRIPTS = ["access", "attach", "clan-paper", "client", "cluster", "copy", "depth", "guest-disk", "idle", "neighbour", "overlap", "page-cache-send", "paper", "peers", "streams", "tls", "walk"]
+SCRIPTS = ["access", "attach", "clan-paper", "client", "cluster", "copy", "depth", "guest-disk", "idle", "neighbour", "ocfs2", "overlap", "page-cache-send", "paper", "peers", "streams", "tls", "walk"]
 
 
 def load(script):
@@ -61,9 +61,10 @@ class Scripts(support.Case):
                 ("cluster", ["--rounds", "--seconds"]),
                 ("copy", ["--rounds", "--size"]),
                 ("depth", ["--rounds", "--seconds", "--size", "--depths", "--neighbours"]),
-                ("guest-disk", ["--count", "--rounds", "--size"]),
+                ("guest-disk", ["--count", "--time-limit"]),
                 ("idle", ["--connections", "--seconds"]),
                 ("neighbour", ["--rounds", "--seconds", "--settle", "--size", "--set", "--rate"]),
+                ("ocfs2", ["--rounds", "--small", "--client-cache", "--time-limit"]),
                 ("page-cache-send", ["--rounds", "--seconds", "--size"]),
                 ("paper", ["--minutes"]),
                 ("peers", ["--rounds", "--seconds", "--count-seconds", "--size"]),
