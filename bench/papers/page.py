@@ -136,20 +136,23 @@ def _figure_text(figure, records, state, results):
     return out
 
 
-def _record_lines(records, state, skipped):
-    out = ["| row | minutes | commit | kernel | processor | measured | state |", "|---|---|---|---|---|---|---|"]
+def _record_lines(records, state, skipped, took):
+    out = ["A full run takes %g minutes on an idle machine of two processors." % sum(
+        row.minutes for row in rows.ROWS.values()), "",
+        "| row | minutes | took here | commit | kernel | processor | measured | state |", "|---|---|---|---|---|---|---|---|"]
     for name, row in rows.ROWS.items():
         record = records.get(name)
+        minutes = "| `%s` | %g | %s |" % (name, row.minutes, took.get(name, "–"))
         if record is None:
-            out.append("| `%s` | %g | – | – | – | – | %s |" % (name, row.minutes, skipped.get(name, "not measured")))
+            out.append("%s – | – | – | – | %s |" % (minutes, skipped.get(name, "not measured")))
             continue
         facts = _all_facts(record)[0]
         differs = state.differs(record)
         words = "another " + ", ".join(differs) + " " + OLDER if differs else "of this commit, kernel and processor"
         if name in skipped:
             words += "; " + skipped[name]
-        out.append("| `%s` | %g | %s | %s | %s | %s | %s |" % (name, row.minutes, facts["commit"], facts["kernel"],
-                                                               facts["cpu"], facts["date"][:10], words))
+        out.append("%s %s | %s | %s | %s | %s |" % (minutes, facts["commit"], facts["kernel"], facts["cpu"], facts["date"][:10],
+                                                  words))
     return out
 
 
@@ -188,7 +191,7 @@ def markdown(records, state, facts, results, skipped, drawn):
         for figure in rows.FIGURES:
             if figure.paper == paper:
                 out += _figure_text(figure, records, state, results)
-    return "\n".join(out + ["## Records", "", *_record_lines(records, state, skipped)]) + "\n"
+    return "\n".join(out + ["## Records", "", *_record_lines(records, state, skipped, facts.get("took", {}))]) + "\n"
 
 
 def claims(records, state):

@@ -180,8 +180,9 @@ class Page(support.Case):
         self.assertEqual(self.state(commit=dirty).differs(gmb_record()), ["commit"])
 
     def test_the_page_names_what_is_missing(self):
-        text = page.markdown({"gmb": gmb_record()}, self.state(), FACTS, self.folder, {"push": "skipped: no nbdcopy"}, False)
-        self.assertIn("| `push` | 10 | – | – | – | – | skipped: no nbdcopy |", text)
+        text = page.markdown({"gmb": gmb_record()}, self.state(), {**FACTS, "took": {"push": 7.5}}, self.folder,
+                             {"push": "skipped: no nbdcopy"}, False)
+        self.assertIn("| `push` | %g | 7.5 | – | – | – | – | skipped: no nbdcopy |" % rows.ROWS["push"].minutes, text)
         self.assertIn("Not measured: `overlap`.", text)
         for reason in model.EXCEPTED.values():
             self.assertIn(reason, text)
