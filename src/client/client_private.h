@@ -22,6 +22,7 @@
 #include <stdatomic.h>
 
 #include "base/export_uri.h"
+#include "base/growth.h"
 #include "base/lease.h"
 #include "base/log.h"
 #include "client/carrier.h"
@@ -120,22 +121,13 @@ enum client_state {
 	CLIENT_CLOSING, /* connections are ending */
 };
 
-enum grow_state {
-	GROW_MEASURE,
-	GROW_CONNECT, /* one more connection is being established */
-	GROW_TRIAL,   /* its gain is measured */
-};
-
 /* State of grow.c. */
 struct grow {
 	bool enabled;
-	enum grow_state state;
-	uint32_t pauses;	/* trials without a gain since the last gain */
-	uint64_t not_before_ns; /* time of the next trial */
-	uint64_t since_ns;	/* start of the window */
-	uint64_t bytes;		/* payload that was completed in the window */
-	uint64_t commands;	/* answered in the window */
-	uint64_t rate;		/* of the last window, in bytes per second; 0: unknown */
+	struct growth growth;
+	uint64_t since_ns; /* start of the window */
+	uint64_t bytes;	   /* payload that was completed in the window */
+	uint64_t commands; /* answered in the window */
 };
 
 struct gmb_client {
@@ -271,9 +263,6 @@ void client_want_lease(struct gmb_client *client, const uint64_t secret[2]);
 bool client_is_excluded(const struct gmb_client *client);
 
 /* --- grow.c ----------------------------------------------------------------------------------- */
-
-/* Shortest duration of a measurement. Only the simulation changes it. */
-extern uint64_t grow_window_ns;
 
 /* Lets the library choose the number of connections, if the options do and the server is reached
  * over a network. */

@@ -1,21 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The number of connections of a client that may choose it. A flow of a network can be limited
- * where the network is not: by a shaper, by a processor at either end, or by the window of TCP. So
- * the client measures its throughput, adds a connection, and measures again.
- *
- *   MEASURE ─▶ MEASURE ─▶ ... ─▶ CONNECT ─▶ TRIAL ─▶ MEASURE
- *
- * Each state lasts one window: 300 ms, and twice as many answers as there are commands in flight. A
- * connection that gains less than a tenth is closed when its commands have been answered, and the
- * pause until the next trial doubles.
+ * The number of connections of a client that may choose it (base/growth.h). A window also covers
+ * twice as many answers as there are commands in flight, because commands can be answered in
+ * bursts.
  */
 #include "base/bytes.h"
 #include "client/client_private.h"
 
-enum { GROW_CONNECTIONS_MAX = 8, PAUSE_WINDOWS_FIRST = 12, PAUSE_DOUBLINGS_MAX = 8 };
-
-uint64_t grow_window_ns = UINT64_C(300000000);
+enum { GROW_CONNECTIONS_MAX = 8 };
 
 void grow_init(struct gmb_client *client)
 {
@@ -80,39 +72,15 @@ static void grow_remove(struct gmb_client *client)
 
 	log_debug("client: %s: staying with %u connections", client->label,
 		client->connections_wanted);
-	client->grow.pauses = MIN(client->grow.pauses + 1, (uint32_t)PAUSE_DOUBLINGS_MAX);
 	connection_retire(connection);
 }
 
-/* Ends a window with this rate, in bytes per second. */
-static void grow_window_end(struct gmb_client *client, uint64_t now_ns, uint64_t rate)
+static void grow_step(struct gmb_client *client, enum growth_step step)
 {
-	struct grow *grow = &client->grow;
-
-	switch (grow->state) {
-	case GROW_MEASURE:
-		/* the better one of two windows, so that chance does not look like a gain */
-		if (now_ns >= grow->not_before_ns && grow->rate != 0 && is_ready_to_grow(client) &&
-			grow_add(client)) {
-			grow->state = GROW_CONNECT;
-			rate = MAX(rate, grow->rate);
-		}
-		grow->rate = rate;
-		break;
-	case GROW_CONNECT:
-		grow->state = GROW_TRIAL;
-		break;
-	case GROW_TRIAL:
-		grow->state = GROW_MEASURE;
-		if (rate > grow->rate + grow->rate / 10) {
-			grow->pauses = 0;
-		} else {
-			grow_remove(client);
-			grow->not_before_ns =
-				now_ns + (PAUSE_WINDOWS_FIRST * grow_window_ns << grow->pauses);
-		}
-		grow->rate = 0;
-		break;
+	if (step == GROWTH_REMOVE) {
+		grow_remove(client);
+	} else if (step == GROWTH_ADD && !grow_add(client)) {
+		(void)growth_cancel(&client->grow.growth); /* no connection was added */
 	}
 }
 
@@ -135,17 +103,14 @@ void grow_count(struct gmb_client *client, const struct command *command)
 	grow->commands++;
 	if (client->requests_in_flight <= 1) {
 		/* The client was idle, so the window is invalid. A trial ends. */
-		if (grow->state != GROW_MEASURE) {
-			grow_remove(client);
-			grow->state = GROW_MEASURE;
-		}
-		grow->rate = 0;
+		grow_step(client, growth_cancel(&grow->growth));
 		grow_window_begin(grow, now_ns);
-	} else if (elapsed_ns >= grow_window_ns &&
+	} else if (elapsed_ns >= growth_window_ns &&
 		   grow->commands >= 2 * (uint64_t)commands_in_flight(client)) {
-		/* Commands can be answered in bursts, so a window covers at least two. */
-		grow_window_end(
-			client, now_ns, (uint64_t)((double)grow->bytes * 1e9 / (double)elapsed_ns));
+		grow_step(
+			client, growth_window_end(&grow->growth, now_ns,
+					(uint64_t)((double)grow->bytes * 1e9 / (double)elapsed_ns),
+					is_ready_to_grow(client)));
 		grow_window_begin(grow, now_ns);
 	}
 }

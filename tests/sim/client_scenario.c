@@ -23,11 +23,9 @@
 
 #include <gmblock/gmblock.h>
 
+#include "base/growth.h"
 #include "client_world.h"
 #include "runner.h"
-
-/* See client/client_private.h, which has another client_event(). */
-extern uint64_t grow_window_ns;
 
 #define MS_NS		    UINT64_C(1000000)
 #define CONNECTIONS_BACK_NS (90000 * MS_NS)
@@ -495,7 +493,7 @@ static void choose_options(struct scenario *scenario)
 		options->request_timeout_ms * slow_factors[world_below(ARRAY_COUNT(slow_factors))];
 	/* With 0 the library tries further connections. It gets short windows, so that it does so
 	 * while requests are in flight and everything goes wrong. */
-	grow_window_ns = MS_NS / 32 << world_below(8);
+	growth_window_ns = MS_NS / 32 << world_below(8);
 	/* Each connection may turn out dead only when it gets the commands of another. */
 	limit_ms =
 		options->slow_timeout_ms * (options->connections != 0 ? options->connections : 8) +
