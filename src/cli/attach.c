@@ -64,7 +64,7 @@ static int take_attach_connections(void *context, const char *text, struct error
 {
 	struct arguments *arguments = context;
 
-	return cli_connections(text, 0, &arguments->attach.connections, error);
+	return cli_connections(text, CLI_CONNECTIONS_MAX, 0, &arguments->attach.connections, error);
 }
 
 static int take_readahead(void *context, const char *text, struct error *error)

@@ -142,16 +142,16 @@ const char *cli_habit(const char *command, const char *word)
 
 /* --- options ------------------------------------------------------------------------------- */
 
-int cli_connections(
-	const char *text, uint32_t automatic, uint32_t *connections, struct error *error)
+int cli_connections(const char *text, uint32_t max, uint32_t automatic, uint32_t *connections,
+	struct error *error)
 {
 	if (strcmp(text, "auto") == 0) {
 		*connections = automatic;
 		return 0;
 	}
-	if (units_parse_count(text, 1, CLI_CONNECTIONS_MAX, connections, error) != 0) {
+	if (units_parse_count(text, 1, max, connections, error) != 0) {
 		return error_set(error, -EINVAL, "'%s' is neither a number from 1 to %d nor auto",
-			quote(text), CLI_CONNECTIONS_MAX);
+			quote(text), (int)max);
 	}
 	return 0;
 }

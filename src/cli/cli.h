@@ -85,11 +85,10 @@ const char *cli_habit(const char *command, const char *word);
 /* Parses a server's URI, to be freed with export_uri_fini(); warns about an unknown parameter. */
 GMB_MUST_CHECK int cli_uri(const char *command, const char *text, struct export_uri *uri);
 
-/* Parses a number of connections to a server: 1 to CLI_CONNECTIONS_MAX, or "auto", which is stored
- * as `automatic`. */
-enum { CLI_CONNECTIONS_MAX = 16 };
-GMB_MUST_CHECK int cli_connections(
-	const char *text, uint32_t automatic, uint32_t *connections, struct error *error);
+/* Parses a number of connections: 1 to max, or "auto", which is stored as `automatic`. */
+enum { CLI_CONNECTIONS_MAX = 16 }; /* to a server */
+GMB_MUST_CHECK int cli_connections(const char *text, uint32_t max, uint32_t automatic,
+	uint32_t *connections, struct error *error);
 
 /* Prints "gmblock COMMAND: MESSAGE" and a hint to the help; returns CLI_USAGE. */
 int cli_usage_error(const char *command, const char *format, ...) GMB_PRINTF(2, 3);

@@ -300,7 +300,8 @@ static int take_copy_connections(void *context, const char *text, struct error *
 {
 	struct copy_arguments *arguments = context;
 
-	return cli_connections(text, COPY_CONNECTIONS_AUTO, &arguments->connections, error);
+	return cli_connections(
+		text, CLI_CONNECTIONS_MAX, COPY_CONNECTIONS_AUTO, &arguments->connections, error);
 }
 
 #define AT(member) FIELD_IN(struct copy_arguments, member)

@@ -65,6 +65,14 @@ static int take_to(void *context, const char *text, struct error *error)
 	return units_parse_bytes(text, &arguments->options.target_offset, error);
 }
 
+static int take_push_connections(void *context, const char *text, struct error *error)
+{
+	struct push_arguments *arguments = context;
+
+	return cli_connections(text, PUSH_CONNECTIONS_MAX, PUSH_CONNECTIONS_AUTO,
+		&arguments->options.connections, error);
+}
+
 static int take_verify(void *context, const char *text, struct error *error)
 {
 	struct push_arguments *arguments = context;
@@ -133,6 +141,10 @@ static const struct field fields[] = {
 		.set = take_to },
 	{ "rate", "BYTES", "maximum number of bytes that are pushed per second",
 		.type = FIELD_BYTES, .min = 1, AT(options.rate) },
+	{ "connections", "N",
+		"number of connections between the servers, 1 to 8 (default: 1), or auto: as many "
+		"as make the push faster",
+		.set = take_push_connections },
 	{ "resume", NULL,
 		"skip the data that an interrupted push has already written to the destination",
 		.type = FIELD_FLAG, AT(options.resume) },
@@ -156,7 +168,9 @@ static const struct field fields[] = {
 
 int cmd_push(int argc, char **argv)
 {
-	struct push_arguments arguments = { .options.timeout_ns = TIMEOUT_DEFAULT_NS };
+	struct push_arguments arguments = {
+		.options = { .timeout_ns = TIMEOUT_DEFAULT_NS, .connections = 1 },
+	};
 	const struct cli_command command = { .name = name,
 		.usage = help,
 		.notes = notes,

@@ -92,6 +92,8 @@ static const struct counter engine_counter_list[] = {
 	SERVER(pushes_failed, TOTAL, ITEMS, "pushes_failed",
 		"Pushes that failed or were cancelled, as source or destination",
 		.metric = "pushes", .labels = "result=\"failed\""),
+	SERVER(push_resent, TOTAL, ITEMS, "push_pieces_resent",
+		"Pieces that were sent again after the loss of one of the connections of a push"),
 	SERVER(tls_sessions, NOW, ITEMS, "tls_connections", "Connections with TLS"),
 	SERVER(tls_sessions_kernel, NOW, ITEMS, "tls_connections_kernel",
 		"Connections whose TLS records are handled by the kernel"),

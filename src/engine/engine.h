@@ -541,6 +541,7 @@ struct engine_counters {
 	uint64_t push_refusals; /* tickets presented to this server that were not valid */
 	uint64_t pushes_done;
 	uint64_t pushes_failed;
+	uint64_t push_resent;
 	uint64_t sessions;   /* current number */
 	uint64_t handshakes; /* current number */
 	uint64_t inflight;   /* current number of requests in flight */

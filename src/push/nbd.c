@@ -205,7 +205,7 @@ static void piece_compared(struct gmb_request *request)
 	struct push_slot *slot = nbd_slot_of(request);
 
 	if (goes_on(nbd, request, "cannot read the destination for comparison: %s")) {
-		const uint8_t *data = push_slot_data(nbd->source, slot);
+		const uint8_t *data = push_slot_data(slot);
 		const struct push_wire_checked checked = {
 			.offset = slot->offset,
 			.same = memcmp(data, beside_of(nbd, slot), slot->length) == 0,
@@ -233,8 +233,7 @@ void push_nbd_send(struct push_slot *slot)
 		gmb_prepare_read(request, beside_of(nbd, slot), slot->length, offset);
 		nbd_submit(nbd, request, piece_compared);
 	} else {
-		gmb_prepare_write(
-			request, push_slot_data(slot->source, slot), slot->length, offset);
+		gmb_prepare_write(request, push_slot_data(slot), slot->length, offset);
 		nbd_submit(nbd, request, piece_written);
 	}
 }
@@ -271,7 +270,7 @@ static void piece_read_back(struct gmb_request *request)
 {
 	struct push_nbd *nbd = request->context;
 	struct push_source *source = nbd->source;
-	const uint8_t *data = push_slot_data(source, nbd_slot_of(request));
+	const uint8_t *data = push_slot_data(nbd_slot_of(request));
 	uint32_t length = (uint32_t)request->length;
 
 	if (!goes_on(nbd, request, "cannot read back the destination: %s")) {
@@ -297,7 +296,7 @@ static void read_back(struct push_nbd *nbd, struct gmb_request *request)
 		return;
 	}
 	request->context = nbd;
-	gmb_prepare_read(request, push_slot_data(source, nbd_slot_of(request)), length,
+	gmb_prepare_read(request, push_slot_data(nbd_slot_of(request)), length,
 		nbd->target_offset + nbd->read_at);
 	nbd->read_at += length;
 	nbd->reads++;
@@ -420,16 +419,18 @@ static int nbd_look(const struct push_nbd *nbd, char text[PUSH_TEXT_BYTES_MAX])
 	return 0;
 }
 
-static int take_memory(struct push_nbd *nbd, void **base_out)
+static int take_memory(struct push_nbd *nbd)
 {
 	struct push_source *source = nbd->source;
 	/* With COMPARE each slot has a second buffer, for the existing data. */
 	uint32_t parts = (source->flags & PUSH_COMPARE) != 0 ? 2 : 1;
-	int result = push_source_own_slots(source, parts, parts * PUSH_SLOTS, base_out);
+	struct push_flow *flow = &source->flows[0];
+	void *base;
+	int result = push_flow_own_slots(flow, parts, parts * PUSH_SLOTS, &base);
 
 	if (result == 0) {
-		source->slot_count = source->staged_slots / parts;
-		nbd->beside = (uint8_t *)*base_out + (size_t)source->slot_count * PUSH_SLOT_BYTES;
+		push_flow_has_memory(flow, base, flow->staged_slots / parts);
+		nbd->beside = (uint8_t *)base + (size_t)source->slot_count * PUSH_SLOT_BYTES;
 	}
 	return result;
 }
@@ -472,7 +473,6 @@ static void nbd_opened(void *context, struct gmb_client *client, const struct gm
 	uint64_t silence_ns = session->base.engine->limits.handshake_timeout_ns;
 	char text[PUSH_TEXT_BYTES_MAX];
 	struct gmb_info info = { .size = sizeof(info) };
-	void *base;
 	int result = error->code;
 
 	if (push_source_is_over(source)) {
@@ -488,7 +488,7 @@ static void nbd_opened(void *context, struct gmb_client *client, const struct gm
 		result = nbd_look(nbd, text);
 	}
 	if (result == 0) {
-		result = take_memory(nbd, &base);
+		result = take_memory(nbd);
 		snprintf(text, sizeof(text), "no staging memory: %s", push_memory_text(result));
 	}
 	if (result != 0) {
@@ -504,7 +504,7 @@ static void nbd_opened(void *context, struct gmb_client *client, const struct gm
 	gmb_get_info(client, &info);
 	source->no_zeroes = (info.capabilities & GMB_CAN_ZERO) == 0;
 	source->no_map |= source->no_zeroes; /* a hole must be written as data */
-	push_source_lent(source, base, (uint32_t)MIN(silence_ns / NS_PER_MS, (uint64_t)UINT32_MAX));
+	push_source_lent(source, (uint32_t)MIN(silence_ns / NS_PER_MS, (uint64_t)UINT32_MAX));
 }
 
 int push_nbd_begin(struct push_source *source, const char *uri, bool detach, const char **text)
@@ -516,7 +516,7 @@ int push_nbd_begin(struct push_source *source, const char *uri, bool detach, con
 	const struct gmb_options options = {
 		.size = sizeof(options),
 		.flags = GMB_OPEN_NO_RECONNECT,
-		.connections = 1,
+		.connections = source->flow_count,
 		.depth = DEPTH,
 		/* Half of the handshake timeout, so that START is answered before the coordinator
 		 * gives up. */

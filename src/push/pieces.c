@@ -49,6 +49,11 @@ const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64
 				      gap.offset + gap.length - offset - length);
 }
 
+const char *push_pieces_give(struct push_pieces *pieces, uint64_t offset, uint64_t length)
+{
+	return add_gap(pieces, offset, length);
+}
+
 bool push_pieces_lack(const struct push_pieces *pieces, uint64_t offset, uint64_t length)
 {
 	return offset >= pieces->top || find_gap(pieces, offset, length) < pieces->gap_count;

@@ -14,7 +14,7 @@
 #include "push/wire.h"
 
 /* Each piece or ZERO in flight that a later one has overtaken leaves at most one gap. */
-enum { PUSH_GAPS_MAX = PUSH_SLOTS + PUSH_ZEROES_MAX };
+enum { PUSH_GAPS_MAX = PUSH_FLOWS_MAX * PUSH_SLOTS + PUSH_ZEROES_MAX };
 
 struct push_pieces {
 	uint64_t top;
@@ -25,6 +25,9 @@ struct push_pieces {
 /* Marks consecutive pieces as handled. Fails if one of them was handled before, or if there would
  * be too many gaps. */
 const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64_t length);
+/* Marks pieces that were marked as handled as not handled again. Fails if there would be too many
+ * gaps. */
+const char *push_pieces_give(struct push_pieces *pieces, uint64_t offset, uint64_t length);
 /* Returns true if none of these consecutive pieces has been handled. */
 bool push_pieces_lack(const struct push_pieces *pieces, uint64_t offset, uint64_t length);
 /* Returns the offset below which everything has been handled. */

@@ -69,7 +69,11 @@ struct push_viewer push_viewer_of(const struct push_session *session)
  * that its memory and its entry in the table are released. */
 static void end_silent(struct push_session *session)
 {
-	if (session->job == 0) {
+	if (session->is_extra) {
+		/* The job goes on. Its source sends lost pieces on other connections. */
+		session->job = 0;
+		session_terminate(&session->base, "the source does not respond");
+	} else if (session->job == 0) {
 		/* The job has ended, but the peer does not read the message about it, or does not
 		 * close. */
 		session_terminate(&session->base, NULL);
@@ -80,16 +84,26 @@ static void end_silent(struct push_session *session)
 	}
 }
 
+/* If there is no room, the other end still has messages to read. These messages also show that we
+ * are alive, so ALIVE is not needed. */
+void push_link_say_alive(struct push_link *link)
+{
+	if (link->conn != NULL && !link->is_closing) {
+		(void)!clan_send(link->conn, CLAN_BULK, PUSH_ALIVE, NULL, 0);
+	}
+}
+
 static void say_alive(struct push_session *session, uint64_t now_ns)
 {
-	struct push_link *link = session->source != NULL ? &session->out : &session->in;
-
-	if (session->has_begun && link->conn != NULL && !link->is_closing &&
-		now_ns - session->said_ns >= session->silence_ns / PUSH_ALIVE_DIVISOR) {
-		session->said_ns = now_ns;
-		/* If there is no room, the other end still has messages to read. These messages
-		 * also show that we are alive, so ALIVE is not needed. */
-		(void)!clan_send(link->conn, CLAN_BULK, PUSH_ALIVE, NULL, 0);
+	if (!session->has_begun ||
+		now_ns - session->said_ns < session->silence_ns / PUSH_ALIVE_DIVISOR) {
+		return;
+	}
+	session->said_ns = now_ns;
+	if (session->source != NULL) {
+		push_source_say_alive(session);
+	} else {
+		push_link_say_alive(&session->in);
 	}
 }
 
@@ -104,7 +118,10 @@ static void tick_done(struct ring_op *op, int result)
 	if (session->base.state == SESSION_TERMINATING) {
 		return;
 	}
-	if (session->job != 0 &&
+	if (session->job != 0 && session->sink != NULL && !push_sink_tick(session)) {
+		return;
+	}
+	if (session->job != 0 && !session->is_extra &&
 		!push_job_tell(session->job, session->job_state, &session->progress)) {
 		push_session_job_fail(session, -ECANCELED, "the job was cancelled");
 		return;
@@ -135,21 +152,26 @@ void push_session_begun(struct push_session *session, uint32_t silence_ms)
 	session->job_state = PUSH_JOB_MOVES;
 }
 
-/* Creates the session's job and starts its timer. Until the peer has announced how long it can be
- * silent, the limit is the handshake timeout. */
-int push_session_job(struct push_session *session, struct push_job *job, const char **text)
+/* Until the peer has announced how long it can be silent, the limit is the handshake timeout. */
+void push_session_run(struct push_session *session, uint64_t job)
 {
 	struct ring *ring = session->base.engine->ring;
-	int result = push_job_add(job, ring_now_ns(ring), text);
+
+	session->job = job;
+	session->job_state = PUSH_JOB_BEGINS;
+	session->heard_ns = ring_now_ns(ring);
+	session->ticked_ns = session->heard_ns;
+	session->silence_ns = session->base.engine->limits.handshake_timeout_ns;
+	session_set_state(&session->base, SESSION_READY);
+	ring_timer(ring, &session->tick, PUSH_TICK_NS, tick_done);
+}
+
+int push_session_job(struct push_session *session, struct push_job *job, const char **text)
+{
+	int result = push_job_add(job, ring_now_ns(session->base.engine->ring), text);
 
 	if (result == 0) {
-		session->job = job->serial;
-		session->job_state = PUSH_JOB_BEGINS;
-		session->heard_ns = ring_now_ns(ring);
-		session->ticked_ns = session->heard_ns;
-		session->silence_ns = session->base.engine->limits.handshake_timeout_ns;
-		session_set_state(&session->base, SESSION_READY);
-		ring_timer(ring, &session->tick, PUSH_TICK_NS, tick_done);
+		push_session_run(session, job->serial);
 	}
 	return result;
 }
@@ -165,6 +187,12 @@ void push_session_job_end(struct push_session *session, int status, const char *
 	}
 	if (session->source != NULL) {
 		push_source_ended(session);
+	} else if (session->sink != NULL) {
+		push_sink_ended(session, status, text);
+	}
+	if (session->is_extra) {
+		session->job = 0;
+		return;
 	}
 	if (session->is_opening) {
 		session->is_opening = false;
@@ -222,7 +250,7 @@ void push_link_close(struct push_link *link)
 /* Answers the peer, the source of a job or a coordinator, and ends the session. */
 static void push_service_refuse(struct push_session *session, uint32_t type)
 {
-	if (type == PUSH_USE) {
+	if (type == PUSH_USE || type == PUSH_JOIN) {
 		push_sink_failed(session, -EACCES, FENCE_REFUSAL);
 	} else {
 		push_control_answer(session, -EACCES, FENCE_REFUSAL);
@@ -230,8 +258,8 @@ static void push_service_refuse(struct push_session *session, uint32_t type)
 	session_terminate(&session->base, NULL); /* closing publishes the message */
 }
 
-/* Dispatches a message. Before USE or START, the session is a coordinator's; afterwards only a
- * destination receives messages. */
+/* Dispatches a message. Before USE, JOIN or START, the session is a coordinator's; afterwards only
+ * a destination receives messages. */
 static void push_service_take_message(
 	struct push_session *session, const struct clan_message *message, const uint8_t *bytes)
 {
@@ -245,6 +273,8 @@ static void push_service_take_message(
 		push_service_refuse(session, message->type);
 	} else if (message->type == PUSH_USE) {
 		push_sink_begin(session, bytes, message->bytes);
+	} else if (message->type == PUSH_JOIN) {
+		push_sink_join_job(session, bytes, message->bytes);
 	} else if (message->type == PUSH_START) {
 		push_source_begin(session, bytes, message->bytes);
 	} else {
@@ -296,7 +326,7 @@ static void push_service_take_hello(struct push_session *session)
 }
 
 /* Called when the connection to the peer is lost. The job of a detached source continues without
- * its coordinator. Any other job ends. */
+ * its coordinator, and a job does not need its additional connections. Any other job ends. */
 static void peer_lost(struct push_session *session, const struct clan_event *event)
 {
 	const char *reason = event->status == -EPROTO ? clan_conn_reason(session->in.conn) : NULL;
@@ -304,6 +334,9 @@ static void peer_lost(struct push_session *session, const struct clan_event *eve
 	if (session->source != NULL && session->job != 0 && session->detached) {
 		push_link_close(&session->in);
 		return;
+	}
+	if (session->is_extra) {
+		session->job = 0;
 	}
 	push_session_job_end(session, -ECONNRESET,
 		session->source != NULL
@@ -340,15 +373,18 @@ static void push_service_event(void *context, const struct clan_event *event)
 
 	if (event->type == CLAN_EVENT_CLOSED) {
 		link->conn = NULL; /* session_join() frees the session */
+		if (session->base.state != SESSION_TERMINATING && link != &session->in) {
+			push_source_event(session, link, event);
+		}
 		return;
 	}
 	if (session->base.state == SESSION_TERMINATING || link->is_closing) {
 		return; /* the connection began to close earlier in this batch of events */
 	}
-	if (link == &session->out) {
-		push_source_event(session, event);
-	} else {
+	if (link == &session->in) {
 		in_event(session, event);
+	} else {
+		push_source_event(session, link, event);
 	}
 }
 
@@ -373,7 +409,9 @@ static int session_accept(void *context, const struct endpoint *endpoint)
 	}
 	session->service = service;
 	session->in.session = session;
-	session->out.session = session;
+	for (uint32_t i = 0; i < PUSH_FLOWS_MAX; i++) {
+		session->out[i].session = session;
+	}
 	session_init(&session->base, service->base.engine, endpoint);
 	result = clan_service_accept(&service->base, endpoint, &session->in.conn, &reason);
 	if (result < 0) {
@@ -454,7 +492,9 @@ static void session_abort(struct session *base)
 		push_sink_abort(session);
 	}
 	push_link_close(&session->in);
-	push_link_close(&session->out);
+	for (uint32_t i = 0; i < PUSH_FLOWS_MAX; i++) {
+		push_link_close(&session->out[i]);
+	}
 }
 
 static bool session_join(struct session *base)
@@ -463,8 +503,10 @@ static bool session_join(struct session *base)
 	bool idle = session->source == NULL || push_source_join(session);
 
 	idle &= session->sink == NULL || push_sink_join(session);
-	return idle && session->in.conn == NULL && session->out.conn == NULL &&
-	       !session->tick.in_flight;
+	for (uint32_t i = 0; i < PUSH_FLOWS_MAX; i++) {
+		idle &= session->out[i].conn == NULL;
+	}
+	return idle && session->in.conn == NULL && !session->tick.in_flight;
 }
 
 static void session_close(struct session *base)

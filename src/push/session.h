@@ -5,9 +5,10 @@
  *
  *   clan_service ─▶ service.c: events ─┬▶ control.c  requests of a coordinator; tickets
  *                                      ├▶ source.c   START (start.c): reads pieces, puts them to
- *                                      │             the other server over its own connection;
+ *                                      │             the other server over connections (flow.c);
  *                                      │             nbd.c: to a server without push
- *                                      └▶ sink.c     USE: lends slots, writes the pieces in them
+ *                                      └▶ sink.c     USE, JOIN (sink_start.c): lends slots,
+ *                                                    writes the pieces in them
  *
  * START turns a coordinator's session into a source's session. If the job is detached, the session
  * remains when the coordinator has left. So the job keeps the rights, limits and statistics of its
@@ -49,8 +50,9 @@ struct push_sink;
 struct push_session {
 	struct session base;
 	struct push_service *service;
-	struct push_link in;  /* the peer's connection */
-	struct push_link out; /* source only: the connection to the destination */
+	struct push_link in; /* the peer's connection */
+	/* source only: the connections to the destination, see flow.c */
+	struct push_link out[PUSH_FLOWS_MAX];
 	/* A message that waits until the store is open (session_choose()): its type, or 0. */
 	uint32_t held_type;
 	uint32_t held_bytes;
@@ -60,8 +62,11 @@ struct push_session {
 	uint32_t rights;	    /* enum engine_rights: the job ends if one of them is revoked */
 	bool detached;		    /* the job continues without its coordinator */
 	bool is_opening;	    /* START has not been answered */
+	/* an additional connection of a destination: the job belongs to another session */
+	bool is_extra;
 	/* The job of a source or destination. */
-	uint64_t job; /* serial number of the job; 0: none, or it has ended */
+	/* serial number of the job (is_extra: any number); 0: none, or it has ended */
+	uint64_t job;
 	enum push_job_state job_state;
 	struct push_progress progress;
 	struct ring_op tick;
@@ -90,10 +95,14 @@ struct push_service {
 void push_session_fail(struct push_session *session, const char *rule);
 /* Closes the connection. Its event CLOSED comes later. */
 void push_link_close(struct push_link *link);
+/* Sends ALIVE. */
+void push_link_say_alive(struct push_link *link);
 /* Starts a job: enters it in the table and makes its session READY. *text: the reason for a
  * failure. */
 GMB_MUST_CHECK int push_session_job(
 	struct push_session *session, struct push_job *job, const char **text);
+/* Makes the session READY and starts its timer. job: see struct push_session. */
+void push_session_run(struct push_session *session, uint64_t job);
 /* Called when the slots are lent, so that pieces can move. The destination calls it before it sends
  * USED, the source after it has received USED. For an NBD destination the source calls it after it
  * has allocated its own slots. */
@@ -123,7 +132,10 @@ void push_control_note(struct push_session *session, bool again);
 /* --- start.c and source.c --------------------------------------------------------------------- */
 
 void push_source_begin(struct push_session *session, const uint8_t *bytes, uint32_t len);
-void push_source_event(struct push_session *session, const struct clan_event *event);
+void push_source_event(
+	struct push_session *session, struct push_link *link, const struct clan_event *event);
+/* Sends ALIVE on each connection to the destination. */
+void push_source_say_alive(struct push_session *session);
 /* Continues the job as far as possible. */
 void push_source_advance(struct push_session *session);
 void push_source_tick(struct push_session *session);
@@ -146,7 +158,9 @@ void push_nbd_hub_destroy(struct push_nbd_hub *hub);
 /* --- sink.c ---------------------------------------------------------------------------------- */
 
 void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_t len);
-/* Continues a USE that waited for the store. */
+/* JOIN: one more connection of a job that has begun with USE. */
+void push_sink_join_job(struct push_session *session, const uint8_t *bytes, uint32_t len);
+/* Continues a USE or JOIN that waited for the store. */
 void push_sink_choose(struct push_session *session);
 /* Sends FAILED to the source. */
 void push_sink_failed(struct push_session *session, int status, const char *text);
@@ -154,6 +168,10 @@ void push_sink_event(struct push_session *session, const struct clan_event *even
 void push_sink_take(
 	struct push_session *session, const struct clan_message *message, const uint8_t *bytes);
 void push_sink_advance(struct push_session *session);
+/* Called at each tick of a running job. Returns false if the session has ended. */
+bool push_sink_tick(struct push_session *session);
+/* Called when the session's part of the job ends; status is 0, or a negative errno with a text. */
+void push_sink_ended(struct push_session *session, int status, const char *text);
 void push_sink_abort(struct push_session *session);
 bool push_sink_join(struct push_session *session);
 void push_sink_free(struct push_session *session);

@@ -12,6 +12,9 @@
  * Invariant: memory that the source can still change is either copied before it is used (the head
  * of a piece) or not interpreted (its bytes, which are data of the source's choice).
  *
+ * A job can have further connections (JOIN, group.h), which only write pieces. Each has a session
+ * and slots of its own.
+ *
  * An untrusted user's source on a Unix socket could remove pages of the slots, which would stall
  * any thread that touches them. So its pieces are first copied to our own memory by helper threads.
  */
@@ -19,24 +22,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
 #include "base/bytes.h"
 #include "base/crc32c.h"
 #include "engine/fence.h"
-#include "push/pieces.h"
-#include "push/session.h"
-
-enum work_kind { WORK_PIECE, WORK_CHECK, WORK_ZERO, WORK_FLUSH, WORK_READ_BACK };
-
-enum work_state {
-	WORK_IDLE,
-	WORK_COMES, /* the bytes of a piece are being copied by a helper thread */
-	WORK_WAITS,
-	WORK_BUSY,
-	WORK_ANSWERS,
-	WORK_STATE_COUNT
-};
+#include "push/sink.h"
 
 static const uint32_t work_edges[WORK_STATE_COUNT] = {
 	[WORK_IDLE] = BIT(WORK_COMES) | BIT(WORK_WAITS) | BIT(WORK_ANSWERS),
@@ -44,53 +34,6 @@ static const uint32_t work_edges[WORK_STATE_COUNT] = {
 	[WORK_WAITS] = BIT(WORK_BUSY) | BIT(WORK_IDLE),
 	[WORK_BUSY] = BIT(WORK_IDLE),
 	[WORK_ANSWERS] = BIT(WORK_IDLE),
-};
-
-enum {
-	READ_BACKS = 2,
-	FIRST_CHECK = PUSH_SLOTS,
-	FIRST_ZERO = FIRST_CHECK + PUSH_SLOTS,
-	FIRST_FLUSH = FIRST_ZERO + PUSH_ZEROES_MAX,
-	FIRST_READ_BACK = FIRST_FLUSH + 1,
-	WORKS = FIRST_READ_BACK + READ_BACKS,
-};
-
-struct work {
-	struct push_sink *sink;
-	struct list_node node; /* in sink->waiting or sink->answers */
-	enum work_kind kind;
-	enum work_state state;
-	uint64_t offset; /* offset in the range */
-	uint64_t length;
-	uint32_t crc;	    /* CRC of the piece, as sent by the source */
-	uint32_t found_crc; /* CHECK, READ_BACK: CRC of the bytes read so far */
-	struct push_wire_flush flush;
-	struct mem_segment segment;
-	struct path_request path;
-};
-
-struct push_sink {
-	struct push_session *session;
-	struct push_claim claim;
-	struct store_place source;  /* start of the range that the source reads */
-	struct clan_region *region; /* the destination's memory; NULL: not created yet */
-	uint32_t slot_count;
-	/* memory from which pieces are written: the region, or `fetched` */
-	struct mem_region memory;
-	uint8_t *fetched; /* memory to which helper threads copy pieces; or NULL */
-	bool is_unix;	  /* the source is connected by a Unix socket */
-	struct clan_cookie cookies[PUSH_SLOTS];
-	bool lent[PUSH_SLOTS];
-	bool is_shared;
-	bool is_mapped; /* the source's disk reads into our slots */
-	/* Work that waits for the engine's limits. */
-	struct list_node waiting;
-	struct list_node answers;  /* work whose answer waits for room */
-	struct push_pieces pieces; /* handled pieces */
-	uint64_t read_back_at;
-	uint64_t read_back_done;
-	uint64_t read_back_digest;
-	struct work works[WORKS];
 };
 
 static const enum store_op operations[] = {
@@ -230,49 +173,53 @@ static void answer_add(struct work *work)
 
 static void read_back_begin(struct push_sink *sink);
 
-/* Counts bytes that are now the same as the source's, in the job's progress and digest. */
-static void count(struct push_sink *sink, uint64_t length, uint64_t digest)
-{
-	sink->session->progress.done += length;
-	sink->session->progress.digest += digest;
-}
-
 static void sink_piece_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
+	const struct push_progress more = {
+		.done = work->length,
+		.digest = push_digest(work->offset, (uint32_t)work->length, work->crc),
+	};
 
 	sink->session->base.engine->counters.bytes_written += work->length;
-	count(sink, work->length, push_digest(work->offset, (uint32_t)work->length, work->crc));
+	push_group_written(
+		sink->group, sink->number, (uint32_t)(work - sink->works), work->offset, &more);
 	answer_add(work);
 }
 
 /* A faulty source might send a piece although it has sent CHECK for the same piece.
- * push_pieces_take() detects this and fails, so no piece is counted twice. */
+ * push_group_take() detects this and fails, so no piece is counted twice. */
 static void check_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
+	const struct push_progress more = {
+		.done = work->length,
+		.skipped = work->length,
+		.digest = push_digest(work->offset, (uint32_t)work->length, work->crc),
+	};
 
 	if (work->found_crc == work->crc) {
-		const char *rule = push_pieces_take(&sink->pieces, work->offset, work->length);
+		const char *rule = push_group_take(sink->group, work->offset, work->length);
 
 		if (rule != NULL) {
 			/* the source has also sent the piece, or has sent CHECK twice */
 			push_session_fail(sink->session, rule);
 			return;
 		}
-		count(sink, work->length,
-			push_digest(work->offset, (uint32_t)work->length, work->crc));
-		sink->session->progress.skipped += work->length;
+		push_group_count(sink->group, &more);
 	}
 	answer_add(work);
 }
 
 static void sink_zero_done(struct work *work)
 {
-	struct push_sink *sink = work->sink;
+	const struct push_progress more = {
+		.done = work->length,
+		.zeroes = work->length,
+		.digest = push_digest_zeroes(work->offset, work->length),
+	};
 
-	count(sink, work->length, push_digest_zeroes(work->offset, work->length));
-	sink->session->progress.zeroes += work->length;
+	push_group_count(work->sink->group, &more);
 	answer_add(work);
 }
 
@@ -280,8 +227,9 @@ static void sink_flush_done(struct work *work)
 {
 	struct push_sink *sink = work->sink;
 	struct push_progress *progress = &sink->session->progress;
-	uint64_t length = sink->claim.ticket.length;
+	uint64_t length = sink->claim->ticket.length;
 
+	push_group_progress(sink->group, progress);
 	progress->durable = MIN(work->flush.mark, progress->done);
 	if ((work->flush.flags & PUSH_FLUSH_FINISH) == 0) {
 		answer_add(work);
@@ -291,7 +239,7 @@ static void sink_flush_done(struct work *work)
 	} else if (progress->digest != work->flush.digest) {
 		push_session_job_fail(sink->session, -EIO,
 			"the received data differs from what the source has read");
-	} else if ((sink->claim.ticket.flags & PUSH_READ_BACK) != 0) {
+	} else if ((sink->claim->ticket.flags & PUSH_READ_BACK) != 0) {
 		sink->session->job_state = PUSH_JOB_FINISHES;
 		read_back_begin(sink);
 	} else {
@@ -306,7 +254,7 @@ static void read_back_done(struct work *work)
 	sink->read_back_done += work->length;
 	sink->read_back_digest +=
 		push_digest(work->offset, (uint32_t)work->length, work->found_crc);
-	if (sink->read_back_done < sink->claim.ticket.length) {
+	if (sink->read_back_done < sink->claim->ticket.length) {
 		read_back_begin(sink);
 	} else if (sink->read_back_digest != sink->session->progress.digest) {
 		push_session_job_fail(sink->session, -EIO,
@@ -342,6 +290,15 @@ static void work_done(struct work *work, int error)
 
 /* --- requests to the store ------------------------------------------------------------------- */
 
+/* Called when a piece is not written although it has arrived, because the session ends. The source
+ * can send it on another connection of the job. */
+static void lose(struct work *work)
+{
+	if (work->kind == WORK_PIECE) {
+		push_group_give(work->sink->group, work->offset, work->length);
+	}
+}
+
 static void path_ended(struct work *work)
 {
 	path_finish(&work->path);
@@ -359,6 +316,7 @@ static void work_progress(struct path_request *request)
 	if (sink_is_over(sink)) { /* the session is ending, and the request was abandoned */
 		if (path_is_idle(request)) {
 			path_ended(work);
+			lose(work);
 		}
 		return;
 	}
@@ -391,7 +349,7 @@ static void work_begin(struct work *work)
 	*request = (struct path_request){
 		.client = &base->client,
 		.op = operations[work->kind],
-		.offset = work->kind == WORK_FLUSH ? 0 : sink->claim.ticket.offset + work->offset,
+		.offset = work->kind == WORK_FLUSH ? 0 : sink->claim->ticket.offset + work->offset,
 		.length = work->kind == WORK_FLUSH ? 0 : work->length,
 		.hints = { .requester = base->peer.id },
 		.window_bytes = PATH_WINDOW_BYTES,
@@ -435,7 +393,7 @@ void push_sink_advance(struct push_session *session)
 			work->kind == WORK_FLUSH ? 0
 			: work->kind == WORK_ZERO
 				? engine_request_bytes(base, STORE_ZERO, 0,
-					  sink->claim.ticket.offset + work->offset, work->length)
+					  sink->claim->ticket.offset + work->offset, work->length)
 				: work->length;
 
 		if (!engine_request_may(base) ||
@@ -474,7 +432,7 @@ static struct work *work_idle(struct push_sink *sink, uint32_t first, uint32_t c
 
 static void read_back_begin(struct push_sink *sink)
 {
-	uint64_t length = sink->claim.ticket.length;
+	uint64_t length = sink->claim->ticket.length;
 	struct work *work;
 
 	while (sink->read_back_at < length &&
@@ -497,9 +455,9 @@ static const char *piece_came(struct push_sink *sink, uint32_t slot)
 	const char *rule;
 
 	memcpy(&head, data - sizeof(head), sizeof(head));
-	rule = push_piece_check(&head, sink->claim.ticket.length);
+	rule = push_piece_check(&head, sink->claim->ticket.length);
 	if (rule == NULL) {
-		rule = push_pieces_take(&sink->pieces, head.offset, head.length);
+		rule = push_group_take(sink->group, head.offset, head.length);
 	}
 	if (rule != NULL) {
 		return rule;
@@ -563,13 +521,13 @@ static const char *take_zero(struct push_sink *sink, const uint8_t *bytes, uint3
 	const char *rule = push_parse(PUSH_ZERO, bytes, len, &zero);
 
 	if (rule == NULL) {
-		rule = push_zero_check(&zero, sink->claim.ticket.length);
+		rule = push_zero_check(&zero, sink->claim->ticket.length);
 	}
 	if (rule == NULL && work == NULL) {
 		rule = "H9: more ZEROs than may be in flight";
 	}
 	if (rule == NULL) {
-		rule = push_pieces_take(&sink->pieces, zero.offset, zero.length);
+		rule = push_group_take(sink->group, zero.offset, zero.length);
 	}
 	if (rule == NULL) {
 		work_add(work, zero.offset, zero.length, 0);
@@ -584,12 +542,12 @@ static const char *take_check(struct push_sink *sink, const uint8_t *bytes, uint
 	const char *rule = push_parse(PUSH_CHECK, bytes, len, &check);
 
 	if (rule == NULL) {
-		rule = push_check_check(&check, sink->claim.ticket.length);
+		rule = push_check_check(&check, sink->claim->ticket.length);
 	}
-	if (rule == NULL && (work == NULL || (sink->claim.ticket.flags & PUSH_COMPARE) == 0)) {
+	if (rule == NULL && (work == NULL || (sink->claim->ticket.flags & PUSH_COMPARE) == 0)) {
 		rule = "H9: a CHECK that the ticket does not allow, or too many";
 	}
-	if (rule == NULL && !push_pieces_lack(&sink->pieces, check.offset, check.length)) {
+	if (rule == NULL && !push_group_lacks(sink->group, check.offset, check.length)) {
 		rule = "H9: a CHECK of a piece that was already handled";
 	}
 	if (rule == NULL) {
@@ -605,7 +563,7 @@ static const char *take_flush(struct push_sink *sink, const uint8_t *bytes, uint
 	const char *rule = push_parse(PUSH_FLUSH, bytes, len, &flush);
 
 	if (rule == NULL &&
-		(work->state != WORK_IDLE || flush.mark > push_pieces_low(&sink->pieces))) {
+		(work->state != WORK_IDLE || flush.mark > push_group_low(sink->group))) {
 		rule = "H9: a second FLUSH, or one before all pieces arrived";
 	}
 	if (rule == NULL) {
@@ -613,6 +571,72 @@ static const char *take_flush(struct push_sink *sink, const uint8_t *bytes, uint
 		work_add(work, 0, 0, 0);
 	}
 	return rule;
+}
+
+/* Answers DROP for the connections that have ended. */
+static void answer_drops(struct push_sink *sink)
+{
+	for (uint32_t i = 1; i < PUSH_FLOWS_MAX; i++) {
+		struct push_wire_dropped dropped = { .number = i };
+
+		if ((sink->drops & BIT(i)) != 0 && push_group_drop(sink->group, &dropped) &&
+			sink_tell(sink, PUSH_DROPPED, &dropped, sizeof(dropped))) {
+			sink->drops &= ~BIT(i);
+		}
+	}
+}
+
+static const char *take_drop(struct push_sink *sink, const uint8_t *bytes, uint32_t len)
+{
+	struct push_wire_drop drop;
+	const char *rule = push_parse(PUSH_DROP, bytes, len, &drop);
+
+	if (rule == NULL && (sink->drops & BIT(drop.number)) != 0) {
+		rule = "H11: a second DROP of a connection";
+	}
+	if (rule == NULL) {
+		sink->drops |= BIT(drop.number);
+		answer_drops(sink);
+	}
+	return rule;
+}
+
+bool push_sink_tick(struct push_session *session)
+{
+	struct push_sink *sink = session->sink;
+	char text[PUSH_TEXT_BYTES_MAX];
+	int status;
+
+	if (sink->number != 0) {
+		if (push_group_goes_on(sink->group, sink->number)) {
+			return true;
+		}
+		session->job = 0; /* the end of this connection is not that of the job */
+		session_terminate(&session->base, NULL);
+		return false;
+	}
+	push_group_progress(sink->group, &session->progress);
+	answer_drops(sink);
+	status = push_group_error(sink->group, text);
+	if (status != 0) {
+		push_session_job_fail(session, status, text);
+	}
+	return status == 0;
+}
+
+void push_sink_ended(struct push_session *session, int status, const char *text)
+{
+	struct push_sink *sink = session->sink;
+
+	if (sink->group == NULL) {
+		return;
+	}
+	if (sink->number == 0) {
+		push_group_progress(sink->group, &session->progress);
+		push_group_end(sink->group);
+	} else if (status != 0) {
+		push_group_fail(sink->group, status, text);
+	}
 }
 
 void push_sink_take(
@@ -626,6 +650,8 @@ void push_sink_take(
 	} else if (message->cls == CLAN_BULK && sink->is_shared && session->job != 0 &&
 		   sink->read_back_at == 0) {
 		rule = message->type == CLAN_TYPE_NOTIFY ? take_piece(sink, message->value)
+		       : session->is_extra		 ? rule
+		       : message->type == PUSH_DROP	 ? take_drop(sink, bytes, message->bytes)
 		       : message->type == PUSH_ZERO	 ? take_zero(sink, bytes, message->bytes)
 		       : message->type == PUSH_CHECK	 ? take_check(sink, bytes, message->bytes)
 		       : message->type == PUSH_FLUSH	 ? take_flush(sink, bytes, message->bytes)
@@ -647,8 +673,8 @@ static void region_shared(struct push_sink *sink, const struct clan_event *event
 	uint64_t silence_ms =
 		MIN(PUSH_ALIVE_DIVISOR * handshake_ns / 1000000, (uint64_t)PUSH_SILENCE_MS_MAX);
 	const struct push_wire_used used = {
-		.offset = sink->claim.ticket.offset,
-		.length = sink->claim.ticket.length,
+		.offset = sink->claim->ticket.offset,
+		.length = sink->claim->ticket.length,
 		.slots = sink->slot_count,
 		.generation = event->generation,
 		.region = (uint16_t)event->number,
@@ -689,189 +715,6 @@ void push_sink_event(struct push_session *session, const struct clan_event *even
 	}
 }
 
-static int sink_stage(struct push_sink *sink, const char **text)
-{
-	struct push_session *session = sink->session;
-	uint64_t bytes;
-	void *base;
-	int result;
-
-	sink->slot_count = push_staging_take(1, PUSH_SLOTS);
-	if (sink->slot_count == 0) {
-		*text = "the staging memory of the destination is exhausted";
-		return -EBUSY;
-	}
-	bytes = (uint64_t)sink->slot_count * PUSH_SLOT_BYTES;
-	*text = "the destination has no staging memory";
-	result = clan_region_create(session->service->base.queue, bytes, 0, &sink->region, &base);
-	if (result != 0) {
-		return result;
-	}
-	if (sink->is_unix && (clan_conn_caps(session->in.conn) & CLAN_CAN_MAP) == 0) {
-		sink->fetched = aligned_alloc(PUSH_SLOT_HEAD_BYTES, bytes);
-		if (sink->fetched == NULL) {
-			return -ENOMEM;
-		}
-	}
-	sink->memory = (struct mem_region){
-		.base = sink->fetched != NULL ? sink->fetched : base,
-		.bytes = bytes,
-		.rights = sink->fetched != NULL ? MEM_RAM : MEM_RAM & ~MEM_STABLE,
-	};
-	/* The registration only makes writes faster, so a failure is ignored. */
-	(void)!ring_memory_add(session->base.engine->ring, &sink->memory);
-	return clan_region_share(session->in.conn, sink->region, CLAN_READ | CLAN_WRITE);
-}
-
-static bool sink_is_onto_itself(struct push_sink *sink)
-{
-	const struct push_wire_ticket *ticket = &sink->claim.ticket;
-	struct store_place to;
-
-	if (!store_place(sink->session->base.chosen->export->store, &to)) {
-		return false;
-	}
-	to.at += ticket->offset;
-	return store_places_meet(&sink->source, &to, ticket->length);
-}
-
-/* Records the source's disk, if it can be compared with ours. Device numbers are comparable only on
- * one machine, or within one server process if the machine is unknown. */
-static void sink_take_place(struct push_sink *sink, const struct push_wire_use *use)
-{
-	static const uint8_t nowhere[PUSH_MACHINE_BYTES];
-	const uint8_t *own = sink->session->base.engine->options.instance;
-
-	if (memcmp(use->machine, nowhere, sizeof(nowhere)) != 0 ||
-		memcmp(use->instance, own, sizeof(use->instance)) == 0) {
-		memcpy(sink->source.machine, use->machine, sizeof(use->machine));
-		memcpy(sink->source.disk, use->disk, sizeof(use->disk));
-		sink->source.at = use->at;
-	}
-}
-
-/* Decides whether the job may start on the chosen export, and starts it. */
-static int sink_admit(struct push_sink *sink, const char **text)
-{
-	struct push_session *session = sink->session;
-	const struct push_wire_ticket *ticket = &sink->claim.ticket;
-	uint32_t rights = ENGINE_RIGHT_WRITE | (ticket->flags != 0 ? ENGINE_RIGHT_READ : 0);
-	struct push_job job = {
-		.id = ticket->job,
-		.role = PUSH_SINK,
-		.owner = sink->claim.asker.identity,
-		.name_bytes = sink->claim.name_bytes,
-		.offset = ticket->offset,
-		.length = ticket->length,
-	};
-	int result;
-
-	session->rights = rights;
-	if ((session->base.rights & rights) != rights) {
-		*text = "the user who requested the ticket may no longer write the destination";
-		return -EPERM;
-	}
-	if (!range_inside(ticket->offset, ticket->length, session->base.export_bytes)) {
-		*text = "the destination is too small";
-		return -ENOSPC;
-	}
-	if (sink_is_onto_itself(sink)) {
-		*text = "source and destination are the same disk under two names, and the ranges "
-			"overlap";
-		return -EINVAL;
-	}
-	memcpy(job.name, sink->claim.name, sink->claim.name_bytes);
-	snprintf(job.peer, sizeof(job.peer), "%s", session->base.peer.text);
-	result = push_session_job(session, &job, text);
-	return result == 0 ? sink_stage(sink, text) : result;
-}
-
-void push_sink_choose(struct push_session *session)
-{
-	struct push_sink *sink = session->sink;
-	const char *text = NULL;
-	struct engine_export *entry =
-		session_export_find(&session->base, sink->claim.name, sink->claim.name_bytes);
-	int result = session->base.stopping ? -ESHUTDOWN
-		     : entry == NULL	    ? -ENOENT
-					    : session_choose(&session->base, entry);
-
-	if (result == -EAGAIN) {
-		session->held_type = PUSH_USE;
-		return;
-	}
-	if (result != 0) {
-		text = session->base.stopping ? session_stop_text(&session->base)
-					      : session_choose_text(&session->base, result);
-	} else {
-		result = sink_admit(sink, &text);
-	}
-	if (result != 0) {
-		push_session_job_fail(session, result, text);
-	}
-}
-
-static struct push_shower shower_of(const struct peer *peer, const struct push_wire_use *use)
-{
-	struct push_shower shower = {
-		.has_uid = peer->has_credentials,
-		.uid = peer->credentials.uid,
-		.has_address = peer->has_address,
-	};
-
-	memcpy(shower.address, peer->address, sizeof(shower.address));
-	memcpy(shower.instance, use->instance, sizeof(shower.instance));
-	return shower;
-}
-
-void push_sink_begin(struct push_session *session, const uint8_t *bytes, uint32_t len)
-{
-	struct engine *engine = session->base.engine;
-	struct push_shower shower;
-	struct push_wire_use use;
-	struct push_sink *sink;
-	const char *why;
-	const char *rule = push_parse(PUSH_USE, bytes, len, &use);
-
-	if (rule != NULL) {
-		push_session_fail(session, rule);
-		return;
-	}
-	sink = calloc(1, sizeof(*sink));
-	if (sink == NULL) {
-		session_terminate(&session->base, "out of memory for a job");
-		return;
-	}
-	sink->session = session;
-	list_init(&sink->waiting);
-	list_init(&sink->answers);
-	for (uint32_t i = 0; i < WORKS; i++) {
-		struct work *work = &sink->works[i];
-
-		work->sink = sink;
-		list_init(&work->node);
-		work->kind = i >= FIRST_READ_BACK ? WORK_READ_BACK
-			     : i >= FIRST_FLUSH	  ? WORK_FLUSH
-			     : i >= FIRST_ZERO	  ? WORK_ZERO
-			     : i >= FIRST_CHECK	  ? WORK_CHECK
-						  : WORK_PIECE;
-	}
-	session->sink = sink;
-	sink_take_place(sink, &use);
-	shower = shower_of(&session->base.peer, &use);
-	why = push_ticket_use(&use.ticket, &shower, ring_now_ns(engine->ring), &sink->claim);
-	if (why != NULL) {
-		engine->counters.push_refusals++;
-		push_sink_failed(session, -EACCES, why);
-		session_terminate(&session->base, why);
-		return;
-	}
-	sink->is_unix = session->base.peer.family == AF_UNIX;
-	/* the session gets the rights of the ticket's requester */
-	session_act_for(&session->base, &sink->claim.asker);
-	push_sink_choose(session);
-}
-
 /* --- the end --------------------------------------------------------------------------------- */
 
 void push_sink_abort(struct push_session *session)
@@ -886,10 +729,14 @@ void push_sink_abort(struct push_session *session)
 			 * to this slot. */
 			sink_set_state(work, WORK_IDLE);
 		} else if (work->state == WORK_WAITS || work->state == WORK_ANSWERS) {
+			if (work->state == WORK_WAITS) {
+				lose(work);
+			}
 			list_remove(&work->node);
 			sink_set_state(work, WORK_IDLE);
 		} else if (work->state == WORK_BUSY && path_abandon(&work->path)) {
 			path_ended(work);
+			lose(work);
 		}
 	}
 }
@@ -923,6 +770,9 @@ void push_sink_free(struct push_session *session)
 		GMB_ASSERT(result == 0);
 	}
 	push_staging_give(sink->slot_count);
+	if (sink->group != NULL) {
+		push_group_leave(sink->group, sink->number);
+	}
 	free(sink->fetched);
 	free(sink);
 }

@@ -30,11 +30,10 @@
 #include "push/source.h"
 
 enum {
-	MESSAGES_MAX = 64,
 	/* After this many consecutive pieces that differ, pieces are sent without being compared.
-	 * An interrupted job can leave up to PUSH_SLOTS pieces unwritten between written ones. The
-	 * limit is higher, so that a repeated job does not stop comparing because of them. */
-	DIFFER_MAX = 8 * PUSH_SLOTS,
+	 * An interrupted job can leave fewer than PUSH_SOURCE_SLOTS pieces unwritten between
+	 * written ones, so a repeated job does not stop comparing because of them. */
+	DIFFER_MAX = PUSH_SOURCE_SLOTS,
 };
 
 #define NS_PER_S      UINT64_C(1000000000)
@@ -51,11 +50,12 @@ static const uint32_t slot_edges[SLOT_STATE_COUNT] = {
 	[SLOT_READING] = BIT(SLOT_READ) | BIT(SLOT_FREE),
 	[SLOT_READ] = BIT(SLOT_CHECKING) | BIT(SLOT_PUTTING),
 	[SLOT_CHECKING] = BIT(SLOT_READ) | BIT(SLOT_FREE),
-	[SLOT_PUTTING] = BIT(SLOT_SENT),
-	[SLOT_SENT] = BIT(SLOT_FREE),
+	/* READ and FREE from PUTTING, and READ from SENT: the connection was lost */
+	[SLOT_PUTTING] = BIT(SLOT_SENT) | BIT(SLOT_READ) | BIT(SLOT_FREE),
+	[SLOT_SENT] = BIT(SLOT_FREE) | BIT(SLOT_READ),
 };
 
-static void source_set_state(struct push_slot *slot, enum push_slot_state state)
+void push_source_set_state(struct push_slot *slot, enum push_slot_state state)
 {
 	GMB_ASSERT((slot_edges[slot->state] & BIT(state)) != 0);
 	slot->state = state;
@@ -69,7 +69,7 @@ void push_source_fail(struct push_source *source, int status, const char *format
 	push_session_job_fail(source->session, status, text);
 }
 
-static void fail_rule(struct push_source *source, const char *rule)
+static void source_fail_rule(struct push_source *source, const char *rule)
 {
 	push_source_fail(source, -EPROTO, "the destination broke a push rule: %s", rule);
 }
@@ -79,82 +79,81 @@ bool push_source_is_over(const struct push_source *source)
 	return source->session->base.state == SESSION_TERMINATING || source->session->job == 0;
 }
 
-/* Sends a message. Returns false if the ring is full or the connection has ended; an event reports
- * room or the end. */
-static bool source_tell(struct push_source *source, uint32_t type, const void *bytes, uint32_t len)
-{
-	return clan_send(source->session->out.conn, CLAN_BULK, type, bytes, len) == 0;
-}
-
-static uint8_t *slot_base(const struct push_source *source, const struct push_slot *slot)
-{
-	return source->memory.base + (size_t)(slot - source->slots) * PUSH_SLOT_BYTES;
-}
-
-uint8_t *push_slot_data(const struct push_source *source, const struct push_slot *slot)
-{
-	return slot_base(source, slot) + PUSH_SLOT_HEAD_BYTES;
-}
-
 /* --- pieces ---------------------------------------------------------------------------------- */
 
-/* Called when the destination has the piece. skipped: the destination had the same data already, so
- * it was not sent. */
-static void source_piece_done(struct push_slot *slot, bool skipped)
+void push_source_piece_done(struct push_slot *slot, bool skipped)
 {
 	struct push_progress *progress = &slot->source->session->progress;
 
 	progress->done += slot->length;
 	progress->skipped += skipped ? slot->length : 0;
 	progress->digest += push_digest(slot->offset, slot->length, slot->crc);
-	source_set_state(slot, SLOT_FREE);
+	push_source_set_state(slot, SLOT_FREE);
 }
 
-static void put_ended(struct push_slot *slot)
+void push_source_put_done(struct push_slot *slot)
 {
-	source_set_state(slot, SLOT_SENT);
+	struct push_flow *flow = slot->flow;
+
+	flow->users[slot->lent] = NULL;
+	flow->has_cookie[slot->lent] = true;
+	push_source_piece_done(slot, false);
+}
+
+void push_source_put_ended(struct push_slot *slot)
+{
+	push_source_set_state(slot, SLOT_SENT);
 	if (slot->is_back) {
 		slot->is_back = false;
-		source_piece_done(slot, false);
+		push_source_put_done(slot);
 	}
 }
 
 void push_source_written(struct push_slot *slot)
 {
-	slot->is_back = true;
-	put_ended(slot);
+	push_source_set_state(slot, SLOT_SENT);
+	push_source_piece_done(slot, false);
 }
 
 /* Copies a piece to the destination's memory with clan_put(). If that memory is mapped, only the
- * head of the piece is copied. Returns false if the connection has no room. */
+ * head of the piece is copied. Returns false if no lent slot is free or the connection has no
+ * room. */
 static bool source_put(struct push_slot *slot)
 {
 	struct push_source *source = slot->source;
-	struct push_session *session = source->session;
-	uint32_t number = (uint32_t)(slot - source->slots);
-	uint32_t value = PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | number;
+	uint32_t lent;
+	struct push_flow *flow = push_flow_choose(slot, &lent);
 	const struct push_wire_piece head = {
 		.magic = PUSH_PIECE_MAGIC,
 		.crc = slot->crc,
 		.offset = slot->offset,
 		.length = slot->length,
 	};
-	uint8_t *own = push_slot_data(source, slot) - sizeof(head);
+	uint8_t *own = push_slot_data(slot) - sizeof(head);
 	struct iovec from = { &slot->head, sizeof(head) };
 	int result;
 
+	if (flow == NULL) {
+		return false;
+	}
 	if (source->maps) {
 		slot->head = head;
 	} else {
 		memcpy(own, &head, sizeof(head));
 		from = (struct iovec){ own, sizeof(head) + slot->length };
 	}
-	result = clan_put(session->out.conn, &from, 1, &slot->cookie,
-		PUSH_SLOT_HEAD_BYTES - sizeof(head), CLAN_NOTIFY, value, slot);
+	result = clan_put(source->session->out[flow - source->flows].conn, &from, 1,
+		&flow->cookies[lent], PUSH_SLOT_HEAD_BYTES - sizeof(head), CLAN_NOTIFY,
+		PUSH_NOTIFY_PIECE << PUSH_NOTIFY_SHIFT | lent, slot);
 	if (result == 0) {
-		source_set_state(slot, SLOT_PUTTING);
+		flow->has_cookie[lent] = false;
+		flow->users[lent] = slot;
+		source->flow_last = (uint32_t)(flow - source->flows);
+		slot->flow = flow;
+		slot->lent = lent;
+		push_source_set_state(slot, SLOT_PUTTING);
 		if (source->maps) {
-			put_ended(slot); /* otherwise CLAN_EVENT_DONE reports the end */
+			push_source_put_ended(slot); /* otherwise CLAN_EVENT_DONE reports the end */
 		}
 		return true;
 	}
@@ -163,6 +162,17 @@ static bool source_put(struct push_slot *slot)
 			strerror(-result));
 	}
 	return false;
+}
+
+/* Returns true if one more CHECK may be in flight. */
+static bool may_check(const struct push_source *source)
+{
+	uint32_t count = 0;
+
+	for (uint32_t i = 0; i < source->slot_count; i++) {
+		count += source->slots[i].state == SLOT_CHECKING;
+	}
+	return count < PUSH_SLOTS;
 }
 
 /* Sends a piece that was read: only its checksum (CHECK) if slot->asks is set, otherwise its bytes
@@ -175,24 +185,25 @@ static bool piece_send(struct push_slot *slot)
 
 	if (slot->source->nbd != NULL) {
 		push_nbd_send(slot);
-		source_set_state(slot, slot->asks ? SLOT_CHECKING : SLOT_PUTTING);
+		push_source_set_state(slot, slot->asks ? SLOT_CHECKING : SLOT_PUTTING);
 		return true;
 	}
 	if (!slot->asks) {
 		return source_put(slot);
 	}
-	if (!source_tell(slot->source, PUSH_CHECK, &check, sizeof(check))) {
+	if (!may_check(slot->source) ||
+		!push_flow_tell(slot->source, PUSH_CHECK, &check, sizeof(check))) {
 		return false;
 	}
-	source_set_state(slot, SLOT_CHECKING);
+	push_source_set_state(slot, SLOT_CHECKING);
 	return true;
 }
 
 static void send_what_was_read(struct push_source *source)
 {
 	for (uint32_t i = 0; i < source->slot_count && !push_source_is_over(source); i++) {
-		if (source->slots[i].state == SLOT_READ && !piece_send(&source->slots[i])) {
-			return;
+		if (source->slots[i].state == SLOT_READ) {
+			(void)piece_send(&source->slots[i]); /* if it waits, an event follows */
 		}
 	}
 }
@@ -211,7 +222,7 @@ static bool send_zeroes(struct push_source *source, uint64_t offset, uint64_t le
 		if (source->zeroes[i].length == 0) {
 			if (source->nbd != NULL) {
 				push_nbd_zero(source, i, &zeroes);
-			} else if (!source_tell(source, PUSH_ZERO, &zeroes, sizeof(zeroes))) {
+			} else if (!push_flow_tell(source, PUSH_ZERO, &zeroes, sizeof(zeroes))) {
 				return false;
 			}
 			source->zeroes[i] = zeroes;
@@ -224,16 +235,16 @@ static bool send_zeroes(struct push_source *source, uint64_t offset, uint64_t le
 static void piece_read(struct push_slot *slot)
 {
 	struct push_source *source = slot->source;
-	const uint8_t *data = push_slot_data(source, slot);
+	const uint8_t *data = push_slot_data(slot);
 
 	if (!source->no_zeroes && source_is_zero(data, slot->length) &&
 		send_zeroes(source, slot->offset, slot->length)) {
-		source_set_state(slot, SLOT_FREE);
+		push_source_set_state(slot, SLOT_FREE);
 		return;
 	}
 	slot->crc = crc32c(0, data, slot->length);
 	slot->asks = (source->flags & PUSH_COMPARE) != 0 && source->differ_count < DIFFER_MAX;
-	source_set_state(slot, SLOT_READ);
+	push_source_set_state(slot, SLOT_READ);
 }
 
 static void source_read_progress(struct path_request *request)
@@ -249,7 +260,7 @@ static void source_read_progress(struct path_request *request)
 		if (path_is_idle(request)) {
 			path_finish(request);
 			engine_request_end(&session->base);
-			source_set_state(slot, SLOT_FREE);
+			push_source_set_state(slot, SLOT_FREE);
 		}
 		return;
 	}
@@ -263,7 +274,7 @@ static void source_read_progress(struct path_request *request)
 	path_finish(request);
 	engine_request_end(&session->base);
 	if (error != 0) {
-		source_set_state(slot, SLOT_FREE);
+		push_source_set_state(slot, SLOT_FREE);
 		push_source_fail(source, error, "cannot read the source: %s",
 			error == -ESTALE ? "the snapshot of the source was deleted, or dropped to "
 					   "make space for writes"
@@ -302,12 +313,11 @@ static void read_begin(struct push_slot *slot, uint32_t length)
 	struct path_request *request = &slot->read;
 
 	engine_request_begin(base);
-	source_set_state(slot, SLOT_READING);
+	push_source_set_state(slot, SLOT_READING);
 	slot->offset = source->at;
 	slot->length = length;
 	slot->segment = (struct mem_segment){
-		.memory = mem_at(&source->memory,
-			(uint64_t)(push_slot_data(source, slot) - source->memory.base)),
+		.memory = mem_add(push_slot_memory(slot), PUSH_SLOT_HEAD_BYTES),
 		.bytes = length,
 	};
 	source->at += length;
@@ -416,7 +426,7 @@ static void source_flush(struct push_source *source, bool finish)
 
 	if (source->nbd != NULL) {
 		push_nbd_flush(source, &message);
-	} else if (!source_tell(source, PUSH_FLUSH, &message, sizeof(message))) {
+	} else if (!push_flow_tell(source, PUSH_FLUSH, &message, sizeof(message))) {
 		return;
 	}
 	source->flushing = true;
@@ -508,45 +518,6 @@ static bool begin_next(struct push_source *source)
 	return true;
 }
 
-/* Processes a cookie, with which the destination returns a slot. Returns false if it breaks a rule,
- * such as a slot that is free already. */
-static bool take_cookie(struct push_source *source, const struct clan_cookie *cookie)
-{
-	uint64_t number = cookie->offset / PUSH_SLOT_BYTES;
-	struct push_slot *slot = &source->slots[MIN(number, (uint64_t)PUSH_SLOTS - 1)];
-
-	if (number >= source->lent_count || cookie->offset % PUSH_SLOT_BYTES != 0 ||
-		cookie->bytes != PUSH_SLOT_BYTES || cookie->region != source->region_number) {
-		return false;
-	}
-	if (number >= source->slot_count) {
-		return true; /* we use fewer slots than were lent, so this one stays unused */
-	}
-	slot->cookie = *cookie;
-	if (slot->state == SLOT_AWAY) {
-		source_set_state(slot, SLOT_FREE);
-	} else if (slot->state == SLOT_SENT) {
-		source_piece_done(slot, false);
-	} else if (slot->state == SLOT_PUTTING && !slot->is_back) {
-		slot->is_back = true;
-	} else {
-		return false;
-	}
-	return true;
-}
-
-static void take_cookies(struct push_source *source)
-{
-	struct clan_cookie cookie;
-
-	while (source->nbd == NULL && source->slot_count > 0 && !push_source_is_over(source) &&
-		clan_cookie_queue_pop(source->session->out.conn, 0, &cookie) == 0) {
-		if (!take_cookie(source, &cookie)) {
-			fail_rule(source, "H8: a cookie without a slot");
-		}
-	}
-}
-
 void push_source_advance(struct push_session *session)
 {
 	struct push_source *source = session->source;
@@ -555,7 +526,9 @@ void push_source_advance(struct push_session *session)
 		return;
 	}
 	turns_remove(&session->base.blocked_turn);
-	take_cookies(source);
+	if (source->nbd == NULL) {
+		push_flow_advance(source);
+	}
 	send_what_was_read(source);
 	while (!push_source_is_over(source) && source->at < source->length && !source->mapping &&
 		!rate_waits(&session->base.rate)) {
@@ -583,86 +556,21 @@ void push_source_tick(struct push_session *session)
 		session->heard_ns = now_ns;
 	}
 	push_control_note(session, true);
+	push_flow_tick(session->source);
 	push_source_advance(session);
 }
 
-/* --- messages of the destination ------------------------------------------------------------- */
-
-int push_source_own_slots(
-	struct push_source *source, uint32_t slots_min, uint32_t slots_max, void **base_out)
-{
-	source->staged_slots = push_staging_take(slots_min, slots_max);
-	if (source->staged_slots == 0) {
-		return -EBUSY;
-	}
-	return clan_region_create(source->session->service->base.queue,
-		(uint64_t)source->staged_slots * PUSH_SLOT_BYTES, 0, &source->region, base_out);
-}
-
-const char *push_memory_text(int result)
-{
-	return result == -EBUSY ? "other pushes use all of the server's staging memory; try again "
-				  "when one of them has finished"
-				: strerror(-result);
-}
-
-/* Allocates slots in our own memory: as many as were lent, or fewer if memory is short. */
-static int own_slots(struct push_source *source, void **base_out)
-{
-	int result = push_source_own_slots(source, 1, source->slot_count, base_out);
-
-	source->slot_count = source->staged_slots;
-	return result;
-}
-
-void push_source_lent(struct push_source *source, void *base, uint32_t silence_ms)
+void push_source_lent(struct push_source *source, uint32_t silence_ms)
 {
 	struct push_session *session = source->session;
 
-	source->memory = (struct mem_region){
-		.base = base,
-		.bytes = (uint64_t)source->slot_count * PUSH_SLOT_BYTES,
-		/* Lent slots are not stable memory, because the destination can change them. */
-		.rights = source->maps ? MEM_RAM & ~MEM_STABLE : MEM_RAM,
-	};
-	/* The registration only makes reads faster, so a failure is ignored. */
-	(void)!ring_memory_add(session->base.engine->ring, &source->memory);
 	source->flush_ns = ring_now_ns(session->base.engine->ring);
 	source->rate_ns = source->flush_ns;
-	for (uint32_t i = 0; source->nbd != NULL && i < source->slot_count; i++) {
-		source_set_state(&source->slots[i], SLOT_FREE);
-	}
 	push_session_begun(session, silence_ms);
 	push_source_advance(session);
 }
 
-/* Processes USED: the destination lends its slots. If they cannot be mapped, as over a network,
- * pieces are read into our own memory, and clan_put() copies them to the slots. */
-static void take_used(struct push_source *source, const struct push_wire_used *used)
-{
-	struct push_session *session = source->session;
-	void *base = NULL;
-	int result;
-
-	if (source->lent_count != 0 || used->length != source->length ||
-		used->offset != source->use.ticket.offset) {
-		fail_rule(source, "H8: USED");
-		return;
-	}
-	source->maps = (clan_conn_caps(session->out.conn) & CLAN_CAN_MAP) != 0;
-	source->region_number = used->region;
-	source->lent_count = used->slots;
-	source->slot_count = used->slots;
-	result = source->maps ? clan_peer_region_get(session->out.conn, used->region,
-					used->generation, CLAN_READ | CLAN_WRITE, 0,
-					(uint64_t)used->slots * PUSH_SLOT_BYTES, &base)
-			      : own_slots(source, &base);
-	if (result != 0) {
-		push_source_fail(source, result, "no staging memory: %s", push_memory_text(result));
-		return;
-	}
-	push_source_lent(source, base, used->silence_ms);
-}
+/* --- answers of the destination --------------------------------------------------------------- */
 
 void push_source_zeroed(struct push_source *source, const struct push_wire_range *zeroed)
 {
@@ -680,7 +588,7 @@ void push_source_zeroed(struct push_source *source, const struct push_wire_range
 			return;
 		}
 	}
-	fail_rule(source, "H9: ZEROED without a request");
+	source_fail_rule(source, "H9: ZEROED without a request");
 }
 
 void push_source_checked(struct push_source *source, const struct push_wire_checked *checked)
@@ -693,15 +601,22 @@ void push_source_checked(struct push_source *source, const struct push_wire_chec
 		}
 		if (checked->same != 0) {
 			source->differ_count = 0;
-			source_piece_done(slot, true);
+			push_source_piece_done(slot, true);
 		} else {
 			source->differ_count++;
 			slot->asks = false;
-			source_set_state(slot, SLOT_READ);
+			push_source_set_state(slot, SLOT_READ);
 		}
 		return;
 	}
-	fail_rule(source, "H9: CHECKED without a request");
+	source_fail_rule(source, "H9: CHECKED without a request");
+}
+
+static void source_close_connections(struct push_session *session)
+{
+	for (uint32_t i = 0; i < PUSH_FLOWS_MAX; i++) {
+		push_link_close(&session->out[i]);
+	}
 }
 
 void push_source_flushed(struct push_source *source, const struct push_wire_flush *flushed)
@@ -709,7 +624,7 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
 	struct push_session *session = source->session;
 
 	if (!source->flushing || flushed->mark != source->flush_mark) {
-		fail_rule(source, "H9: FLUSHED without a request");
+		source_fail_rule(source, "H9: FLUSHED without a request");
 		return;
 	}
 	source->flushing = false;
@@ -717,129 +632,8 @@ void push_source_flushed(struct push_source *source, const struct push_wire_flus
 	if (source->finishing && flushed->digest != session->progress.digest) {
 		push_source_fail(source, -EIO, "%s has a different digest", "the destination");
 	} else if (source->finishing) {
-		push_link_close(&session->out);
+		source_close_connections(session);
 		push_session_job_end(session, 0, NULL); /* the call may end the session */
-	}
-}
-
-static void take_failed(struct push_source *source, const struct push_failed *failed)
-{
-	char shown[PUSH_TEXT_BYTES_MAX - 32];
-	uint32_t status = failed->head.status;
-
-	log_escape(shown, sizeof(shown), failed->text.bytes, failed->text.length);
-	push_source_fail(
-		source, status <= INT16_MAX ? -(int)status : -EIO, "the destination: %s", shown);
-}
-
-static void source_take_message(
-	struct push_source *source, const struct clan_message *message, const uint8_t *bytes)
-{
-	const char *rule = NULL;
-	uint32_t type = message->type;
-	union {
-		struct push_wire_used used;
-		struct push_wire_range zeroed;
-		struct push_wire_checked checked;
-		struct push_wire_flush flushed;
-		struct push_failed failed;
-	} parsed;
-
-	if (message->cls != CLAN_BULK) {
-		rule = "H2: a message of the wrong class";
-	} else if (type == PUSH_ALIVE) {
-		rule = push_alive_parse(message->bytes);
-	} else if (type < PUSH_USED || type > PUSH_FAILED) {
-		rule = "H2: an unexpected message";
-	} else {
-		rule = push_parse(type, bytes, message->bytes, &parsed);
-	}
-	if (rule != NULL) {
-		fail_rule(source, rule);
-	} else if (type == PUSH_USED) {
-		take_used(source, &parsed.used);
-	} else if (type == PUSH_ZEROED) {
-		push_source_zeroed(source, &parsed.zeroed);
-	} else if (type == PUSH_CHECKED) {
-		push_source_checked(source, &parsed.checked);
-	} else if (type == PUSH_FLUSHED) {
-		push_source_flushed(source, &parsed.flushed);
-	} else if (type == PUSH_FAILED) {
-		take_failed(source, &parsed.failed);
-	}
-}
-
-static void source_take_messages(struct push_source *source)
-{
-	struct push_session *session = source->session;
-	struct clan_message message;
-
-	for (int i = 0; i < MESSAGES_MAX; i++) {
-		if (push_source_is_over(source) || session->out.is_closing ||
-			clan_recv(session->out.conn, CLAN_ANY, &message, session->service->message,
-				sizeof(session->service->message)) != 0) {
-			return;
-		}
-		session->base.progress_ns = ring_batch_ns(session->base.engine->ring);
-		session->heard_ns = session->base.progress_ns;
-		source_take_message(source, &message, session->service->message);
-	}
-	fail_rule(source, "H2: more messages than may be in flight");
-}
-
-/* --- the connection to the destination -------------------------------------------------------- */
-
-static void source_connected(struct push_source *source)
-{
-	struct push_session *session = source->session;
-	struct push_wire_welcome welcome;
-	struct clan_peer peer;
-	size_t bytes;
-	const void *hello = clan_conn_hello(session->out.conn, &bytes);
-	const char *rule = push_welcome_parse(hello, bytes, &welcome);
-
-	if (rule != NULL) {
-		fail_rule(source, rule);
-		return;
-	}
-	/* on a Unix socket, the identity is from SO_PEERCRED */
-	clan_conn_peer(session->out.conn, &peer);
-	if (source->target_uid != PUSH_UID_UNKNOWN && peer.uid != source->target_uid) {
-		push_source_fail(source, -EXDEV, "%s",
-			"a process of a different user listens at the address of the destination");
-		return;
-	}
-	if (!source_tell(source, PUSH_USE, &source->use, sizeof(source->use))) {
-		fail_rule(source, "H2: the peer does not read its messages");
-	}
-}
-
-void push_source_event(struct push_session *session, const struct clan_event *event)
-{
-	struct push_source *source = session->source;
-
-	if (event->type == CLAN_EVENT_CONNECTED) {
-		source_connected(source);
-	} else if (event->type == CLAN_EVENT_READY) {
-		source_take_messages(source);
-		push_source_advance(session);
-	} else if (event->type == CLAN_EVENT_LOST) {
-		/* processes the messages sent before the end of the connection */
-		source_take_messages(source);
-		if (!push_source_is_over(source)) {
-			push_source_fail(source, event->status,
-				"the connection to the destination was lost: %s",
-				clan_conn_reason(session->out.conn));
-		}
-	} else if (event->type == CLAN_EVENT_DONE) {
-		if (event->status == 0) {
-			put_ended(event->op);
-			push_source_advance(session);
-		} else {
-			push_source_fail(source, event->status,
-				"cannot access the memory of the destination: %s",
-				strerror(-event->status));
-		}
 	}
 }
 
@@ -862,7 +656,7 @@ void push_source_abort(struct push_session *session)
 		if (slot->state == SLOT_READING && path_abandon(&slot->read)) {
 			path_finish(&slot->read);
 			engine_request_end(&session->base);
-			source_set_state(slot, SLOT_FREE);
+			push_source_set_state(slot, SLOT_FREE);
 		}
 	}
 }
@@ -884,13 +678,7 @@ bool push_source_join(struct push_session *session)
 	if (source->mapping || (source->nbd != NULL && !push_nbd_join(source->nbd))) {
 		return false;
 	}
-	if (source->memory.base != NULL) {
-		ring_memory_remove(session->base.engine->ring, &source->memory);
-		source->memory.base = NULL;
-		if (source->maps) {
-			clan_peer_region_put(session->out.conn, source->region_number);
-		}
-	}
+	push_flow_release(source);
 	return engine_snapshot_join(&source->snapshot);
 }
 
@@ -901,12 +689,7 @@ void push_source_free(struct push_session *session)
 	if (source == NULL) {
 		return;
 	}
-	if (source->region != NULL) {
-		int result = clan_region_destroy(source->region);
-
-		GMB_ASSERT(result == 0);
-	}
-	push_staging_give(source->staged_slots);
+	push_flow_free(source);
 	push_nbd_free(source->nbd);
 	free(source->uri);
 	free(source);

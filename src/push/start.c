@@ -102,32 +102,25 @@ static const char *may_push(const struct push_session *session, const struct exp
 	return NULL;
 }
 
-static int dial_push(struct push_session *session, const struct export_uri *uri, const char **text)
+/* Starts the first connection. The others follow when the destination has lent its slots. */
+static int dial_push(struct push_source *source, const struct export_uri *uri, const char **text)
 {
-	const struct clan_conn_options options = {
-		.size = sizeof(options),
-		.access = CLAN_ACCESS_WARY,
-		.tripwires = 1,
-		.cookies = 1,
-		.peer_regions_max = 1,
-		.peer_region_bytes_max = (uint64_t)PUSH_SLOTS * PUSH_SLOT_BYTES,
-	};
-	char *address = export_uri_clan_address(uri);
 	int result;
 
-	if (address == NULL) {
+	if (uri->is_unix && source->flow_count > 1) {
+		*text = "a push to a Unix socket has one connection; omit --connections";
+		return -EINVAL;
+	}
+	source->grows &= !uri->is_unix;
+	source->address = export_uri_clan_address(uri);
+	if (source->address == NULL) {
 		return -ENOMEM;
 	}
-	result = clan_connect(session->service->base.queue, address, &options, &push_hello,
-		sizeof(push_hello), &session->out.conn, NULL);
-	free(address);
+	result = push_flow_dial(source, 0);
 	if (result != 0) {
-		session->out.conn = NULL;
 		*text = "the source cannot connect to the destination";
-		return result;
 	}
-	clan_conn_set_context(session->out.conn, &session->out);
-	return 0;
+	return result;
 }
 
 /* Parses the destination's URI and checks that the source may connect there. peer: returns the
@@ -165,7 +158,7 @@ static void start_dial(struct push_session *session)
 	source->uri = NULL;
 	session->heard_ns = ring_now_ns(session->base.engine->ring);
 	if (result == 0) {
-		result = has_push ? dial_push(session, &uri, &text)
+		result = has_push ? dial_push(source, &uri, &text)
 				  : push_nbd_begin(source, address, detach, &text);
 		export_uri_fini(&uri);
 	}
@@ -262,10 +255,15 @@ static int start_create(struct push_session *session, struct engine_export *entr
 	source->flags = start->ticket.flags;
 	source->start_flags = start->head.flags;
 	source->target_uid = start->head.uid;
+	source->flow_count = MAX(start->head.connections, 1U);
+	source->grows = start->head.connections == 0 && (start->head.flags & PUSH_NBD) == 0;
 	source->no_map = (store_info(entry->export->store)->caps & STORE_CAP_EXTENTS) == 0;
 	source->uri = strndup(start->uri.bytes, start->uri.length);
-	for (uint32_t i = 0; i < PUSH_SLOTS; i++) {
+	for (uint32_t i = 0; i < PUSH_SOURCE_SLOTS; i++) {
 		source->slots[i].source = source;
+	}
+	for (uint32_t i = 0; i < PUSH_FLOWS_MAX; i++) {
+		source->flows[i].source = source;
 	}
 	if (source->uri == NULL) {
 		return -ENOMEM;

@@ -91,6 +91,9 @@ static const char *check_start(void *object)
 	if ((head->flags & ~(uint32_t)PUSH_FLAGS) != 0) {
 		return "H6: invalid flags in START";
 	}
+	if (head->connections > PUSH_FLOWS_MAX) {
+		return "H6: invalid number of connections in START";
+	}
 	return (head->flags & (uint32_t)PUSH_NBD) != 0 ? check_no_ticket(start) : NULL;
 }
 
@@ -125,6 +128,21 @@ static const char *check_job(void *object)
 const char *push_alive_parse(size_t len)
 {
 	return len == 0 ? NULL : "H3: invalid length of ALIVE";
+}
+
+static const char *check_flow(uint32_t number)
+{
+	return number > 0 && number < PUSH_FLOWS_MAX ? NULL : "H11: invalid number of a connection";
+}
+
+static const char *check_join(void *object)
+{
+	return check_flow(((struct push_wire_join *)object)->number);
+}
+
+static const char *check_drop(void *object)
+{
+	return check_flow(((struct push_wire_drop *)object)->number);
 }
 
 static const char *check_used(void *object)
@@ -205,7 +223,7 @@ static const struct message_layout push_layouts[] = {
 		.parts = { MESSAGE_PART(NAME, push_grant, name, name_bytes, PUSH_NAME_BYTES_MAX),
 			MESSAGE_PART(NAME, push_grant, source_name, source_name_bytes,
 				PUSH_NAME_BYTES_MAX) } },
-	[PUSH_START] = { HEAD(start, "H4", "START"), .reserved = { ZERO(start, zero) },
+	[PUSH_START] = { HEAD(start, "H4", "START"),
 		.parts = { MESSAGE_PART(NAME, push_start, name, name_bytes, PUSH_NAME_BYTES_MAX),
 			MESSAGE_PART(NAME, push_start, uri, uri_bytes, PUSH_URI_BYTES_MAX),
 			MESSAGE_PART(REST, push_start, rest, flags, UINT32_MAX) },
@@ -226,6 +244,10 @@ static const struct message_layout push_layouts[] = {
 	[PUSH_CHECK] = { HEAD(check, "H3", "CHECK") },
 	[PUSH_FLUSH] = { HEAD(flush, "H3", "FLUSH"), .reserved = { ZERO(flush, zero) },
 		.check = check_flush },
+	[PUSH_JOIN] = { HEAD(join, "H3", "JOIN"), .reserved = { ZERO(join, zero) },
+		.check = check_join },
+	[PUSH_DROP] = { HEAD(drop, "H3", "DROP"), .reserved = { ZERO(drop, zero) },
+		.check = check_drop },
 	[PUSH_USED] = { HEAD(used, "H3", "USED"), .reserved = { ZERO(used, zero) },
 		.check = check_used },
 	[PUSH_ZEROED] = { HEAD(range, "H3", "ZEROED") },
@@ -237,6 +259,7 @@ static const struct message_layout push_layouts[] = {
 		.parts = { MESSAGE_PART(
 			BYTES, push_failed, text, text_bytes, PUSH_TEXT_BYTES_MAX) },
 		.check = check_failed },
+	[PUSH_DROPPED] = { HEAD(dropped, "H3", "DROPPED"), .reserved = { ZERO(dropped, zero) } },
 };
 
 const char *push_parse(enum push_message type, const void *bytes, size_t len, void *object)
@@ -254,6 +277,21 @@ int push_ticket_seal(struct push_wire_ticket *ticket, const uint8_t key[PUSH_KEY
 		key, PUSH_KEY_BYTES, ticket, offsetof(struct push_wire_ticket, mac), ticket->mac);
 }
 
+const char *push_ticket_fits(
+	const struct push_wire_ticket *ticket, const struct push_shower *shower)
+{
+	if (memcmp(ticket->instance, shower->instance, sizeof(ticket->instance)) != 0) {
+		return "the ticket is for another server";
+	}
+	if (ticket->binding == PUSH_BOUND_UID
+			? !shower->has_uid || shower->uid != ticket->uid
+			: !shower->has_address || memcmp(ticket->address, shower->address,
+							  sizeof(ticket->address)) != 0) {
+		return "the ticket is for a server of another user or address";
+	}
+	return NULL;
+}
+
 /* The checks after that of the MAC can return early, because their results do not depend on the
  * key. */
 const char *push_ticket_check(const struct push_wire_ticket *ticket,
@@ -268,16 +306,7 @@ const char *push_ticket_check(const struct push_wire_ticket *ticket,
 	if (now_s >= ticket->expires_s) {
 		return "the ticket has expired";
 	}
-	if (memcmp(ticket->instance, shower->instance, sizeof(ticket->instance)) != 0) {
-		return "the ticket is for another server";
-	}
-	if (ticket->binding == PUSH_BOUND_UID
-			? !shower->has_uid || shower->uid != ticket->uid
-			: !shower->has_address || memcmp(ticket->address, shower->address,
-							  sizeof(ticket->address)) != 0) {
-		return "the ticket is for a server of another user or address";
-	}
-	return NULL;
+	return push_ticket_fits(ticket, shower);
 }
 
 /* --- the digest ------------------------------------------------------------------------------ */

@@ -38,8 +38,9 @@ enum {
 	 * offset. */
 	PUSH_SLOT_HEAD_BYTES = 4096,
 	PUSH_SLOT_BYTES = PUSH_SLOT_HEAD_BYTES + PUSH_PIECE_BYTES,
-	PUSH_SLOTS = 8,		/* limit on slots of a job */
+	PUSH_SLOTS = 8,		/* limit on slots that are lent on one connection */
 	PUSH_ZEROES_MAX = 4,	/* limit on unanswered ZEROs */
+	PUSH_FLOWS_MAX = 8,	/* limit on connections of a job, each with its own slots */
 	PUSH_NOTIFY_PIECE = 1,	/* type of a notification; the lower bits are the slot */
 	PUSH_NOTIFY_SHIFT = 12, /* position of the type in a notification's value */
 	PUSH_SILENCE_MS_MIN = 300,
@@ -68,12 +69,15 @@ enum push_message {
 	PUSH_CHECK,
 	PUSH_FLUSH,
 	PUSH_ALIVE, /* sent by source and destination */
+	PUSH_JOIN,  /* first message of an additional connection */
+	PUSH_DROP,
 	/* Messages from destination to source. */
 	PUSH_USED = 0x18,
 	PUSH_ZEROED,
 	PUSH_CHECKED,
 	PUSH_FLUSHED,
 	PUSH_FAILED,
+	PUSH_DROPPED,
 };
 
 /* Flags of GRANT, START and tickets. */
@@ -158,7 +162,8 @@ struct push_wire_start {
 	uint16_t uri_bytes;
 	/* user of the destination's process, as seen by the coordinator; or PUSH_UID_UNKNOWN */
 	uint32_t uid;
-	uint32_t zero;
+	/* connections to the destination, up to PUSH_FLOWS_MAX; 0: the source chooses */
+	uint32_t connections;
 };
 
 /* ANSWER: followed by a text, and for GRANT with status 0 by a ticket. */
@@ -218,6 +223,31 @@ struct push_wire_use {
 	uint64_t at;
 };
 
+/* One more connection of a job that has begun with USE. */
+struct push_wire_join {
+	uint8_t instance[PUSH_INSTANCE_BYTES]; /* as in USE, like the ticket */
+	struct push_wire_ticket ticket;
+	uint32_t number; /* of the connection, from 1; USE has number 0 */
+	uint32_t zero;
+};
+
+/* Asks what has become of the pieces on an additional connection, which must end. */
+struct push_wire_drop {
+	uint32_t number;
+	uint32_t zero;
+};
+
+#define PUSH_NOT_WRITTEN UINT64_MAX
+
+/* The connection has ended, and none of its pieces is being written any more. */
+struct push_wire_dropped {
+	uint32_t number;
+	uint32_t zero;
+	/* for each slot of the connection, the offset of the last piece that was written from it,
+	 * or PUSH_NOT_WRITTEN */
+	uint64_t written[PUSH_SLOTS];
+};
+
 struct push_wire_used {
 	uint64_t offset; /* offset of the range to write, as in the ticket */
 	uint64_t length;
@@ -272,6 +302,7 @@ struct push_wire_piece {
 
 _Static_assert(sizeof(struct push_wire_ticket) == 112, "layout");
 _Static_assert(sizeof(struct push_wire_use) == 168, "layout");
+_Static_assert(sizeof(struct push_wire_join) == 136, "layout");
 _Static_assert(sizeof(struct push_wire_grant) == 72, "layout");
 _Static_assert(sizeof(struct push_wire_start) == 40, "layout");
 _Static_assert(sizeof(struct push_wire_answer) == 24, "layout");
@@ -355,6 +386,10 @@ struct push_shower {
  * time. */
 const char *push_ticket_check(const struct push_wire_ticket *ticket,
 	const uint8_t key[PUSH_KEY_BYTES], uint64_t now_s, const struct push_shower *shower);
+
+/* Checks that this peer may present the ticket. Returns NULL, or the reason. */
+const char *push_ticket_fits(
+	const struct push_wire_ticket *ticket, const struct push_shower *shower);
 
 /* --- the digest ------------------------------------------------------------------------------ */
 

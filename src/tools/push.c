@@ -20,6 +20,8 @@
 
 enum { NOTE_MS = 200, SHOWN_BYTES = 300, BESIDE_BYTES = 4096 };
 
+_Static_assert((int)PUSH_CONNECTIONS_MAX == (int)PUSH_FLOWS_MAX, "as in START");
+
 /* One of the two servers: the source or the destination. */
 struct end {
 	struct export_uri uri;
@@ -305,6 +307,7 @@ static int tools_push_start(const struct push_options *options, const struct end
 		.source_offset = options->offset,
 		.length = length,
 		.rate = options->rate,
+		.connections = options->connections,
 		.flags = (options->detach ? (uint32_t)PUSH_DETACH : 0) |
 			 (has_push ? 0 : (uint32_t)PUSH_NBD) |
 			 (options->live ? (uint32_t)PUSH_LIVE : 0),

@@ -12,6 +12,8 @@
 #include "base/error.h"
 #include "tools/copy.h"
 
+enum { PUSH_CONNECTIONS_AUTO = 0, PUSH_CONNECTIONS_MAX = 8 };
+
 struct push_options {
 	const char *source; /* URI, as is target */
 	const char *target;
@@ -19,6 +21,8 @@ struct push_options {
 	uint64_t length; /* 0: to the end of the source */
 	uint64_t target_offset;
 	uint64_t rate; /* bytes per second; 0: no limit */
+	/* between source and destination; PUSH_CONNECTIONS_AUTO: the source chooses */
+	uint32_t connections;
 	bool read_back;
 	bool resume;
 	bool live;

@@ -67,7 +67,7 @@ class PushNbd(push_tool.Case):
         self.assertEqual(again["bytes_skipped"] + again["bytes_zeroed"], size)
         self.assertEqual(again["digest"], job["digest"])
         before = digest(target, 0, 512), digest(target, 512 + 3 * MIB + 1024)
-        self.push(*uris, "--range", f"4096+{3 * MIB + 1024}", "--to-offset", "512")
+        self.push(*uris, "--range", f"4096+{3 * MIB + 1024}", "--to-offset", "512", "--connections", "4")
         self.assertEqual(digest(target, 512, 3 * MIB + 1024), digest(source, 4096, 3 * MIB + 1024))
         self.assertEqual((digest(target, 0, 512), digest(target, 512 + 3 * MIB + 1024)), before)
         self.assertEqual(self.counters(first)["pushes_done"], 3)

@@ -122,7 +122,7 @@ class PushTls(push_tool.Case):
                                 (self.psk, (f"--tls-psk={self.creds('keys.psk')}",))):
             far = self.destination(target, *arguments)
             first = self.source(rule(f"127.0.0.1,port={far.port}"))
-            self.check_push(first, far.at, target, "--verify=read")
+            self.check_push(first, far.at, target, "--verify=read", "--connections", "4")
             with open(f"/proc/{first.process.pid}/status") as file:
                 self.assertIn("Seccomp:\t2", file.read())
             self.assertEqual((first.stop(), far.stop()[0]), ((0, ""), 0))

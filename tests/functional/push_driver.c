@@ -15,6 +15,8 @@
  *     push_driver says PATH TEXT
  *                             a server that listens at PATH, until it is killed: all that it tells
  *                             coordinators, also names, is TEXT
+ *     push_driver URI joins   adds connections to a job of its own, and to jobs that it may not add
+ *                             connections to
  *     push_driver URI         of a network, and of an export of zeroes: a piece that is not what it
  *                             is said to be, and all that may be under way, whose answers are taken
  *                             late
@@ -329,26 +331,43 @@ static void do_deed(struct source *source, enum deed deed)
 	}
 }
 
-static void show(const char *name, const struct push_wire_use *use, enum deed deed)
+static void open_source(struct source *source)
 {
 	const struct clan_conn_options options = {
 		.size = sizeof(options),
 		.peer_region_bytes_max = (uint64_t)PUSH_SLOTS * PUSH_SLOT_BYTES,
 	};
 	char *address = export_uri_clan_address(&uri);
+
+	if (clan_queue_create(NULL, &source->queue, NULL) != 0 ||
+		clan_connect(source->queue, address, &options, &push_hello, sizeof(push_hello),
+			&source->conn, NULL) != 0) {
+		stop("cannot connect");
+	}
+	free(address);
+	while (!source->connected) {
+		turn(source);
+	}
+}
+
+static void close_source(struct source *source)
+{
+	clan_close(source->conn);
+	while (!source->closed) {
+		turn(source);
+	}
+	if (clan_queue_destroy(source->queue) != 0) {
+		stop("the queue does not end");
+	}
+}
+
+static void show(const char *name, const struct push_wire_use *use, enum deed deed)
+{
 	struct source source = { 0 };
 	uint32_t len;
 	uint32_t type;
 
-	if (clan_queue_create(NULL, &source.queue, NULL) != 0 ||
-		clan_connect(source.queue, address, &options, &push_hello, sizeof(push_hello),
-			&source.conn, NULL) != 0) {
-		stop("cannot connect");
-	}
-	free(address);
-	while (!source.connected) {
-		turn(&source);
-	}
+	open_source(&source);
 	if (deed != HOLES) {
 		printf("%s: ", name);
 	}
@@ -362,13 +381,87 @@ static void show(const char *name, const struct push_wire_use *use, enum deed de
 		type = deed != HOLES ? hear(&source, &len) : type;
 	}
 	tell_end(&source, type, len);
-	clan_close(source.conn);
-	while (!source.closed) {
-		turn(&source);
+	close_source(&source);
+}
+
+/* Adds a connection to a job, and tells the answer; with a deed, what becomes of the deed. */
+static void join_with(
+	struct source *source, const char *name, const struct push_wire_join *join, enum deed deed)
+{
+	uint32_t len;
+	uint32_t type;
+
+	open_source(source);
+	printf("%s: ", name);
+	send(source, PUSH_JOIN, join, sizeof(*join));
+	type = hear(source, &len);
+	if (type == PUSH_USED && deed != NOTHING) {
+		do_deed(source, deed);
+		type = hear(source, &len);
 	}
-	if (clan_queue_destroy(source.queue) != 0) {
-		stop("the queue does not end");
+	tell_end(source, type, len);
+}
+
+static void show_join(const char *name, const struct push_wire_join *join, enum deed deed)
+{
+	struct source source = { 0 };
+
+	join_with(&source, name, join, deed);
+	close_source(&source);
+}
+
+static void wait_for_the_end(uint64_t id)
+{
+	struct push_job_message job = { 0 };
+	struct error error;
+	uint64_t cursor = 0;
+
+	for (;;) {
+		if (push_ask_job(ask, cursor, &job, &error) < 0) {
+			stop(error.text);
+		}
+		if (job.head.job != id) {
+			cursor = job.head.cursor;
+		} else if (job.head.state >= PUSH_JOB_DONE) {
+			return;
+		}
 	}
+}
+
+static void try_joins(void)
+{
+	struct source first = { 0 };
+	struct source second = { 0 };
+	struct push_wire_join join = { .number = 1 };
+	struct push_wire_join other;
+	uint32_t len;
+
+	get_ticket(geteuid(), RANGE_BYTES, 0);
+	memcpy(join.instance, good.instance, sizeof(join.instance));
+	join.ticket = good.ticket;
+	show_join("no job", &join, NOTHING);
+	open_source(&first);
+	send(&first, PUSH_USE, &good, sizeof(good));
+	if (hear(&first, &len) != PUSH_USED) {
+		stop("the ticket is not good");
+	}
+	other = join;
+	other.ticket.mac[31] ^= 1;
+	show_join("forged", &other, NOTHING);
+	other = join;
+	other.instance[0] ^= 1;
+	show_join("foreign instance", &other, NOTHING);
+	join_with(&second, "joined", &join, NOTHING);
+	show_join("joined twice", &join, NOTHING);
+	other = join;
+	other.number = 2;
+	show_join("zeroes", &other, LONG_ZERO);
+	other.number = 0;
+	show_join("no number", &other, NOTHING);
+	close_source(&second);
+	close_source(&first);
+	wait_for_the_end(join.ticket.job);
+	show_join("job is over", &join, NOTHING);
 }
 
 /* A coordinator, which asks our server to push so many bytes to that address, where it has seen a
@@ -630,6 +723,12 @@ int main(int argc, char **argv)
 	if (argc == 3 && strcmp(argv[2], "holes") == 0) {
 		get_ticket(geteuid(), PUSH_SLOTS * PUSH_PIECE_BYTES, 0);
 		show("holes", &good, HOLES);
+		push_ask_close(ask);
+		export_uri_fini(&uri);
+		return 0;
+	}
+	if (argc == 3 && strcmp(argv[2], "joins") == 0) {
+		try_joins();
 		push_ask_close(ask);
 		export_uri_fini(&uri);
 		return 0;

@@ -113,6 +113,21 @@ static void destinations(uint8_t kind)
 	}
 }
 
+static void flows(uint8_t kind)
+{
+	struct push_wire_join join;
+	struct push_wire_drop drop;
+	struct push_wire_dropped dropped;
+
+	if (kind == 16 && push_parse(PUSH_JOIN, message, message_bytes, &join) == NULL) {
+		GMB_ASSERT(join.number > 0 && join.number < PUSH_FLOWS_MAX);
+	} else if (kind == 17 && push_parse(PUSH_DROP, message, message_bytes, &drop) == NULL) {
+		GMB_ASSERT(drop.number > 0 && drop.number < PUSH_FLOWS_MAX);
+	} else if (kind == 18) {
+		(void)!push_parse(PUSH_DROPPED, message, message_bytes, &dropped);
+	}
+}
+
 /* Nobody finds a ticket that is good for a key that is not known. */
 static void tickets(uint8_t kind)
 {
@@ -135,13 +150,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (size == 0) {
 		return 0;
 	}
-	kind = data[0] % 16;
+	kind = data[0] % 19;
 	message = data + 1;
 	message_bytes = size - 1;
 	coordinators(kind);
 	servers(kind);
 	sources(kind, (uint64_t)size << 18);
 	destinations(kind);
+	flows(kind);
 	tickets(kind);
 	return 0;
 }

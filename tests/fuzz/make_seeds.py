@@ -598,7 +598,10 @@ def hand_push(corpus):
             (12, "zeroed", struct.pack("<QQ", 0, 1)),
             (13, "checked", struct.pack("<QII", 0, 1, 0)),
             (14, "failed", struct.pack("<IHH", 5, 4, 0) + b"text"),
-            (15, "use", instance + ticket)):
+            (15, "use", instance + ticket),
+            (16, "join", instance + ticket + struct.pack("<II", 1, 0)),
+            (17, "drop", struct.pack("<II", 1, 0)),
+            (18, "dropped", struct.pack("<II8Q", 1, 0, 0, mib, *[(1 << 64) - 1] * 6))):
         corpus.write("push", f"hand-{name}", bytes([parser]) + message)
 
 

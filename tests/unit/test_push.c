@@ -15,6 +15,7 @@
 
 #include "base/crc32c.h"
 #include "push/ask.h"
+#include "push/group.h"
 #include "push/pieces.h"
 #include "push/table.h"
 
@@ -369,6 +370,60 @@ static void no_more_gaps_than_may_be_under_way(void **state)
 	take(&pieces, 1, 1, false); /* it would split one */
 }
 
+/* A connection that is lost has written one of its pieces, and not the other one. */
+static void a_lost_connection_tells_what_it_has_written(void **state)
+{
+	const struct push_progress piece = { .done = PIECE, .digest = 5 };
+	struct push_claim claim = claim_of(1, ++job_count);
+	struct push_wire_join join = { .number = 3 };
+	struct push_wire_dropped dropped = { .number = 3 };
+	struct push_progress progress = { .durable = 7 };
+	struct push_group *group;
+	struct push_group *same;
+	const char *text;
+
+	(void)state;
+	assert_int_equal(push_ticket_make(&claim, 5 * S, &text), 0);
+	join.ticket = claim.ticket;
+	group = push_group_create(&claim);
+	assert_non_null(group);
+	assert_null(push_group_join(&join, &shower, &same));
+	assert_ptr_equal(same, group);
+	assert_non_null(strstr(push_group_join(&join, &shower, &same), "has not ended"));
+
+	assert_null(push_group_take(group, 0, PIECE));
+	assert_null(push_group_take(group, PIECE, PIECE));
+	assert_non_null(push_group_take(group, 0, PIECE));
+	push_group_written(group, 3, 1, 0, &piece);
+	assert_true(push_group_goes_on(group, 3));
+	assert_false(push_group_drop(group, &dropped));
+	assert_false(push_group_goes_on(group, 3));
+	push_group_give(group, PIECE, PIECE);
+	push_group_leave(group, 3);
+	assert_true(push_group_drop(group, &dropped));
+	for (uint32_t i = 0; i < PUSH_SLOTS; i++) {
+		assert_true(dropped.written[i] == (i == 1 ? 0 : PUSH_NOT_WRITTEN));
+	}
+	assert_int_equal(push_group_low(group), PIECE);
+	assert_false(push_group_lacks(group, 0, PIECE));
+	assert_true(push_group_lacks(group, PIECE, PIECE));
+	assert_null(push_group_take(group, PIECE, PIECE));
+	push_group_progress(group, &progress);
+	assert_int_equal(progress.done, PIECE);
+	assert_int_equal(progress.durable, 7);
+
+	/* It can be opened again, until the job is over. */
+	assert_null(push_group_join(&join, &shower, &same));
+	assert_true(push_group_goes_on(group, 3));
+	push_group_end(group);
+	assert_false(push_group_goes_on(group, 3));
+	join.number = 2;
+	assert_non_null(strstr(push_group_join(&join, &shower, &same), "no job"));
+	push_group_leave(group, 0);
+	push_group_leave(group, 3);
+	assert_non_null(strstr(push_group_join(&join, &shower, &same), "no job"));
+}
+
 static void a_job_adds_up(void **state)
 {
 	static const struct {
@@ -554,6 +609,7 @@ int main(void)
 		cmocka_unit_test(a_piece_comes_once),
 		cmocka_unit_test(pieces_come_in_any_order),
 		cmocka_unit_test(no_more_gaps_than_may_be_under_way),
+		cmocka_unit_test(a_lost_connection_tells_what_it_has_written),
 		cmocka_unit_test(a_job_adds_up),
 		cmocka_unit_test(the_reason_for_an_end_is_told),
 	};

@@ -1,0 +1,280 @@
+#!/usr/bin/python3
+"""gmblock push over several connections: what each carries, and what is left when one of them stalls or breaks, or
+a server ends or refuses some.
+
+    push-flows.py GMBLOCK DRIVER
+"""
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import push_tool
+import support
+from push_tool import MIB, digest
+
+DRIVER = ""
+# The first connection to the destination is the command's, the second is the one that begins the job.
+COMMAND, FIRST, EXTRA = 0, 1, 2
+
+
+class Relay:
+    """Passes bytes between a port of its own and one of a server; each connection can be stopped or cut."""
+
+    def __init__(self, port, rate=None):
+        self.upstream = port
+        self.rate = rate  # of each connection, in bytes per second
+        self.pairs = []  # (client, server)
+        self.carried = []  # bytes to the server
+        self.stopped = set()  # (number, whether it is the way to the server)
+        self.change = threading.Condition()
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self.listener.getsockname()[1]
+        threading.Thread(target=self.accept, daemon=True).start()
+
+    def accept(self):
+        while True:
+            try:
+                client, _ = self.listener.accept()
+            except OSError:
+                return
+            try:
+                server = socket.create_connection(("127.0.0.1", self.upstream))
+            except OSError:
+                client.close()
+                continue
+            with self.change:
+                number = len(self.pairs)
+                self.pairs.append((client, server))
+                self.carried.append(0)
+            for ends in (client, server, number, True), (server, client, number, False):
+                threading.Thread(target=self.pump, args=ends, daemon=True).start()
+
+    def pump(self, source, target, number, up):
+        try:
+            while True:
+                with self.change:
+                    self.change.wait_for(lambda: (number, up) not in self.stopped)
+                data = source.recv(1 << 16)
+                with self.change:
+                    self.change.wait_for(lambda: (number, up) not in self.stopped)
+                    if up:
+                        self.carried[number] += len(data)
+                if not data:
+                    break
+                if up and self.rate:
+                    time.sleep(len(data) / self.rate)
+                target.sendall(data)
+        except OSError:
+            pass
+        for one in self.pairs[number]:
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def stop(self, number, up):
+        with self.change:
+            self.stopped.add((number, up))
+
+    def cut(self, number):
+        for one in self.pairs[number]:
+            try:
+                one.shutdown(socket.SHUT_RDWR)
+            except OSError:  # it has ended
+                pass
+        with self.change:
+            self.stopped -= {(number, True), (number, False)}
+            self.change.notify_all()
+
+    def close(self):
+        self.listener.close()
+        for number in range(len(self.pairs)):
+            self.cut(number)
+        for pair in self.pairs:
+            for one in pair:
+                one.close()
+
+
+class PushFlows(push_tool.Case):
+    def pair(self, size=32 * MIB, keys="", arguments=(), pieces=None, rate=None):
+        """A source and a destination with a relay in front of it: self.uris."""
+        self.source = self.image("source", size, *(pieces or ((0, size),)))
+        self.target = self.image("target", size, (0, size))
+        self.first = self.serve(f"disk={self.source}", network=True,
+                                arguments=("--push-to", "127.0.0.1,port=any", *arguments))
+        self.second = self.serve(f"disk={self.target}{keys}", network=True, arguments=arguments)
+        port = int(self.second.push("disk").split(":")[2].split("/")[0])
+        self.relay = Relay(port, rate)
+        self.addCleanup(self.relay.close)
+        self.uris = self.first.push("disk"), f"push://127.0.0.1:{self.relay.port}/disk"
+
+    def wait_for_flows(self, count):
+        """Until each additional connection has carried a piece."""
+        self.wait_for(lambda: len(self.relay.carried) >= EXTRA + count - 1
+                      and all(carried > MIB for carried in self.relay.carried[FIRST:]))
+
+    def done_at(self, uri):
+        return self.jobs(uri)[-1]["bytes_done"]
+
+    def finish(self, push, status=0):
+        output, errors = push.communicate()
+        self.assertEqual(push.returncode, status, output + errors)
+        return errors
+
+    def check_served(self, errors=""):
+        """Both servers end in order, and have said nothing unexpected."""
+        for server in self.first, self.second:
+            code, said = server.stop()
+            self.assertEqual(code, 0, said)
+            if not errors:
+                self.assertEqual(said, "")
+
+    def test_whole(self):
+        size = 40 * MIB + 5 * 512
+        self.pair(size, pieces=((0, 12 * MIB), (16 * MIB + 4096, 12 * MIB), (36 * MIB, size - 36 * MIB)))
+        job = self.push(*self.uris, "--connections", "4", "--verify=read", "--rate", "20M")
+        self.assertEqual(digest(self.source), digest(self.target))
+        self.assertEqual((job["state"], job["bytes_done"], job["bytes_durable"]), ("done", size, size))
+        self.assertEqual(len(self.relay.carried), EXTRA + 3)
+        self.assertTrue(all(carried > MIB for carried in self.relay.carried[FIRST:]), self.relay.carried)
+        self.assertEqual({entry["digest"] for uri in self.uris for entry in self.jobs(uri)}, {job["digest"]})
+        single = self.push(*self.uris, "--resume")
+        self.assertEqual((single["digest"], single["bytes_skipped"] + single["bytes_zeroed"]), (job["digest"], size))
+        again = self.push(*self.uris, "--connections", "8", "--resume")
+        self.assertEqual(again["digest"], job["digest"])
+        self.assertEqual(self.counters(self.second)["push_pieces_resent"], 0)
+        self.check_served()
+
+    def test_automatic(self):
+        """A connection is added while the network limits each; how many there are at the end depends on the
+        machine."""
+        self.pair(128 * MIB, rate=64 * MIB)
+        self.push(*self.uris, "--connections", "auto", "--verify=read")
+        self.assertGreater(len(self.relay.carried), EXTRA)
+        self.assertEqual(digest(self.source), digest(self.target))
+        self.check_served()
+
+    def test_a_connection_that_breaks(self):
+        """Its pieces go on the others: those that were not written, and no others."""
+        for up in True, False:  # the pieces are on their way, or only the answers
+            with self.subTest(up):
+                self.pair()
+                push = self.start_push("--connections", "4", "--rate", "8M", "--verify=read", *self.uris)
+                self.wait_for_flows(4)
+                before = self.relay.carried[EXTRA + 1]
+                self.relay.stop(EXTRA + 1, up)
+                done = self.done_at(self.uris[0])
+                # The others go on, with at most 8 pieces held up; then some are.
+                self.wait_for(lambda: self.done_at(self.uris[0]) >= done + 8 * MIB)
+                if not up:
+                    self.wait_for(lambda: self.relay.carried[EXTRA + 1] > before + MIB)
+                self.relay.cut(EXTRA + 1)
+                self.assertEqual(self.finish(push), "")
+                self.assertEqual(digest(self.source), digest(self.target))
+                resent = self.counters(self.first)["push_pieces_resent"]
+                if up:
+                    self.assertGreaterEqual(resent, 1)
+                self.assertLessEqual(resent, 8)
+                self.assertEqual(self.counters(self.second)["bytes_written"], 32 * MIB)
+                code, said = self.first.stop()
+                self.assertEqual(code, 0, said)
+                self.assertRegex(said, r"connection [2-4]: .*; the others continue")
+                self.second.stop()
+
+    def test_a_silent_connection(self):
+        """A connection that is neither alive nor dead is replaced."""
+        self.pair(arguments=("--handshake-timeout", "1s"))
+        push = self.start_push("--connections", "2", "--rate", "4M", *self.uris)
+        self.wait_for_flows(2)
+        self.relay.stop(EXTRA, True)
+        self.relay.stop(EXTRA, False)
+        self.wait_for(lambda: len(self.relay.pairs) > EXTRA + 1 or push.poll() is not None)
+        self.assertEqual(self.finish(push), "")
+        self.assertEqual(digest(self.source), digest(self.target))
+        self.assertEqual(self.counters(self.second)["bytes_written"], 32 * MIB)
+        self.check_served("a connection was replaced")
+
+    def test_the_first_connection_breaks(self):
+        self.pair()
+        push = self.start_push("--connections", "4", "--rate", "8M", *self.uris)
+        self.wait_for_flows(4)
+        self.relay.cut(FIRST)
+        self.assertIn("--resume", self.finish(push, 1))
+        for uri in self.uris:
+            self.wait_for(lambda uri=uri: self.jobs(uri)[-1]["state"] == "failed")
+        job = self.push(*self.uris, "--connections", "4", "--resume")
+        self.assertGreater(job["bytes_skipped"], 0)
+        self.assertEqual(digest(self.source), digest(self.target))
+
+    def test_killed(self):
+        self.pair()
+        push = self.start_push("--connections", "4", "--rate", "8M", *self.uris)
+        self.wait_for_flows(4)
+        self.second.kill()
+        self.finish(push, 1)
+        self.second = self.start("--listen", f"push://127.0.0.1:{self.relay.upstream}", "--export",
+                                 f"disk={self.target}")
+        job = self.push(*self.uris, "--connections", "4", "--resume")
+        self.assertGreater(job["bytes_skipped"], 0)
+        self.assertEqual(digest(self.source), digest(self.target))
+
+    def test_stopped(self):
+        """A job ends with the server that executes it, whichever connection learns of that first."""
+        self.pair()
+        push = self.start_push("--connections", "4", "--rate", "8M", *self.uris)
+        self.wait_for_flows(4)
+        code, errors = self.second.stop()
+        self.assertEqual(code, 0, errors)
+        self.assertIn("the destination", self.finish(push, 1))
+        self.second = self.start("--listen", f"push://127.0.0.1:{self.relay.upstream}", "--export",
+                                 f"disk={self.target}")
+        job = self.push(*self.uris, "--connections", "4", "--resume")
+        self.assertGreater(job["bytes_skipped"], 0)
+        self.assertEqual(digest(self.source), digest(self.target))
+
+    def test_fewer_than_wanted(self):
+        """A limit of the destination applies to each connection; the push does with those that are admitted."""
+        self.pair(arguments=("--max-connections-per-peer", "3"))
+        self.push(*self.uris, "--connections", "4", "--rate", "30M")
+        self.assertEqual(digest(self.source), digest(self.target))
+        self.assertIn("; the others continue", self.first.stop()[1])
+
+    def test_a_disk_that_fails(self):
+        """The error of a write on any connection is the job's."""
+        self.pair(keys=",fault=write:ENOSPC")
+        self.check_refused(["push", "--connections", "4", *self.uris], 1, "cannot write the destination: No space")
+
+    def test_refused(self):
+        first, second = self.serve("disk=memory:4M"), self.serve("disk=memory:4M")
+        uris = first.push("disk"), second.push("disk")
+        for number in "0", "9", "many":
+            self.check_refused(["push", "--connections", number, *uris], 2, "neither a number from 1 to 8 nor auto")
+        self.check_refused(["push", "--connections", "2", *uris], 1, "a push to a Unix socket has one connection")
+        self.push(*uris, "--connections", "auto")
+
+    def test_joining(self):
+        """Only the holder of the ticket of a running job adds connections, and they only bring pieces."""
+        server = self.serve("disk=memory:4M")
+        run = subprocess.run([DRIVER, server.push("disk"), "joins"], stdout=subprocess.PIPE, text=True, check=True)
+        lines = dict(line.split(": ", 1) for line in run.stdout.splitlines())
+        self.assertEqual(lines["joined"], "slots 8")
+        for name in "no job", "forged", "job is over":
+            self.assertIn("no job with this ticket", lines[name])
+        self.assertIn("another server", lines["foreign instance"])
+        self.assertIn("has not ended", lines["joined twice"])
+        for name in "zeroes", "no number":
+            self.assertEqual(lines[name], "closed")
+        self.assertEqual(self.counters(server)["push_tickets_refused"], 5)
+
+
+def main():
+    global DRIVER
+    DRIVER = os.path.realpath(sys.argv.pop(2))
+    support.main()
+
+
+if __name__ == "__main__":
+    main()
