@@ -1,12 +1,14 @@
 #!/usr/bin/python3
-"""gmb-network.py GMBLOCK KERNEL PROVIDER: gmb between two guests, over TCP, or by verbs
-over soft RoCE. What one of them has is read, changed and read again in the other, and measured."""
+"""gmb-network.py GMBLOCK SEND-FILE KERNEL PROVIDER: gmb and push between two guests, over TCP, or by verbs
+over soft RoCE. What one of them has is read, changed and read again in the other, and measured; a file is
+sent with gmb_send_file(); and the server of one pushes its disk to the server of the other."""
+import json
 import os
 import sys
 
 import testing
 
-GMBLOCK, KERNEL, PROVIDER = sys.argv[1:4]
+GMBLOCK, SEND_FILE, KERNEL, PROVIDER = sys.argv[1:5]
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 # Loaded when they are needed, so ldd does not name them.
 LOADED = [f"{LIBRARIES}/libfabric.so.1"]
@@ -20,13 +22,17 @@ if PROVIDER == "verbs":
 SERVER = PREPARE + f"""
 head -c 16777216 /dev/urandom >/dev/shm/disk
 gmblock serve --handshake-timeout 200s /dev/shm/disk \\
-    --listen 'gmb://server?provider={PROVIDER}&insecure-network=yes' >uri 2>/results/errors &
+    --listen 'gmb://server?provider={PROVIDER}&insecure-network=yes' \\
+    --listen 'push://server?provider={PROVIDER}&insecure-network=yes' >uri 2>/results/errors &
 server=$!
-until [ -s uri ]; do kill -0 $server; sleep 0.1; done
+until grep -q push: uri; do kill -0 $server; sleep 0.1; done
 cp uri /results/uri
 lab-signal ready "$(sha256sum </dev/shm/disk)"
-sum=$(lab-wait written)
-test "$(sha256sum </dev/shm/disk)" = "$sum"
+for step in written sent pushed; do
+	sum=$(lab-wait $step)
+	test "$(sha256sum </dev/shm/disk)" = "$sum"
+	lab-signal seen-$step
+done
 lab-wait exit.client >/dev/null
 kill $server
 wait $server
@@ -41,6 +47,25 @@ test "$(sha256sum </dev/shm/copy)" = "$sum"
 head -c 16777216 /dev/urandom >/dev/shm/copy
 gmblock copy --connections 1 --verify /dev/shm/copy "$uri"
 lab-signal written "$(sha256sum </dev/shm/copy)"
+lab-wait seen-written >/dev/null
+
+head -c 16777216 /dev/urandom >/dev/shm/copy
+{SEND_FILE} "$uri" /dev/shm/copy
+lab-signal sent "$(sha256sum </dev/shm/copy)"
+lab-wait seen-sent >/dev/null
+
+head -c 16777216 /dev/urandom >/dev/shm/copy
+gmblock serve --handshake-timeout 200s /dev/shm/copy --control none --push-to 10.77.0.1,port=any \\
+    --listen 'push://client?provider={PROVIDER}&insecure-network=yes' >/tmp/uri 2>/results/errors &
+source=$!
+until [ -s /tmp/uri ]; do kill -0 $source; sleep 0.1; done
+gmblock push --timeout 200s --verify --connections 2 --json 'push://client?provider={PROVIDER}' \\
+    'push://server?provider={PROVIDER}' >/results/push
+lab-signal pushed "$(sha256sum </dev/shm/copy)"
+lab-wait seen-pushed >/dev/null
+kill $source
+wait $source
+
 for work in '--bs 4k --depth 16' '--bs 1M --depth 4'; do
 	gmblock bench --timeout 200s --seconds 2 $work "$uri" >>/results/bench
 done
@@ -56,7 +81,7 @@ def test_two_guests():
     for path in LOADED:
         if not os.path.exists(path):
             raise testing.Unavailable(f"{path} is missing")
-    options = {"files": [(GMBLOCK, "/lab/gmblock"), *((path, path) for path in LOADED)],
+    options = {"files": [(GMBLOCK, "/lab/gmblock"), *((path, path) for path in (SEND_FILE, *LOADED))],
                "memory": 1024}
     if PROVIDER == "verbs":
         options |= {"programs": ["rdma"],
@@ -66,7 +91,9 @@ def test_two_guests():
         client = lab.guest("client", KERNEL, CLIENT, **options)
         lab.start()
         testing.finish(lab)
-        assert read(server, "uri") == f"gmb://server:10810?provider={PROVIDER}\n", lab.story()
+        assert read(server, "uri").splitlines()[0] == f"gmb://server:10810?provider={PROVIDER}", lab.story()
+        pushed = json.loads(read(client, "push"))
+        assert (pushed["state"], pushed["bytes_done"]) == ("done", 16 << 20), pushed
         assert "16 MiB" in read(client, "info"), lab.story()
         print([line for line in read(client, "bench").splitlines() if "B/s" in line])
 
