@@ -1,16 +1,18 @@
 #!/usr/bin/python3
 """QEMU as the front end of vhost-user-blk, without a kernel: the firmware boots from the disk, and a boot sector writes
 and reads it while the guest moves from one QEMU to the next (live migration) and the server is killed."""
-import contextlib
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import unittest
 
 import support
+
+sys.path.append(os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "vm"))
+from vmlab.monitor import connect  # noqa: E402
 
 MIB = 1 << 20
 HOPS = int(os.environ.get("SOAK_VHOST_HOPS", "3").rstrip("%"))
@@ -21,35 +23,6 @@ HELLO = b"".join(bytes([0xb0, byte, 0xe6, 0xe9]) for byte in b"booted\n") + byte
 COUNTER = bytes.fromhex(
     "31c08ed88ed0bc007c8816007066ff060080be457cb800438a160070cd13721fbe557cb800428a160070cd13721166a10080663b0600907506b0"
     "2ee6e9ebceb058e6e9faf41000010000800000010000000000000010000100009000000100000000000000")
-
-
-class Monitor:
-    """The machine protocol of a QEMU process."""
-
-    def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(support.WAIT_SECONDS)
-        try:
-            self.socket.connect(path)
-        except OSError:
-            self.socket.close()
-            raise
-        self.file = self.socket.makefile("r")
-        self.file.readline()
-        self.do("qmp_capabilities")
-
-    def do(self, command, **arguments):
-        self.socket.sendall(json.dumps({"execute": command, "arguments": arguments}).encode())
-        while True:
-            answer = json.loads(self.file.readline())
-            if "error" in answer:
-                raise AssertionError(f"{command}: {answer['error']['desc']}")
-            if "return" in answer:
-                return answer["return"]
-
-    def close(self):
-        self.file.close()
-        self.socket.close()
 
 
 @unittest.skipUnless(shutil.which("qemu-system-x86_64"), "no QEMU")
@@ -81,25 +54,16 @@ class Qemu(support.Case):
         """A QEMU process that counts; its monitor and its console."""
         console, monitor = self.path(f"console{number}"), self.path(f"monitor{number}")
         process = subprocess.Popen(self.command(f"file:{console}", "-qmp", f"unix:{monitor},server=on,wait=off",
-                                                *arguments), stderr=subprocess.PIPE)
+                                                *arguments))
         self.addCleanup(self.end, process)
-        opened = []
-
-        def connects():
-            self.assertIsNone(process.poll(), process.poll() is not None and process.stderr.read())
-            with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-                opened.append(Monitor(monitor))
-            return opened
-
-        self.wait_for(connects)
-        self.addCleanup(opened[0].close)
-        return process, opened[0], console
+        opened = connect(monitor, process)
+        self.addCleanup(opened.close)
+        return process, opened, console
 
     def end(self, process):
         if process.poll() is None:
             process.kill()
         process.wait()
-        process.stderr.close()
 
     def dots(self, console):
         with open(console, "rb") as file:
@@ -119,11 +83,7 @@ class Qemu(support.Case):
         for hop in range(1, HOPS + 1):
             channel = self.path(f"migration{hop}")
             target, target_monitor, target_console = self.launch(hop, "-incoming", f"unix:{channel}")
-            self.wait_for(lambda: os.path.exists(channel))  # pylint: disable=cell-var-from-loop
-            monitor.do("migrate", uri=f"unix:{channel}")
-            self.wait_for(lambda: monitor.do("query-migrate").get("status")  # pylint: disable=cell-var-from-loop
-                          in ("completed", "failed"))
-            self.assertEqual(monitor.do("query-migrate")["status"], "completed")
+            monitor.migrate(channel)
             self.end(process)
             process, monitor, console = target, target_monitor, target_console
             self.go_on(console)

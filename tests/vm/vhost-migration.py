@@ -9,13 +9,13 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 
 import testing
+from vmlab.monitor import connect
 
 GMBLOCK, KERNEL = sys.argv[1:3]
 ROUNDS = int(sys.argv[3])
@@ -57,32 +57,11 @@ exec chroot . /bin/sh /work
 """
 
 
-class Monitor:
-    """The machine protocol of a QEMU process."""
-
-    def __init__(self, path):
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(WAIT_SECONDS)
-        self.socket.connect(path)
-        self.file = self.socket.makefile("r")
-        self.file.readline()
-        self.do("qmp_capabilities")
-
-    def do(self, command, **arguments):
-        self.socket.sendall(json.dumps({"execute": command, "arguments": arguments}).encode())
-        while True:
-            answer = json.loads(self.file.readline())
-            if "error" in answer:
-                raise AssertionError(f"{command}: {answer['error']['desc']}")
-            if "return" in answer:
-                return answer["return"]
-
-
 class Machine:
     """One QEMU process of the guest."""
 
     def __init__(self, place, number, *arguments):
-        self.place = place
+        self.place, self.monitor = place, None
         self.console = place.path(f"console{number}")
         monitor = place.path(f"monitor{number}")
         with open(place.path("qemu.log"), "ab") as log:
@@ -90,14 +69,7 @@ class Machine:
                 [*place.command(self.console), "-qmp", f"unix:{monitor},server=on,wait=off", *arguments],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         place.machines.append(self)
-        place.wait_for(lambda: self.connect(monitor))
-
-    def connect(self, path):
-        assert self.process.poll() is None, self.place.story()
-        with contextlib.suppress(FileNotFoundError, ConnectionRefusedError):
-            self.monitor = Monitor(path)
-            return True
-        return False
+        self.monitor = connect(monitor, self.process)
 
     def text(self):
         with contextlib.suppress(FileNotFoundError):
@@ -120,6 +92,8 @@ class Machine:
                             len(re.findall(r"PASS \d+", self.text())) >= 2)
 
     def end(self):
+        if self.monitor:
+            self.monitor.close()
         self.process.kill()
         self.process.wait()
 
@@ -182,11 +156,7 @@ class Place:
     def migrate(self, machine, number):
         channel = self.path(f"migration{number}")
         target = Machine(self, number, "-incoming", f"unix:{channel}")
-        self.wait_for(lambda: os.path.exists(channel))
-        machine.monitor.do("migrate-set-parameters", **{"downtime-limit": 1000})
-        machine.monitor.do("migrate", uri=f"unix:{channel}")
-        self.wait_for(lambda: machine.monitor.do("query-migrate").get("status") in ("completed", "failed"))
-        assert machine.monitor.do("query-migrate")["status"] == "completed", self.story()
+        machine.monitor.migrate(channel)
         machine.end()
         return target
 
@@ -214,6 +184,9 @@ def test_a_guest_moves():
                 errors = place.stats()["counters"]["errors"]
                 assert errors == 0, errors
             print("passes:", machine.passes())
+        except Exception:
+            print(place.story())
+            raise
         finally:
             place.end()
 

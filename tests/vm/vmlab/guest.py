@@ -5,7 +5,6 @@ carries lines both ways, lab.output what the script prints, lab.results a tar of
 are read by the caller's thread and written by the loop's, under Loop.changed.
 """
 import ctypes
-import json
 import os
 import shutil
 import signal
@@ -16,6 +15,7 @@ import time
 
 from .archive import Unavailable
 from .image import Tree
+from .monitor import Monitor
 
 HERE = os.path.dirname(os.path.realpath(__file__))
 INSIDE = os.path.join(os.path.dirname(HERE), "guest")
@@ -23,7 +23,6 @@ QEMU = "qemu-system-x86_64"
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
 TOLD_LINES = 60
-MONITOR_SECONDS = 60
 # A kernel that checks its timer against the clock panics when the host is too busy to deliver the
 # ticks (no_timer_check); one that oopses is to end the guest.
 COMMAND_LINE = "console=ttyS0 panic=-1 oops=panic no_timer_check nowatchdog nokaslr mitigations=off"
@@ -207,23 +206,8 @@ class Guest:
         self._monitor("cont")
 
     def _monitor(self, command):
-        """Have QEMU execute a command of its machine protocol."""
-        with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(MONITOR_SECONDS)
-            connection.connect(self.path("monitor"))
-            with connection.makefile("rw", encoding="utf-8") as lines:
-                lines.readline()  # the greeting
-                for name in ("qmp_capabilities", command):
-                    lines.write(json.dumps({"execute": name}) + "\n")
-                    lines.flush()
-                    for line in lines:
-                        reply = json.loads(line)
-                        if "event" not in reply:
-                            break
-                    else:
-                        raise RuntimeError(f"QEMU of guest {self.name} closed its monitor")
-                    if "return" not in reply:
-                        raise RuntimeError(f"QEMU refused '{name}': {reply}")
+        with Monitor(self.path("monitor")) as monitor:
+            monitor.do(command)
 
     def tell(self, line):
         """Send a line to the guest. In the loop's thread."""
