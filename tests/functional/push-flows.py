@@ -99,14 +99,15 @@ class Relay:
 
 
 class PushFlows(push_tool.Case):
-    def pair(self, size=32 * MIB, keys="", arguments=(), pieces=None, rate=None):
-        """A source and a destination with a relay in front of it: self.uris."""
+    def pair(self, size=32 * MIB, keys="", arguments=(), pieces=None, rate=None, second=None):
+        """A source and a destination with a relay in front of it: self.uris. second: starts the destination."""
         self.source = self.image("source", size, *(pieces or ((0, size),)))
         self.target = self.image("target", size, (0, size))
         self.first = self.serve(f"disk={self.source}", network=True,
                                 arguments=("--push-to", "127.0.0.1,port=any", *arguments))
-        self.second = self.serve(f"disk={self.target}{keys}", network=True, arguments=arguments)
-        port = int(self.second.push("disk").split(":")[2].split("/")[0])
+        self.second = second() if second else self.serve(f"disk={self.target}{keys}", network=True,
+                                                         arguments=arguments)
+        port = int(self.second.uris[0].split(":")[2].split("/")[0])
         self.relay = Relay(port, rate)
         self.addCleanup(self.relay.close)
         self.uris = self.first.push("disk"), f"push://127.0.0.1:{self.relay.port}/disk"
@@ -234,6 +235,30 @@ class PushFlows(push_tool.Case):
         job = self.push(*self.uris, "--connections", "4", "--resume")
         self.assertGreater(job["bytes_skipped"], 0)
         self.assertEqual(digest(self.source), digest(self.target))
+
+    def test_rights_that_are_withdrawn(self):
+        """They are those of each connection, and the job ends with all of them."""
+        config, control = self.path("conf"), self.path("rights")
+
+        def write(rights):
+            with open(config, "w") as file:
+                file.write(f"exports:\n- {{name: disk, path: {self.target}, "
+                           f"access: [{{address: 127.0.0.0/8, rights: {rights}}}]}}\n")
+
+        def second():
+            write("rw")
+            return self.start("--config", config, "--control", control, "--listen", "push://127.0.0.1:0",
+                              "--threads", "2")
+        self.pair(second=second)
+        push = self.start_push("--connections", "4", "--rate", "8M", *self.uris)
+        self.wait_for_flows(4)
+        write("ro")
+        code, _, errors = self.run_gmblock("reload", control)
+        self.assertEqual(code, 0, errors)
+        self.assertIn("no longer has permission", self.finish(push, 1))
+        before = digest(self.target)
+        self.check_refused(["push", "--connections", "4", *self.uris], 1, "access rules")
+        self.assertEqual(digest(self.target), before)
 
     def test_fewer_than_wanted(self):
         """A limit of the destination applies to each connection; the push does with those that are admitted."""
