@@ -203,6 +203,30 @@ static int export_uri_take_parameter(
 	return 0;
 }
 
+static void export_uri_take_hosts(struct export_uri *uri, struct uri *parts)
+{
+	uint16_t port = strcmp(uri->protocol, "gmb") == 0    ? GMB_PORT_DEFAULT
+			: strcmp(uri->protocol, "push") == 0 ? PUSH_PORT_DEFAULT
+							     : NBD_PORT_DEFAULT;
+
+	uri->port = port;
+	for (uint32_t i = 0; i < parts->host_count; i++) {
+		struct uri_host *host = &parts->hosts[i];
+
+		if (!host->has_port) {
+			host->port = port;
+		}
+		if (i == 0) {
+			export_uri_take(&uri->host, &host->name);
+			uri->port = host->port;
+		} else {
+			uri->others[uri->other_count].port = host->port;
+			uri->others[uri->other_count].has_port = true;
+			export_uri_take(&uri->others[uri->other_count++].name, &host->name);
+		}
+	}
+}
+
 static int export_uri_take_parts(struct export_uri *uri, struct uri *parts, struct error *error)
 {
 	struct uri_parameter parameter;
@@ -223,13 +247,9 @@ static int export_uri_take_parts(struct export_uri *uri, struct uri *parts, stru
 	if (rc < 0) {
 		return rc;
 	}
-	uri->port = parts->has_port			 ? parts->port
-		    : strcmp(uri->protocol, "gmb") == 0	 ? GMB_PORT_DEFAULT
-		    : strcmp(uri->protocol, "push") == 0 ? PUSH_PORT_DEFAULT
-							 : NBD_PORT_DEFAULT;
+	export_uri_take_hosts(uri, parts);
 	uri->socket_path_bytes = parts->socket_path_bytes;
 	export_uri_take(&uri->user, &parts->user);
-	export_uri_take(&uri->host, &parts->host);
 	export_uri_take(&uri->socket_path, &parts->socket_path);
 	export_uri_take(&uri->export_name, &parts->path);
 	return 0;
@@ -278,6 +298,9 @@ int export_uri_parse(const char *text, struct export_uri *uri, struct error *err
 void export_uri_fini(struct export_uri *uri)
 {
 	free(uri->host);
+	for (uint32_t i = 0; i < uri->other_count; i++) {
+		free(uri->others[i].name);
+	}
 	free(uri->socket_path);
 	free(uri->export_name);
 	free(uri->user);
@@ -293,6 +316,28 @@ void export_uri_fini(struct export_uri *uri)
 	free(uri->socket_group);
 	free(uri->unknown_parameter);
 	*uri = (struct export_uri){ 0 };
+}
+
+struct export_uri export_uri_at(const struct export_uri *uri, uint32_t host)
+{
+	struct export_uri one = *uri;
+
+	GMB_ASSERT(host < export_uri_hosts(uri));
+	one.other_count = 0;
+	if (host > 0) {
+		one.host = uri->others[host - 1].name;
+		one.port = uri->others[host - 1].port;
+	}
+	return one;
+}
+
+int export_uri_check_one(const struct export_uri *uri, const char *what, struct error *error)
+{
+	return uri->other_count == 0
+		       ? 0
+		       : error_set(error, -EINVAL,
+				 "%s has one host, but the URI names %u, separated by commas", what,
+				 export_uri_hosts(uri));
 }
 
 int export_uri_format(const struct export_uri *uri, const char *export_name,
@@ -311,6 +356,10 @@ int export_uri_format(const struct export_uri *uri, const char *export_name,
 	}
 	if (!uri->is_unix) {
 		uri_put_host_port(&w, uri->host, uri->port);
+	}
+	for (uint32_t i = 0; i < uri->other_count; i++) {
+		uri_put_text(&w, ",", 1);
+		uri_put_host_port(&w, uri->others[i].name, uri->others[i].port);
 	}
 	if (uri->is_unix || export_name_bytes > 0) {
 		uri_put_text(&w, "/", 1);

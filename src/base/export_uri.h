@@ -3,16 +3,19 @@
  * Export URIs, for listening and for connecting. NBD URIs follow doc/uri.md of the NBD project
  * (P132 to P134 in docs/protocol/nbd.md); gmb and push URIs have the same form:
  *
- *   nbd://[USER@]HOST[:PORT]/EXPORT          nbd+unix:///EXPORT?socket=PATH
+ *   nbd://[USER@]HOSTS/EXPORT                nbd+unix:///EXPORT?socket=PATH
  *   nbds://..., nbds+unix://...              the same over TLS, with parameters:
  *     tls-type=x509|psk, tls-certificates=FOLDER, tls-psk-file=FILE, tls-hostname=NAME,
  *     tls-verify-peer=0|1
- *   gmb://HOST[:PORT]/EXPORT[?provider=tcp|verbs|ofi-tcp]
+ *   gmb://HOSTS/EXPORT[?provider=tcp|verbs|ofi-tcp]
  *   gmb+unix:///EXPORT?socket=PATH           docs/protocol/gmb.md
  *   push://..., push+unix://...              like gmb, see docs/protocol/push.md
  *   vhost-user-blk+unix:///EXPORT?socket=PATH[&queues=NUMBER]
  *   vhost-user-blk+unix:///?folder=PATH      only for listening: a socket PATH/EXPORT for each
  * export
+ *
+ * HOSTS is HOST[:PORT], or several of them separated by commas: servers that have the same disk, of
+ * which a client uses one.
  *
  * A listening Unix socket can have socket-mode=MODE and socket-group=GROUP.
  *
@@ -25,6 +28,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/uri.h"
 
 enum {
 	NBD_PORT_DEFAULT = 10809,
@@ -50,9 +54,12 @@ struct export_uri {
 	const char *protocol;
 	bool tls;     /* scheme nbds or nbds+unix */
 	bool is_unix; /* a scheme that ends with +unix */
-	/* TCP: host name or address without brackets, not empty; otherwise NULL */
+	/* TCP: name or address of the first host without brackets, not empty; otherwise NULL */
 	char *host;
-	uint16_t port;		    /* TCP: 0 only if the URI contains ":0" (listening) */
+	uint16_t port; /* TCP: 0 only if the URI contains ":0" (listening) */
+	/* TCP: the hosts after the first one, with has_port set */
+	struct uri_host others[URI_HOSTS_MAX - 1];
+	uint32_t other_count;
 	char *socket_path;	    /* Unix: path; an abstract name starts with a zero byte */
 	uint32_t socket_path_bytes; /* length without the terminator */
 	bool is_folder;		    /* socket_path is the path of a folder of sockets */
@@ -79,6 +86,20 @@ struct export_uri {
 /* Rejects a URI that contains a password, without repeating the password in the message. */
 GMB_MUST_CHECK int export_uri_parse(const char *text, struct export_uri *uri, struct error *error);
 void export_uri_fini(struct export_uri *uri);
+
+/* Returns the number of servers that the URI names; at least 1. */
+static inline uint32_t export_uri_hosts(const struct export_uri *uri)
+{
+	return 1 + uri->other_count;
+}
+
+/* Returns the URI of one of the servers, which has no other hosts. It borrows all texts from uri,
+ * and needs no export_uri_fini(). */
+struct export_uri export_uri_at(const struct export_uri *uri, uint32_t host);
+/* Returns -EINVAL if the URI names several servers. what: what can have only one, such as "a
+ * listening address". */
+GMB_MUST_CHECK int export_uri_check_one(
+	const struct export_uri *uri, const char *what, struct error *error);
 
 /* Writes the terminated URI, percent-encoded where needed. Returns -ENOSPC if it does not fit. The
  * export name is a separate argument so that a listener can print one URI for each export. */
@@ -109,6 +130,6 @@ static inline bool export_uri_has_files(const struct export_uri *uri)
 	return uri->tls_certificates != NULL || uri->tls_psk_file != NULL;
 }
 
-/* Formats the server's address as the user wrote it, escaped, such as "[::1]:10809". Returns
- * out. */
+/* Formats the address of the first server as the user wrote it, escaped, such as "[::1]:10809".
+ * Returns out. */
 const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct export_uri *uri);

@@ -313,7 +313,8 @@ bool place_holds(const struct place *place, const struct export_uri *uri)
 	uint8_t address[NETWORK_ADDRESS_BYTES];
 	size_t bytes;
 
-	if (strcmp(place->protocol, uri->protocol) != 0 || place->tls != uri->tls) {
+	if (strcmp(place->protocol, uri->protocol) != 0 || place->tls != uri->tls ||
+		uri->other_count > 0) {
 		return false;
 	}
 	if (!uri->is_unix) {

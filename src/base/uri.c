@@ -73,7 +73,7 @@ static int decode(struct span in, const char *what, bool zero_at_start, char **o
 	return 0;
 }
 
-static int uri_parse_port(struct span text, struct uri *uri, struct error *error)
+static int uri_parse_port(struct span text, struct uri_host *host, struct error *error)
 {
 	uint32_t value = 0;
 
@@ -89,14 +89,14 @@ static int uri_parse_port(struct span text, struct uri *uri, struct error *error
 		}
 	}
 	/* An empty port, "host:", is valid and means the default port. */
-	uri->has_port = text.len > 0;
-	uri->port = (uint16_t)value;
+	host->has_port = text.len > 0;
+	host->port = (uint16_t)value;
 	return 0;
 }
 
-/* Splits host and port, and removes the brackets of the host. */
+/* Splits name and port, and removes the brackets of the name. */
 static int parse_host_port(
-	struct span text, struct span *host, struct uri *uri, struct error *error)
+	struct span text, struct span *name, struct uri_host *host, struct error *error)
 {
 	const char *end = text.at + text.len;
 	const char *after;
@@ -107,8 +107,8 @@ static int parse_host_port(
 		if (close == NULL) {
 			return error_set(error, -EINVAL, "the IPv6 address has no closing ']'");
 		}
-		*host = (struct span){ text.at + 1, (size_t)(close - text.at - 1) };
-		if (host->len == 0 || memchr(host->at, ':', host->len) == NULL) {
+		*name = (struct span){ text.at + 1, (size_t)(close - text.at - 1) };
+		if (name->len == 0 || memchr(name->at, ':', name->len) == NULL) {
 			return error_set(error, -EINVAL,
 				"only an IPv6 address can be in brackets, such as [::1]");
 		}
@@ -124,11 +124,11 @@ static int parse_host_port(
 				"an IPv6 address must be in brackets, such as [::1]");
 		}
 		after = after != NULL ? after : end;
-		*host = (struct span){ text.at, (size_t)(after - text.at) };
+		*name = (struct span){ text.at, (size_t)(after - text.at) };
 	}
 	if (after < end) {
 		return uri_parse_port(
-			(struct span){ after + 1, (size_t)(end - after - 1) }, uri, error);
+			(struct span){ after + 1, (size_t)(end - after - 1) }, host, error);
 	}
 	return 0;
 }
@@ -152,10 +152,43 @@ static int parse_scheme(const char **cursor, struct uri *uri, struct error *erro
 	return 0;
 }
 
+static int uri_parse_host(struct span text, struct uri_host *host, struct error *error)
+{
+	struct span name;
+	int rc = parse_host_port(text, &name, host, error);
+
+	return rc < 0 ? rc : decode(name, "host", false, &host->name, NULL, error);
+}
+
+/* Parses the hosts, which are separated by commas. A comma inside a name is written %2C. */
+static int uri_parse_hosts(struct span text, struct uri *uri, struct error *error)
+{
+	const char *end = text.at + text.len;
+	const char *at = text.at;
+	int rc = 0;
+
+	while (rc == 0 && at != NULL) {
+		const char *comma = memchr(at, ',', (size_t)(end - at));
+		struct span host = { at, (size_t)((comma != NULL ? comma : end) - at) };
+
+		if (host.len == 0 ||
+			(host.at[0] == ':' && memchr(host.at + 1, ':', host.len - 1) == NULL)) {
+			return error_set(error, -EINVAL,
+				"a host is missing beside a comma; write HOST:PORT,HOST:PORT");
+		}
+		if (uri->host_count == URI_HOSTS_MAX) {
+			return error_set(
+				error, -EINVAL, "a URI can have at most %d hosts", URI_HOSTS_MAX);
+		}
+		rc = uri_parse_host(host, &uri->hosts[uri->host_count++], error);
+		at = comma != NULL ? comma + 1 : NULL;
+	}
+	return rc;
+}
+
 static int parse_authority(struct span text, struct uri *uri, struct error *error)
 {
 	const char *at = memchr(text.at, '@', text.len);
-	struct span host;
 	int rc;
 
 	if (at != NULL) {
@@ -179,14 +212,17 @@ static int parse_authority(struct span text, struct uri *uri, struct error *erro
 		}
 		return 0;
 	}
-	rc = parse_host_port(text, &host, uri, error);
-	if (rc < 0) {
-		return rc;
+	if (memchr(text.at, ',', text.len) != NULL) {
+		return uri_parse_hosts(text, uri, error);
 	}
-	if (host.len == 0) {
-		host = (struct span){ "localhost", 9 };
+	uri->host_count = 1;
+	rc = uri_parse_host(text, &uri->hosts[0], error);
+	if (rc == 0 && uri->hosts[0].name[0] == '\0') {
+		free(uri->hosts[0].name);
+		uri->hosts[0].name = strdup("localhost");
+		rc = uri->hosts[0].name != NULL ? 0 : error_oom_for(error, "the URI's host");
 	}
-	return decode(host, "host", false, &uri->host, NULL, error);
+	return rc;
 }
 
 const char *uri_connect_reason(int err)
@@ -387,7 +423,9 @@ void uri_fini(struct uri *uri)
 {
 	free(uri->scheme);
 	free(uri->user);
-	free(uri->host);
+	for (uint32_t i = 0; i < uri->host_count; i++) {
+		free(uri->hosts[i].name);
+	}
 	free(uri->socket_path);
 	free(uri->path);
 	*uri = (struct uri){ 0 };

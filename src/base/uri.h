@@ -2,7 +2,7 @@
 /*
  * URIs that name an object of a server at a network address or Unix socket, with any scheme:
  *
- *   SCHEME://[USER@]HOST[:PORT]/PATH[?NAME=VALUE&...]
+ *   SCHEME://[USER@]HOST[:PORT][,HOST[:PORT]...]/PATH[?NAME=VALUE&...]
  *   SCHEME+unix:///PATH?socket=PATH[&NAME=VALUE...]
  *   SCHEME+unix:///PATH?folder=PATH[&NAME=VALUE...]
  *
@@ -16,15 +16,22 @@
 
 #include "base/error.h"
 
+enum { URI_HOSTS_MAX = 8 };
+
+struct uri_host {
+	/* without brackets; "localhost" if the URI has no host at all */
+	char *name;
+	uint16_t port; /* valid with has_port; 0 only if the URI contains ":0" */
+	bool has_port;
+};
+
 struct uri {
 	char *scheme; /* scheme as written, with "+unix" */
 	bool is_unix;
-	bool has_port;
-	uint16_t port; /* valid with has_port; 0 only if the URI contains ":0" */
-	char *user;    /* or NULL */
-	/* without brackets, "localhost" if the URI has none; NULL with is_unix */
-	char *host;
-	char *socket_path; /* with is_unix: not empty; an abstract name starts with a zero byte */
+	char *user; /* or NULL */
+	struct uri_host hosts[URI_HOSTS_MAX];
+	uint32_t host_count; /* at least 1; with is_unix: 0 */
+	char *socket_path;   /* with is_unix: not empty; an abstract name starts with a zero byte */
 	uint32_t socket_path_bytes; /* length without the terminator */
 	bool is_folder;		    /* socket_path is the path of a folder of sockets */
 	/* without the first slash; may be empty; contains no zero byte */

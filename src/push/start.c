@@ -136,8 +136,9 @@ static int start_look_up(const struct push_session *session, struct push_source 
 		return -EINVAL;
 	}
 	snprintf(peer, PUSH_PEER_BYTES_MAX, "%s", export_uri_label(label, &uri));
-	*text = (source->start_flags & PUSH_NBD) == 0 ? may_push(session, &uri)
-						      : may_push_nbd(session, &uri, &source->tls);
+	*text = uri.other_count > 0 ? "the address of the destination has several hosts"
+		: (source->start_flags & PUSH_NBD) == 0 ? may_push(session, &uri)
+							: may_push_nbd(session, &uri, &source->tls);
 	export_uri_fini(&uri);
 	return *text == NULL ? 0 : -EACCES;
 }

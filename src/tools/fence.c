@@ -68,6 +68,7 @@ static int ask_nbd(const struct asker *asker, struct error *error)
 		rc = error_set(error, -EINVAL, "a node can be fenced over NBD only, not over %s",
 			uri.protocol);
 	}
+	rc = rc ?: export_uri_check_one(&uri, "a server that fences", error);
 	if (rc == 0 && is_unprotected(&uri)) {
 		rc = error_set(error, -EINVAL,
 			"a node can be fenced over the network only with TLS: use nbds://, or a "

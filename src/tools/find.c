@@ -163,9 +163,16 @@ static bool same_place(struct lookup *lookup, const struct export_uri *served, l
 	if (served->is_unix) {
 		return same_socket(lookup, served, pid, asked);
 	}
-	return served->port == asked->port &&
-	       (strcasecmp(served->host, asked->host) == 0 ||
-		       (find_is_here(served->host) && find_is_here(asked->host)));
+	for (uint32_t i = 0; i < export_uri_hosts(asked); i++) {
+		struct export_uri one = export_uri_at(asked, i);
+
+		if (served->port == one.port &&
+			(strcasecmp(served->host, one.host) == 0 ||
+				(find_is_here(served->host) && find_is_here(one.host)))) {
+			return true;
+		}
+	}
+	return false;
 }
 
 static enum fit fit_uri(

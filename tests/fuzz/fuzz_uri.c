@@ -25,6 +25,12 @@ static void check_round_trip(const struct export_uri *uri)
 	GMB_ASSERT(again.is_unix == uri->is_unix);
 	GMB_ASSERT(again.port == uri->port);
 	GMB_ASSERT(same(again.host, uri->host));
+	GMB_ASSERT(again.other_count == uri->other_count);
+	for (uint32_t i = 0; i < uri->other_count; i++) {
+		GMB_ASSERT(uri->others[i].name[0] != '\0');
+		GMB_ASSERT(same(again.others[i].name, uri->others[i].name));
+		GMB_ASSERT(again.others[i].port == uri->others[i].port);
+	}
 	GMB_ASSERT(same(again.export_name, uri->export_name));
 	GMB_ASSERT(same(again.user, uri->user));
 	GMB_ASSERT(same(again.tls_certificates, uri->tls_certificates));

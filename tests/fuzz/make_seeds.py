@@ -164,7 +164,7 @@ TEXTS = {
         "GET / HTTP/2.0\r\nA: b\r\n folded\r\n\r\n",
         "\x16\x03\x01\x02\x00\n\n",
     ],
-    "uri": ["nbd://localhost", "nbd://127.0.0.1:10809/disk", "nbd://[::1]:0/a%20b", "nbds://h/x",
+    "uri": ["nbd://localhost", "nbd://127.0.0.1:10809/disk", "nbd://[::1]:0/a%20b", "nbds://h/x", "nbd://a,b:1/x", "nbds://u@a:1,[::1]:2,c%2Cd/x",
             "nbd+unix:///?socket=/tmp/s", "nbd+unix:///e%2Ff?socket=/a/b&x=y",
             "nbds+unix:///n?socket=%00abstract&tls-type=psk&tls-hostname=h&tls-verify-peer=0",
             "nbds://u@h/?tls-certificates=/etc/pki&tls-psk-file=a%20b&tls-verify-peer=1",

@@ -252,6 +252,65 @@ static void passwords_are_refused_and_not_repeated(void **state)
 	check_tcp("nbd://al%3Aice@host/a@b:c", "host", 10809, "a@b:c");
 }
 
+static void check_host(const struct export_uri *uri, uint32_t idx, const char *host, uint16_t port,
+	const char *label)
+{
+	struct export_uri one = export_uri_at(uri, idx);
+	char shown[EXPORT_URI_LABEL_BYTES];
+
+	assert_int_equal(export_uri_hosts(&one), 1);
+	assert_string_equal(one.host, host);
+	assert_int_equal(one.port, port);
+	assert_string_equal(export_uri_label(shown, &one), label);
+	assert_string_equal(one.export_name, uri->export_name);
+}
+
+static void several_hosts(void **state)
+{
+	struct export_uri uri = parse("nbds://al@one:7,[::1],10.0.0.2:,c%2Cd:9/x,y?tls-type=psk");
+	struct error error;
+	char text[200];
+
+	(void)state;
+	assert_int_equal(export_uri_hosts(&uri), 4);
+	assert_string_equal(uri.user, "al");
+	assert_string_equal(uri.export_name, "x,y");
+	check_host(&uri, 0, "one", 7, "one:7");
+	check_host(&uri, 1, "::1", 10809, "[::1]:10809");
+	check_host(&uri, 2, "10.0.0.2", 10809, "10.0.0.2:10809");
+	check_host(&uri, 3, "c,d", 9, "c,d:9");
+	assert_int_equal(export_uri_format(&uri, "x,y", 3, text, sizeof(text)), 0);
+	assert_string_equal(
+		text, "nbds://al@one:7,[::1]:10809,10.0.0.2:10809,c%2Cd:9/x%2Cy?tls-type=psk");
+	assert_int_equal(export_uri_check_one(&uri, "a listening URI", &error), -EINVAL);
+	assert_non_null(strstr(error.text, "a listening URI has one host, but the URI names 4"));
+	export_uri_fini(&uri);
+
+	uri = parse("gmb://a,b:1");
+	check_host(&uri, 0, "a", 10810, "a:10810");
+	check_host(&uri, 1, "b", 1, "b:1");
+	export_uri_fini(&uri);
+	uri = parse("push://a,b");
+	check_host(&uri, 1, "b", 10811, "b:10811");
+	assert_int_equal(export_uri_check_one(&uri, "", &error), -EINVAL);
+	export_uri_fini(&uri);
+	uri = parse("nbd://a");
+	assert_int_equal(export_uri_hosts(&uri), 1);
+	assert_int_equal(export_uri_check_one(&uri, "", &error), 0);
+	export_uri_fini(&uri);
+
+	refused("nbd://a,/x", "a host is missing beside a comma");
+	refused("nbd://,a/x", "a host is missing beside a comma");
+	refused("nbd://a,,b/x", "a host is missing beside a comma");
+	refused("nbd://a,:7/x", "a host is missing beside a comma");
+	refused("nbd://a,b:70000", "is larger than 65535");
+	refused("nbd://a,::1", "must be in brackets");
+	refused("nbd://a,b%zz", "two hexadecimal digits");
+	refused("nbd://a,b,c,d,e,f,g,h,i", "at most 8 hosts");
+	refused("nbd+unix://a,b/x?socket=/s", "a Unix socket has no host");
+	refused("vhost-user-blk+unix://a,b/x?socket=/s", "a Unix socket has no host");
+}
+
 static void malformed(void **state)
 {
 	(void)state;
@@ -344,9 +403,10 @@ static void any_scheme(void **state)
 	assert_string_equal(uri.scheme, "gmb");
 	assert_false(uri.is_unix);
 	assert_string_equal(uri.user, "u@x");
-	assert_string_equal(uri.host, "::1");
-	assert_true(uri.has_port);
-	assert_int_equal(uri.port, 7);
+	assert_int_equal(uri.host_count, 1);
+	assert_string_equal(uri.hosts[0].name, "::1");
+	assert_true(uri.hosts[0].has_port);
+	assert_int_equal(uri.hosts[0].port, 7);
 	assert_string_equal(uri.path, "a/b//c");
 	check_parameter(&uri.query, "provider", "tcp");
 	check_parameter(&uri.query, "x", "");
@@ -356,8 +416,7 @@ static void any_scheme(void **state)
 
 	assert_int_equal(uri_parse("gmb+unix:///?socket=%00s", &uri, NULL), 0);
 	assert_true(uri.is_unix);
-	assert_false(uri.has_port);
-	assert_null(uri.host);
+	assert_int_equal(uri.host_count, 0);
 	assert_memory_equal(uri.socket_path, "\0s", 3);
 	assert_int_equal(uri.socket_path_bytes, 2);
 	assert_int_equal(uri.path_bytes, 0);
@@ -394,6 +453,7 @@ int main(void)
 		cmocka_unit_test(tls_and_users),
 		cmocka_unit_test(files_are_told_apart),
 		cmocka_unit_test(passwords_are_refused_and_not_repeated),
+		cmocka_unit_test(several_hosts),
 		cmocka_unit_test(malformed),
 		cmocka_unit_test(formatting),
 		cmocka_unit_test(any_scheme),

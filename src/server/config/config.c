@@ -107,6 +107,12 @@ static int check_listen_uri(const struct export_uri *uri, const char *shown, str
 			"address serves all exports; name exports with --export",
 			shown);
 	}
+	if (uri->other_count > 0) {
+		return error_set(error, -EINVAL,
+			"cannot listen on '%s': a listening URI has one host; give each address "
+			"its own --listen",
+			shown);
+	}
 	if (uri->is_folder && uri->export_name[0] != '\0') {
 		return error_set(error, -EINVAL,
 			"cannot listen on '%s': a folder has a socket for each export, so the URI "

@@ -75,7 +75,10 @@ static int scrape_take_parts(struct export_uri *uri, struct uri *parts, struct e
 		return error_set(
 			error, -EINVAL, "the path in the URI for metrics must be /%s", page_name);
 	}
-	if (!parts->is_unix && !parts->has_port) {
+	if (parts->host_count > 1) {
+		return error_set(error, -EINVAL, "the URI for metrics can have only one host");
+	}
+	if (!parts->is_unix && !parts->hosts[0].has_port) {
 		return error_set(error, -EINVAL,
 			"the port is missing; write it as in http://127.0.0.1:9464");
 	}
@@ -86,11 +89,11 @@ static int scrape_take_parts(struct export_uri *uri, struct uri *parts, struct e
 			break;
 		}
 	}
-	uri->host = parts->host;
-	uri->port = parts->port;
+	uri->host = parts->hosts[0].name;
+	uri->port = parts->hosts[0].port;
 	uri->socket_path = parts->socket_path;
 	uri->socket_path_bytes = parts->socket_path_bytes;
-	parts->host = NULL;
+	parts->hosts[0].name = NULL;
 	parts->socket_path = NULL;
 	return rc;
 }
