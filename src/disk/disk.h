@@ -29,6 +29,7 @@ struct disk_info {
 	uint64_t backing_at; /* offset in the backing file or device where the loop device begins */
 	/* time of the last change of a file's contents, ns since 1970; 0 = unknown */
 	int64_t changed_ns;
+	int64_t born_ns; /* time of creation of the file (or node of the device), 0 = unknown */
 	bool is_block;	 /* block device, else regular file */
 	bool rotational; /* the disk is known to be a rotating one */
 	bool read_only;	 /* the device itself refuses writes */

@@ -585,8 +585,9 @@ static void fill_direct(int fd, struct disk_info *info)
 	info->direct_offset_align = SECTOR_BYTES;
 	info->direct_memory_align = SECTOR_BYTES;
 	memset(&statx_info, 0, sizeof(statx_info));
-	if (statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN, &statx_info) == 0 &&
-		(statx_info.stx_mask & STATX_DIOALIGN) != 0) {
+	(void)!statx(fd, "", AT_EMPTY_PATH, STATX_DIOALIGN | STATX_BTIME, &statx_info);
+	info->born_ns = statx_info.stx_btime.tv_sec * SECOND_NS + statx_info.stx_btime.tv_nsec;
+	if ((statx_info.stx_mask & STATX_DIOALIGN) != 0) {
 		info->direct_offset_align = statx_info.stx_dio_offset_align;
 		info->direct_memory_align = statx_info.stx_dio_mem_align;
 		told = true;

@@ -38,8 +38,13 @@ static const char *native_check_open(void *object)
 
 static const char *native_check_export(void *object)
 {
-	const struct native_wire_export *head = object;
+	const struct native_export *export = object;
+	const struct native_wire_export *head = &export->head;
+	bool has_disk = (head->flags & NATIVE_EXPORT_DISK) != 0;
 
+	if (export->disk.length != (has_disk ? (uint32_t)NATIVE_DISK_BYTES : 0)) {
+		return "G3: invalid length of EXPORT";
+	}
 	return head->status == 0 && (head->bytes > INT64_MAX ||
 					    !is_power_of_two(head->block_preferred) ||
 					    head->block_preferred < 512 ||
@@ -78,8 +83,8 @@ static const struct message_layout native_layouts[] = {
 	[NATIVE_EXPORT] = { MESSAGE_HEAD(native_wire_export, "G3", "G15", "EXPORT"),
 		.parts = { MESSAGE_PART(
 				   NAME, native_export, name, name_bytes, NATIVE_NAME_BYTES_MAX),
-			MESSAGE_PART(
-				NAME, native_export, text, text_bytes, NATIVE_NAME_BYTES_MAX) },
+			MESSAGE_PART(NAME, native_export, text, text_bytes, NATIVE_NAME_BYTES_MAX),
+			MESSAGE_PART(REST, native_export, disk, flags, UINT32_MAX) },
 		.check = native_check_export },
 	[NATIVE_EVENT] = { MESSAGE_HEAD(native_wire_event, "G3", "G3", "EVENT"),
 		.reserved = { MESSAGE_RESERVED(native_wire_event, zero) },
@@ -182,7 +187,7 @@ struct native_wire_segment native_segment_at(
 const char *native_version_name(uint16_t version)
 {
 	static const char *const names[] = { "gmb, version 1", "gmb, version 2", "gmb, version 3",
-		"gmb, version 4" };
+		"gmb, version 4", "gmb, version 5" };
 
 	_Static_assert(ARRAY_COUNT(names) == NATIVE_VERSION - NATIVE_VERSION_MIN + 1, "all");
 	GMB_ASSERT(version >= NATIVE_VERSION_MIN && version <= NATIVE_VERSION);

@@ -22,11 +22,13 @@ _Static_assert(__BYTE_ORDER == __LITTLE_ENDIAN, "layouts are used as they are");
 
 enum {
 	NATIVE_VERSION_MIN = 1,
-	NATIVE_VERSION = 4,
+	NATIVE_VERSION = 5,
 	NATIVE_VERSION_COPY = 2,   /* from this version on: COPY and the server's instance */
 	NATIVE_VERSION_ATOMIC = 3, /* from this version on: EXPORT has the size of atomic writes */
 	NATIVE_VERSION_LEASE = 4,  /* from this version on: LEASE and LEAVE */
+	NATIVE_VERSION_DISK = 5,   /* from this version on: EXPORT has the disk's identity */
 	NATIVE_INSTANCE_BYTES = 16,
+	NATIVE_DISK_BYTES = 16,
 	NATIVE_NAME_BYTES_MAX = 4096,
 	NATIVE_TOKEN_BYTES_MAX = 64,
 	NATIVE_REPLACES_MAX = 32,
@@ -71,6 +73,7 @@ enum native_export_flag {
 	NATIVE_EXPORT_ROTATIONAL = 2,
 	NATIVE_EXPORT_VOLATILE = 4,
 	NATIVE_EXPORT_ENDS = 8,
+	NATIVE_EXPORT_DISK = 16, /* ends with the identity of the disk */
 };
 
 /* --- layouts --------------------------------------------------------------------------------- */
@@ -199,8 +202,8 @@ _Static_assert((int)NATIVE_OPEN_BYTES_MAX <= (int)NATIVE_MESSAGE_BYTES_MAX,
 _Static_assert(
 	(int)sizeof(struct native_wire_segment) * NATIVE_SEGMENTS_MAX >= NATIVE_INLINE_BYTES_MAX,
 	"segments or inline bytes: NATIVE_REQUEST_BYTES_MAX holds either");
-_Static_assert(
-	sizeof(struct native_wire_export) + NATIVE_NAME_BYTES_MAX <= NATIVE_MESSAGE_BYTES_MAX,
+_Static_assert(sizeof(struct native_wire_export) + NATIVE_NAME_BYTES_MAX + NATIVE_DISK_BYTES <=
+		       NATIVE_MESSAGE_BYTES_MAX,
 	"every name fits in an EXPORT");
 
 /* --- messages that the server parses ---------------------------------------------------------- */
@@ -246,6 +249,7 @@ struct native_export {
 	struct message_text name;
 	/* the export's description, or the reason for a status other than 0 */
 	struct message_text text;
+	struct message_text disk; /* NATIVE_DISK_BYTES with NATIVE_EXPORT_DISK, otherwise none */
 };
 
 /* Returns "gmb, version 1" and the like; the version must be supported. Static. */

@@ -31,6 +31,7 @@
 #define NBD_CONTEXT_REPLACES   "x-gmblock:replaces="
 #define NBD_CONTEXT_ALIVE      "x-gmblock:alive" /* a query adds "=" and milliseconds */
 #define NBD_CONTEXT_SIZE       "x-gmblock:size"
+#define NBD_CONTEXT_DISK       "x-gmblock:disk"
 #define NBD_CONTEXT_LEASE      "x-gmblock:lease" /* a query adds "=" and the lease that it wants */
 /* Context ids of our own block status chunks: the first shows only that the server is alive, the
  * second reports the size of the export. */

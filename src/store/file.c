@@ -626,6 +626,39 @@ static void open_auto(struct file_store *store, const struct store_options *opti
 	store->read_auto = true;
 }
 
+static bool file_place(struct store *base, struct store_place *place_out);
+
+static uint64_t store_file_mix(uint64_t x)
+{
+	x = (x ^ x >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+	x = (x ^ x >> 27) * UINT64_C(0x94d049bb133111eb);
+	return x ^ x >> 31;
+}
+
+/* Fills in the identity of a disk that only this machine is known to have. It contains the boot of
+ * the machine, so that a disk of another machine never has the same identity, not even if one
+ * machine is a copy of the other. The time of creation distinguishes files that have the same inode
+ * one after the other. */
+static void store_file_identify(struct file_store *store)
+{
+	struct store_place place;
+	uint64_t halves[2];
+
+	file_place(&store->base, &place);
+	memcpy(halves, place.machine, sizeof(halves));
+	if ((halves[0] | halves[1]) == 0) {
+		return;
+	}
+	for (int i = 0; i < 2; i++) {
+		halves[i] = store_file_mix(halves[i] ^ store_file_mix(place.disk[0] + 1));
+		halves[i] = store_file_mix(halves[i] ^ place.disk[1]);
+		halves[i] = store_file_mix(halves[i] ^ place.at);
+		halves[i] = store_file_mix(
+			halves[i] ^ (store->disk.is_block ? 0 : (uint64_t)store->disk.born_ns));
+	}
+	memcpy(store->base.info.identity, halves, sizeof(halves));
+}
+
 static void store_file_fill_info(struct file_store *store, const struct store_options *options)
 {
 	struct store_info *info = &store->base.info;
@@ -651,6 +684,7 @@ static void store_file_fill_info(struct file_store *store, const struct store_op
 	info->io_max = disk->io_max;
 	info->stripe_chunk = disk->stripe_chunk;
 	info->stripe_members = disk->stripe_members;
+	store_file_identify(store);
 }
 
 static int join_gate(

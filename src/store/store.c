@@ -296,6 +296,18 @@ uint64_t store_epoch(const struct store *store)
 	return store->info.epoch;
 }
 
+const uint8_t *store_identity(const struct store *store)
+{
+	static const uint8_t none[STORE_IDENTITY_BYTES];
+
+	for (; store != NULL; store = store->inner) {
+		if (memcmp(store->info.identity, none, sizeof(none)) != 0) {
+			return store->info.identity;
+		}
+	}
+	return NULL;
+}
+
 uint64_t store_budget(const struct store *store)
 {
 	return innermost(store)->info.budget_bytes;

@@ -116,6 +116,8 @@ enum store_cap {
 	STORE_CAP_CALLS = 1 << 5, /* trim and zero block a worker thread of the ring */
 };
 
+enum { STORE_IDENTITY_BYTES = 16 };
+
 struct store_info {
 	const char *kind; /* "file", "block device", "memory", "null", "overlay", "flash", ... */
 	uint32_t caps;	  /* enum store_cap */
@@ -153,6 +155,9 @@ struct store_info {
 	/* Epoch: a number that changes when unflushed writes might have been lost, see struct
 	 * export. Valid after the start; 0: the store has none of its own. */
 	uint64_t epoch;
+	/* Identity of the disk: equal only in stores, also of other servers, that have the same
+	 * bytes. Zeroes: none of its own. */
+	uint8_t identity[STORE_IDENTITY_BYTES];
 	uint64_t budget_bytes; /* size of the memory that the start needs, see struct store_start */
 	bool has_progress;     /* reads can report progress, see store_has_progress() */
 	/* Set to true when progress can no longer be reported; NULL: this never happens. Exists as
@@ -518,6 +523,8 @@ void store_start(struct store *store, struct store_start *start);
 uint32_t store_start_permille(const struct store *store);
 /* Returns store_info.epoch of the outermost layer that has one; valid after the start. */
 uint64_t store_epoch(const struct store *store);
+/* Returns store_info.identity of the outermost layer that has one, or NULL: unknown. */
+const uint8_t *store_identity(const struct store *store);
 /* Returns store_info.budget_bytes. */
 uint64_t store_budget(const struct store *store);
 

@@ -140,17 +140,25 @@ static bool answer_send(struct native_session *session)
 	return true;
 }
 
-static void answer_text(
-	struct native_session *session, struct native_wire_export *head, const char *text)
+/* identity: of the disk, or NULL */
+static void answer_text(struct native_session *session, struct native_wire_export *head,
+	const char *text, const uint8_t *identity)
 {
 	struct native_handshake *handshake = session->handshake;
 	size_t used = sizeof(*head) + head->name_bytes;
 	size_t bytes = text != NULL ? strlen(text) : 0;
+	size_t end_bytes = identity != NULL ? (size_t)NATIVE_DISK_BYTES : 0;
 
-	if (bytes <= sizeof(handshake->answer) - used) { /* a text that does not fit is left out */
+	if (bytes <= sizeof(handshake->answer) - used -
+			     end_bytes) { /* a text that does not fit is left out */
 		head->text_bytes = (uint16_t)bytes;
 		memcpy(handshake->answer + used, text != NULL ? text : "", bytes);
 		used += bytes;
+	}
+	if (identity != NULL) {
+		head->flags |= NATIVE_EXPORT_DISK;
+		memcpy(handshake->answer + used, identity, end_bytes);
+		used += end_bytes;
 	}
 	memcpy(handshake->answer, head, sizeof(*head));
 	handshake->answer_bytes = (uint32_t)used;
@@ -161,7 +169,7 @@ static void answer_error(struct native_session *session, int code, const char *t
 {
 	struct native_wire_export head = { .status = native_status_from_errno(code) };
 
-	answer_text(session, &head, text);
+	answer_text(session, &head, text, NULL);
 }
 
 static void answer_unknown(struct native_session *session, struct message_text name)
@@ -210,7 +218,8 @@ static void answer_export(struct native_session *session, const struct engine_ex
 		head.atomic_bytes = MIN(entry->path.atomic_bytes, payload_max);
 	}
 	memcpy(session->handshake->answer + sizeof(head), export->name, export->name_bytes);
-	answer_text(session, &head, export_description(export));
+	answer_text(session, &head, export_description(export),
+		session->version >= NATIVE_VERSION_DISK ? store_identity(export->store) : NULL);
 }
 
 static void take_list(struct native_session *session, const uint8_t *bytes, uint32_t len)

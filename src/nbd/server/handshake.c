@@ -448,6 +448,21 @@ static void reply_epoch(struct nbd_session *session, const struct export *export
 	reply_context(session, 0, name);
 }
 
+static void reply_identity(struct nbd_session *session, const struct export *export)
+{
+	const uint8_t *identity = store_identity(export->store);
+	char name[sizeof(NBD_CONTEXT_DISK) + 1 + 2 * STORE_IDENTITY_BYTES] = NBD_CONTEXT_DISK "=";
+	size_t used = strlen(name);
+
+	if (identity == NULL) {
+		return;
+	}
+	for (size_t i = 0; i < STORE_IDENTITY_BYTES; i++) {
+		snprintf(name + used + 2 * i, 3, "%02x", identity[i]);
+	}
+	reply_context(session, 0, name);
+}
+
 static void option_meta_context(struct nbd_session *session)
 {
 	struct handshake *handshake = session->handshake;
@@ -458,6 +473,7 @@ static void option_meta_context(struct nbd_session *session)
 	const uint8_t *queries;
 	const char *reason;
 	bool asked_epoch = false;
+	bool asked_identity = false;
 	bool asked_alive = false;
 	bool asked_size = false;
 	bool asked_lease = false;
@@ -502,6 +518,7 @@ static void option_meta_context(struct nbd_session *session)
 		matched |= string_is(query, NBD_CONTEXT_ALLOCATION) ||
 			   (!set && string_is(query, CONTEXT_BASE));
 		asked_epoch |= !set && string_is(query, NBD_CONTEXT_EPOCH);
+		asked_identity |= !set && string_is(query, NBD_CONTEXT_DISK);
 		asked_alive |= !set && nbd_handshake_take_alive(session, query);
 		asked_lease |= !set && handshake_lease(session, query);
 		asked_size |= !set && session->structured && string_is(query, NBD_CONTEXT_SIZE);
@@ -512,6 +529,9 @@ static void option_meta_context(struct nbd_session *session)
 	}
 	if (asked_epoch && export->epoch != 0) {
 		reply_epoch(session, export);
+	}
+	if (asked_identity) {
+		reply_identity(session, export);
 	}
 	if (asked_alive) {
 		reply_context(session, 0, NBD_CONTEXT_ALIVE);
