@@ -134,6 +134,7 @@ def _load():
             ("export_name", c_char_p, client),
             ("export_description", c_char_p, client),
             ("uri", c_char_p, client),
+            ("server", c_char_p, client),
             ("prepare", None, request, c_int, c_uint64, c_uint64),
             ("prepare_read", None, request, c_void_p, c_size_t, c_uint64),
             ("prepare_write", None, request, c_void_p, c_size_t, c_uint64),
@@ -287,6 +288,10 @@ class Client:
         stats = Stats(size=sizeof(Stats))
         LIBRARY.gmb_get_stats(self.handle, byref(stats))
         return stats
+
+    def server(self):
+        """The address of the server in use."""
+        return LIBRARY.gmb_server(self.handle).decode(errors="surrogateescape")
 
     def explain(self, request):
         text = ctypes.create_string_buffer(1024)

@@ -429,6 +429,11 @@ const char *gmb_export_description(const struct gmb_client *client);
  * "" without TLS. Whether there is TLS follows from the URI alone. Valid as long as the client. */
 const char *gmb_tls(const struct gmb_client *client);
 
+/* The address of the server in use, for people: "HOST:PORT" or the path of a Unix socket. It
+ * changes if the URI names several hosts and the client continues with another one. Valid as long
+ * as the client. */
+const char *gmb_server(const struct gmb_client *client);
+
 /* The URI with which the client was opened. Valid as long as the client. */
 const char *gmb_uri(const struct gmb_client *client);
 

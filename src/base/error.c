@@ -77,6 +77,12 @@ void error_add(struct error *error, const char *format, ...)
 	va_end(args);
 }
 
+void error_join(struct error *error, const struct error *further)
+{
+	error_add(error, "%s%s", error->text[0] != '\0' ? "; " : "", further->text);
+	error->code = further->code;
+}
+
 void error_prefix(struct error *error, const char *format, ...)
 {
 	char prefix[ERROR_TEXT_BYTES];

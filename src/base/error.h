@@ -38,5 +38,8 @@ int error_advise(struct error *error, int code, const char *key, const char *for
 /* Appends to the text. */
 void error_add(struct error *error, const char *format, ...) GMB_PRINTF(2, 3);
 
+/* Adds a further failure: its text behind "; ", and its code. */
+void error_join(struct error *error, const struct error *further);
+
 /* Prepends "text: " to the text. */
 void error_prefix(struct error *error, const char *format, ...) GMB_PRINTF(2, 3);

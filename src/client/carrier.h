@@ -22,6 +22,7 @@
 #include <stdalign.h>
 
 #include "base/list.h"
+#include "base/uri.h"
 #include "ring/ring.h"
 
 enum {
@@ -33,13 +34,19 @@ enum {
 	CARRIER_LABEL_BYTES_MAX = 160,
 	CARRIER_TLS_BYTES_MAX = 96,
 	CARRIER_INSTANCE_BYTES = 16,
+	CARRIER_DISK_BYTES = 16,
 };
 
 struct carrier;
-struct carrier_target;
 typedef void carrier_found(void *context, const struct gmb_export *exported);
 struct tls_client;
 struct connection;
+
+/* The servers that a URI names. Common part of the targets of all carriers. */
+struct carrier_target {
+	uint32_t host_count;				     /* at least 1 */
+	char labels[URI_HOSTS_MAX][CARRIER_LABEL_BYTES_MAX]; /* their addresses */
+};
 
 /* Properties of a connection that is ready. */
 struct carrier_facts {
@@ -59,6 +66,8 @@ struct carrier_facts {
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
+	/* identity of the disk, the same at each server that has this disk; zeroes: unknown */
+	uint8_t disk[CARRIER_DISK_BYTES];
 	/* identifies the server process; only if GMB_CAN_COPY is set */
 	uint8_t instance[CARRIER_INSTANCE_BYTES];
 	/* the server sends signs of life on this connection, see carrier_start.alive_ms */
@@ -103,7 +112,9 @@ struct command {
 
 /* Parameters of a new connection. Texts are copied. */
 struct carrier_start {
+	uint32_t host;	     /* the server, an index in carrier_target.labels */
 	uint64_t timeout_ns; /* time limit for resolving, connecting and the handshake together */
+	uint64_t connect_ns; /* time limit for resolving and connecting; at most timeout_ns */
 	uint32_t open_flags; /* enum gmb_open_flags */
 	/* Name of this connection, and names of the lost connections that it replaces. */
 	const char *token;
@@ -126,12 +137,11 @@ struct carrier_ops {
 	uint32_t connections;
 	/* Creates the target of a URI, which the connections of a client share; reads no file. Only
 	 * flags and tls of options are used. tls: for an nbds URI, borrowed credentials instead of
-	 * those that the URI names; or NULL. label: receives the server's address. */
+	 * those that the URI names; or NULL. */
 	int (*target_create)(const char *uri, const struct gmb_options *options,
-		struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
-		struct carrier_target **target_out, struct error *error);
-	/* Calls found() for each export that the server of a URI lists. Blocks. options: as filled
-	 * in by client_options_take(). */
+		struct tls_client *tls, struct carrier_target **target_out, struct error *error);
+	/* Calls found() for each export that the first server of a URI lists that answers. Blocks.
+	 * options: as filled in by client_options_take(). */
 	int (*list)(const char *uri, const struct gmb_options *options, carrier_found *found,
 		void *context, struct error *error);
 	void (*target_destroy)(struct carrier_target *target); /* NULL is a no-op */

@@ -282,13 +282,21 @@ static void client_give_up(struct gmb_client *client)
 
 /* Gives up because acknowledged changes may be lost. Returns the error. */
 static int give_up_forgotten(
-	struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
+	struct gmb_client *client, const struct connection *connection, struct error *error)
 {
+	const struct carrier_facts *facts = &connection->carrier->facts;
+
 	if (facts->is_volatile || client->facts.is_volatile) {
 		error_set(error, -ENOTCONN,
 			"%s: the server has restarted, and this export was in memory only: written "
 			"data is lost",
 			client->uri_text);
+	} else if (connection->host != client->home) {
+		error_set(error, -ENOTCONN,
+			"%s: %s has another epoch of the disk than %s: %llu changes that were "
+			"acknowledged there but not flushed may be lost",
+			client->uri_text, hosts_label(client, connection->host), gmb_server(client),
+			(unsigned long long)(client->changes - client->flushed));
 	} else {
 		error_set(error, -ENOTCONN,
 			"%s: the server has rebooted: %llu changes that it acknowledged but had "
@@ -298,30 +306,6 @@ static int give_up_forgotten(
 	client->trouble = *error;
 	client_give_up(client);
 	return error->code;
-}
-
-/* Checks that another connection leads to the same export and may be used (rule P137). */
-static int check_same(
-	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
-{
-	const struct carrier_facts *known = &client->facts;
-	/* The export may grow between two connections, if the epoch proves that it is the same
-	 * server. */
-	bool is_size_right =
-		facts->bytes == known->bytes || (facts->bytes > known->bytes && facts->epoch != 0);
-
-	if (!is_size_right || facts->identity != known->identity ||
-		facts->replies != known->replies || facts->capabilities != known->capabilities ||
-		facts->block_minimum != known->block_minimum ||
-		facts->payload_max < known->payload_max ||
-		facts->atomic_bytes < known->atomic_bytes || facts->epoch != known->epoch ||
-		strcmp(facts->name, known->name) != 0) {
-		return error_set(error, -EPROTO,
-			"another connection to %s reaches an export with different properties; "
-			"check whether several servers share this address",
-			client->uri_text);
-	}
-	return 0;
 }
 
 static bool may_be_several(const struct gmb_client *client)
@@ -367,38 +351,6 @@ static void start_others(struct gmb_client *client, struct connection *first)
 			connection_start(connection, 0);
 		}
 	}
-}
-
-/* Called after a reconnect: checks that the server, perhaps another one now, still accepts commands
- * that were created for the old server. */
-static int check_able(
-	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error)
-{
-	const struct carrier_facts *known = &client->facts;
-	const uint32_t needed = GMB_CAN_WRITE | GMB_CAN_FLUSH | GMB_CAN_FUA | GMB_CAN_TRIM |
-				GMB_CAN_ZERO | GMB_CAN_FAST_ZERO | GMB_CAN_CACHE | GMB_CAN_DF |
-				GMB_CAN_STATUS | (client->copying > 0 ? (uint32_t)GMB_CAN_COPY : 0);
-
-	if ((known->capabilities & needed & ~facts->capabilities) != 0 ||
-		facts->replies < known->replies || facts->block_minimum > known->block_minimum ||
-		facts->payload_max < known->payload_max ||
-		facts->atomic_bytes < known->atomic_bytes) {
-		return error_set(error, -EPROTO,
-			"%s: after the reconnection, the server offers less than before, such as "
-			"fewer operations or smaller requests; check whether this is another "
-			"server, or whether its configuration has changed",
-			client->uri_text);
-	}
-	return 0;
-}
-
-/* Returns whether acknowledged changes may be lost without an error having been reported. */
-static bool has_forgotten(const struct gmb_client *client, const struct carrier_facts *facts)
-{
-	const struct carrier_facts *known = &client->facts;
-
-	return facts->epoch != known->epoch &&
-	       (client->changes != client->flushed || known->is_volatile || facts->is_volatile);
 }
 
 /* Removes from client->lost the lost connections that this connection has replaced, or all of them
@@ -484,9 +436,13 @@ int client_connection_ready(
 	const struct carrier_facts *facts = &connection->carrier->facts;
 	bool first = client->state == CLIENT_OPENING;
 	uint64_t size_before = client->facts.bytes;
+	char name[ERROR_TEXT_BYTES];
 
 	if (client->state == CLIENT_DEAD || client->state == CLIENT_CLOSING) {
 		return error_set(error, -ECANCELED, "closed");
+	}
+	if (hosts_check(client, connection, facts, error) != 0) {
+		return error->code;
 	}
 	/* Connections to the server's previous epoch end first, because the new connection must
 	 * match those that remain. */
@@ -494,7 +450,7 @@ int client_connection_ready(
 		leave_old_epoch(client, connection);
 	}
 	if (client_ready_count(client) > 1) {
-		int err = check_same(client, facts, error);
+		int err = client_check_same(client, facts, error);
 
 		if (err == 0) {
 			end_trouble(client, connection);
@@ -507,13 +463,13 @@ int client_connection_ready(
 		return err;
 	}
 	if (!first) {
-		int err = check_able(client, facts, error);
+		int err = client_check_able(client, facts, error);
 
 		if (err != 0) {
 			return err;
 		}
-		if (has_forgotten(client, facts)) {
-			return give_up_forgotten(client, facts, error);
+		if (client_has_forgotten(client, facts)) {
+			return give_up_forgotten(client, connection, error);
 		}
 	}
 	client->facts = *facts;
@@ -522,13 +478,15 @@ int client_connection_ready(
 	if (first) {
 		set_state(client, CLIENT_OPEN);
 	}
+	hosts_settle(client, connection);
 	end_trouble(client, connection);
 	start_others(client, connection);
 	if (first) {
 		open_succeeded(client);
 		return 0;
 	}
-	client_event(client, GMB_EVENT_RECONNECTED, client->uri_text);
+	hosts_name(client, name, sizeof(name));
+	client_event(client, GMB_EVENT_RECONNECTED, name);
 	tell_size(client, size_before);
 	return 0;
 }
@@ -586,31 +544,36 @@ void client_check_deadline(struct gmb_client *client)
 		     (client->deleted_ns != 0 &&
 			     now_ns - client->deleted_ns >= SNAPSHOT_PATIENCE_MS * NS_PER_MS);
 	if (client->state == CLIENT_OPEN && client->lost_ns != 0 && is_overdue) {
-		char reason[ERROR_TEXT_BYTES];
+		struct error reason;
 
-		snprintf(reason, sizeof(reason), "%s", client->trouble.text);
+		hosts_explain(client, &reason);
 		error_set(&client->trouble, -ENOTCONN,
 			"the client gave up after %u s without a connection: %s",
-			(uint32_t)(lost_ns / NS_PER_MS / 1000), reason);
+			(uint32_t)(lost_ns / NS_PER_MS / 1000), reason.text);
 		client_give_up(client);
 	}
 }
 
 /* Reports each reason once, because attempts may continue for hours. */
-static void tell_attempt(struct gmb_client *client, const struct error *reason)
+static void tell_attempt(struct gmb_client *client)
 {
-	if (strcmp(client->told.text, reason->text) != 0) {
-		client->told = *reason;
-		client_event(client, GMB_EVENT_RETRYING, reason->text);
+	struct error reason;
+
+	hosts_explain(client, &reason);
+	if (strcmp(client->told.text, reason.text) != 0) {
+		client->told = reason;
+		client_event(client, GMB_EVENT_RETRYING, reason.text);
 	}
 }
 
 void client_connection_lost(struct gmb_client *client, struct connection *connection)
 {
-	bool others = client_ready_count(client) > 0;
-	uint32_t attempts = connection->attempts;
+	uint32_t attempts = hosts_attempts(client, connection->attempts);
 	bool was_ready = connection->was_ready;
+	bool others;
 
+	hosts_lost(client, connection);
+	others = client_ready_count(client) > 0;
 	connection->was_ready = false;
 	if (client->state == CLIENT_DEAD) {
 		/* includes the commands that this connection returned */
@@ -618,7 +581,12 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		return;
 	}
 	client->trouble = connection->reason;
+	if (client->state == CLIENT_OPENING && hosts_open_next(client)) {
+		connection_start(connection, 0);
+		return;
+	}
 	if (client->state == CLIENT_OPENING) {
+		hosts_explain(client, &client->trouble);
 		open_failed(client);
 	}
 	if (client->state != CLIENT_OPEN) {
@@ -629,7 +597,7 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 		client->told = connection->reason;
 		client_event(client, GMB_EVENT_LOST, connection->reason.text);
 	} else if (!others) {
-		tell_attempt(client, &connection->reason);
+		tell_attempt(client);
 	}
 	/* If the connection timed out, the other connections may be dead as well, so this counts as
 	 * an outage until a command is answered. */
@@ -675,6 +643,7 @@ static void client_client_free(struct gmb_client *client)
 		client->ops->target_destroy(client->target);
 	}
 	free(client->uri_text);
+	free(client->host_failures);
 	free(client->commands);
 	free(client);
 }
@@ -762,8 +731,11 @@ static int client_create(struct gmb_queue *queue, const char *uri, struct tls_cl
 		client->connections_wanted = client_or_default(client->options.connections,
 			client_or_default(client->ops->connections, connections_chosen()));
 		err = client->ops->target_create(
-			uri, &client->options, tls, client->label, &client->target, error);
+			uri, &client->options, tls, &client->target, error);
 		client->options.tls = NULL; /* the credentials belonged to the caller */
+	}
+	if (err == 0 && !hosts_init(client)) {
+		err = error_oom(error);
 	}
 	if (err == 0 && !ring_secret(queue->ring, secret, sizeof(secret))) {
 		err = error_set(error, -EIO, "cannot get random numbers from the system");

@@ -5,6 +5,8 @@
  *   queue.c       the loop: flush ─▶ turn ─▶ callbacks
  *   request.c     gmb_submit: checks requests, splits them into commands, combines the results
  *   client.c      an open export: assigns commands to connections; opening and closing
+ *   same.c        whether a new connection leads to the same export
+ *   hosts.c       the servers, if the URI names several
  *   grow.c        the number of connections, if the program leaves it to the library
  *   connection.c  one connection over a carrier: start, lose, start again
  *   carrier.h     what a protocol does for a connection
@@ -92,7 +94,8 @@ enum connection_state {
 struct connection {
 	struct gmb_client *client;
 	enum connection_state state;
-	uint32_t number;   /* unique number among the client's connections, current and past */
+	uint32_t host;	 /* the server: the value of client.host when this connection was started */
+	uint32_t number; /* unique number among the client's connections, current and past */
 	uint32_t attempts; /* attempts since the server last answered a command */
 	bool was_ready;
 	uint32_t replaces[CLIENT_LOST_MAX]; /* contents of client.lost when this connection was
@@ -136,10 +139,13 @@ struct gmb_client {
 	enum client_state state;
 	char *uri_text;
 	const struct carrier_ops *ops;
-	struct carrier_target *target;	     /* target of the URI */
-	char label[CARRIER_LABEL_BYTES_MAX]; /* the server's address */
-	struct gmb_options options;	     /* options with the defaults filled in */
-	struct log_limit refusals;	     /* rate limit of log lines about rejected requests */
+	struct carrier_target *target; /* target of the URI */
+	uint32_t host;		       /* server for new connections, an index in the target */
+	uint32_t home; /* server of the last connection that was usable; facts are from it */
+	/* last failure at each server since a connection was usable; NULL if there is only one */
+	struct error *host_failures;
+	struct gmb_options options; /* options with the defaults filled in */
+	struct log_limit refusals;  /* rate limit of log lines about rejected requests */
 	/* why the client is dead, or why a connection was last lost */
 	struct error trouble;
 	/* last loss of a connection that was reported to the program */
@@ -252,6 +258,47 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 void client_check_deadline(struct gmb_client *client);
 uint32_t client_ready_count(const struct gmb_client *client);
 void client_event(struct gmb_client *client, enum gmb_event event, const char *text);
+
+/* --- same.c ----------------------------------------------------------------------------------- */
+
+/* Returns 0 if a connection may be used beside others, otherwise -EPROTO. */
+int client_check_same(
+	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error);
+/* Returns 0 if the only connection accepts the commands of those before it, otherwise -EPROTO. */
+int client_check_able(
+	const struct gmb_client *client, const struct carrier_facts *facts, struct error *error);
+/* Returns whether acknowledged changes may be lost without an error having been reported. */
+bool client_has_forgotten(const struct gmb_client *client, const struct carrier_facts *facts);
+
+/* --- hosts.c ---------------------------------------------------------------------------------- */
+
+/* Returns false if out of memory. */
+bool hosts_init(struct gmb_client *client);
+/* Returns the address of a server. */
+const char *hosts_label(const struct gmb_client *client, uint32_t host);
+/* Chooses the server of a new connection, and the limit for connecting. */
+void hosts_prepare(const struct gmb_client *client, struct carrier_start *start);
+/* Returns whether a connection must renew the lease, so that a server that does not know it refuses
+ * the connection. */
+bool hosts_renews_lease(const struct gmb_client *client, const struct connection *connection);
+/* Called when a connection was lost or has failed: chooses the next server if the client has no
+ * other connection. Can lose other connections to the same server. */
+void hosts_lost(struct gmb_client *client, const struct connection *connection);
+/* Called when the export could not be opened at client->host. Returns whether there is a further
+ * server, which is client->host then. */
+bool hosts_open_next(struct gmb_client *client);
+/* Stores why the client has no connection: client->trouble, or the failures of all servers. */
+void hosts_explain(const struct gmb_client *client, struct error *error);
+/* Stores the URI for messages, with the server in use if there are several. */
+void hosts_name(const struct gmb_client *client, char *out, size_t bytes);
+/* Returns how often all servers were tried in `attempts` attempts. */
+uint32_t hosts_attempts(const struct gmb_client *client, uint32_t attempts);
+/* Called when a connection is ready. Returns 0, or the reason why it must not be used: it leads to
+ * another server than the others, or to another disk. */
+int hosts_check(struct gmb_client *client, struct connection *connection,
+	const struct carrier_facts *facts, struct error *error);
+/* Called when the only usable connection was accepted: all others will use its server. */
+void hosts_settle(struct gmb_client *client, const struct connection *connection);
 
 /* --- lease.c ---------------------------------------------------------------------------------- */
 

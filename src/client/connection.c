@@ -196,7 +196,7 @@ void connection_lose(struct connection *connection, const struct error *error)
 {
 	struct error reason = *error;
 
-	error_prefix(&reason, "%s", connection->client->label);
+	error_prefix(&reason, "%s", hosts_label(connection->client, connection->host));
 	carrier_failed(connection->carrier, &reason);
 }
 
@@ -366,8 +366,8 @@ static void connection_log_ready(
 	if (log_enabled(LOG_LEVEL_DEBUG)) {
 		log_debug("client: connection %u: %s, export \"%s\": %s replies, %s, %llu bytes, "
 			  "minimum block %u bytes, preferred %u, largest payload %u%s%s%s",
-			connection->number, connection->client->label, quote(facts->name),
-			replies[facts->replies],
+			connection->number, hosts_label(connection->client, connection->host),
+			quote(facts->name), replies[facts->replies],
 			(facts->capabilities & GMB_CAN_WRITE) != 0 ? "read and write" : "read only",
 			(unsigned long long)facts->bytes, facts->block_minimum,
 			facts->block_preferred, facts->payload_max,
@@ -418,10 +418,12 @@ static void client_connection_start(struct connection *connection)
 	struct lease_want lease = client->lease;
 	char lease_text[LEASE_WANT_BYTES];
 
+	hosts_prepare(client, &options);
+	connection->host = options.host;
 	if (lease.mode != LEASE_NONE) {
 		/* Once the client has had the lease, the server must not give it a new one: another
 		 * client may have changed the disk in the meantime. */
-		lease.renew = client->has_lease;
+		lease.renew = hosts_renews_lease(client, connection);
 		options.lease = lease_want_format(lease_text, &lease);
 	}
 

@@ -61,7 +61,8 @@ static bool grow_add(struct gmb_client *client)
 	}
 	(*slot)->retiring = false;
 	client->connections_wanted++;
-	log_debug("client: %s: trying %u connections", client->label, client->connections_wanted);
+	log_debug("client: %s: trying %u connections", gmb_server(client),
+		client->connections_wanted);
 	connection_start(*slot, 0);
 	return true;
 }
@@ -70,7 +71,7 @@ static void grow_remove(struct gmb_client *client)
 {
 	struct connection *connection = client->connections[--client->connections_wanted];
 
-	log_debug("client: %s: staying with %u connections", client->label,
+	log_debug("client: %s: staying with %u connections", gmb_server(client),
 		client->connections_wanted);
 	connection_retire(connection);
 }

@@ -140,7 +140,7 @@ static bool is_same_server(const struct gmb_client *a, const struct gmb_client *
 {
 	return memcmp(a->facts.instance, b->facts.instance, sizeof(a->facts.instance)) == 0 ||
 	       ((client_ready_count(a) == 0 || client_ready_count(b) == 0) &&
-		       strcmp(a->label, b->label) == 0);
+		       strcmp(gmb_server(a), gmb_server(b)) == 0);
 }
 
 /* Returns 0, or why the server cannot copy from source to target. */

@@ -11,6 +11,7 @@
 #include <gmblock/gmblock.h>
 
 #include "base/clock.h"
+#include "base/export_uri.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "client/guest.h"
@@ -484,9 +485,34 @@ static void print_negotiated(const struct nbd_offers *offers)
 	}
 }
 
+/* Stores the address of the server that has answered. Returns false if the URI names only one. */
+static bool host_in_use(
+	const char *text, const struct nbd_offers *offers, char out[EXPORT_URI_LABEL_BYTES])
+{
+	struct export_uri one;
+	struct export_uri uri;
+	bool several;
+
+	if (export_uri_parse(text, &uri, NULL) != 0) {
+		return false;
+	}
+	several = export_uri_hosts(&uri) > 1;
+	if (several) {
+		one = export_uri_at(&uri, offers->host);
+		export_uri_label(out, &one);
+	}
+	export_uri_fini(&uri);
+	return several;
+}
+
 int info_show_text(const char *uri, const struct nbd_offers *offers, bool list, struct error *error)
 {
+	char host[EXPORT_URI_LABEL_BYTES];
+
 	print_quoted("Server", uri);
+	if (host_in_use(uri, offers, host)) {
+		print_line("Host in use", host);
+	}
 	info_label("Protocol");
 	if (offers->protocol != NULL) {
 		puts(offers->protocol);
@@ -617,11 +643,14 @@ int info_show_json(const char *uri, const struct nbd_offers *offers, bool list, 
 	json_t *root = json_object();
 	json_t *exports = json_array();
 	uint32_t first = !list && refusal != NULL ? 1 : 0;
+	char host[EXPORT_URI_LABEL_BYTES];
 
 	for (uint32_t i = first; i < offers->count; i++) {
 		json_array_append_new(exports, json_offer(offers, &offers->list[i]));
 	}
 	json_object_set_new(root, "uri", print_json_text(uri));
+	json_object_set_new(
+		root, "host", host_in_use(uri, offers, host) ? print_json_text(host) : json_null());
 	json_object_set_new(root, "error", print_json_text(refusal));
 	json_object_set_new(root, "protocol", json_protocol(offers));
 	json_object_set_new(root, "exports", exports);
@@ -679,7 +708,8 @@ static int probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd
 	struct error *error)
 {
 	*offers = (struct nbd_offers){ .protocol = "gmb", .listed = list };
-	return native_probe(uri, list, timeout_ns, tools_info_take_export, offers, error);
+	return native_probe(
+		uri, list, timeout_ns, &offers->host, tools_info_take_export, offers, error);
 }
 #else
 static int probe_gmb(const char *uri, bool list, uint64_t timeout_ns, struct nbd_offers *offers,

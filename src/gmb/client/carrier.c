@@ -89,7 +89,7 @@ void native_carrier_fail(struct native_carrier *carrier, int code, const char *t
 {
 	struct error error;
 
-	error_set(&error, code, "%s: %s", carrier->target->label, text);
+	error_set(&error, code, "%s: %s", carrier->target->base.labels[carrier->host], text);
 	carrier_failed(&carrier->base, &error);
 }
 
@@ -137,6 +137,7 @@ static void gmb_carrier_connected(struct native_carrier *carrier)
 		native_carrier_fail(carrier, -EPROTO, rule);
 		return;
 	}
+	carrier->is_connected = true;
 	carrier->needs_cookies = (parsed.flags & NATIVE_WELCOME_MOVES) != 0;
 	memcpy(carrier->base.facts.instance, parsed.instance, sizeof(carrier->base.facts.instance));
 	if (carrier->lease[0] != '\0' && parsed.version < NATIVE_VERSION_LEASE) {
@@ -206,10 +207,16 @@ static void carrier_event(struct hub_user *user, const struct clan_event *event)
 static void gmb_carrier_timer_done(struct ring_op *op, int result)
 {
 	struct native_carrier *carrier = container_of(op, struct native_carrier, timer_op);
+	uint64_t now_ns = ring_now_ns(carrier->base.ring);
 
 	GMB_UNUSED(result);
 	if (carrier->state == NATIVE_CLOSING) {
 		carrier_step(carrier);
+	} else if (carrier->state == NATIVE_DIALING && carrier->is_connected &&
+		   now_ns < carrier->end_ns) {
+		/* It was the limit for connecting. */
+		ring_timer(
+			carrier->base.ring, op, carrier->end_ns - now_ns, gmb_carrier_timer_done);
 	} else if (carrier->state == NATIVE_DIALING) {
 		native_carrier_fail(carrier, -ETIMEDOUT, "the server did not answer in time");
 	}
@@ -270,11 +277,11 @@ static int gmb_carrier_dial(struct native_carrier *carrier, const struct carrier
 
 	if (result == 0) {
 		hub_start(carrier->hub);
-		result = native_connect(carrier->hub->clan, carrier->target, &options,
-			&carrier->conn, &carrier->failure);
+		result = native_connect(carrier->hub->clan, carrier->target, carrier->host,
+			&options, &carrier->conn, &carrier->failure);
 	}
 	if (result != 0) {
-		error_prefix(&carrier->failure, "%s", carrier->target->label);
+		error_prefix(&carrier->failure, "%s", carrier->target->base.labels[carrier->host]);
 		return result;
 	}
 	clan_conn_set_context(carrier->conn, &carrier->user);
@@ -289,6 +296,9 @@ static void native_start(struct carrier *base, const struct carrier_start *start
 
 	native_carrier_set_state(carrier, NATIVE_DIALING);
 	base->moved_bytes = 0;
+	carrier->host = start->host;
+	carrier->end_ns = ring_now_ns(base->ring) + start->timeout_ns;
+	carrier->is_connected = false;
 	carrier->free_count = CARRIER_DEPTH_MAX;
 	for (uint32_t i = 0; i < CARRIER_DEPTH_MAX; i++) {
 		carrier->calls[i] = NULL;
@@ -302,7 +312,7 @@ static void native_start(struct carrier *base, const struct carrier_start *start
 		ring_defer(base->ring, &carrier->fail_op, 0, fail_done);
 	} else {
 		ring_timer(
-			base->ring, &carrier->timer_op, start->timeout_ns, gmb_carrier_timer_done);
+			base->ring, &carrier->timer_op, start->connect_ns, gmb_carrier_timer_done);
 	}
 }
 

@@ -66,6 +66,9 @@ struct native_carrier {
 	struct carrier base;
 	struct hub *hub; /* NULL before the first start */
 	const struct native_target *target;
+	uint32_t host;	   /* index of the server in the target */
+	uint64_t end_ns;   /* time limit of the handshake */
+	bool is_connected; /* the WELCOME was received */
 	enum native_carrier_state state;
 	struct hub_user user;	/* in hub->users from dialing until the carrier is idle */
 	struct clan_conn *conn; /* NULL: not connected, or CLOSED was received */
@@ -92,10 +95,10 @@ struct native_carrier {
 };
 
 struct native_target {
-	char *address;	   /* address of the server, for clan_connect() */
+	struct carrier_target base;
+	char *addresses[URI_HOSTS_MAX]; /* of the servers, for clan_connect() */
 	char *socket_path; /* path of the Unix socket, as in struct uri, for messages */
 	char *name;	   /* export name */
-	char label[CARRIER_LABEL_BYTES_MAX];
 };
 
 static inline struct native_carrier *native_carrier_of(struct carrier *base)
@@ -119,13 +122,13 @@ static inline struct command *native_command_of(struct native_call *call)
 }
 
 /* target.c */
-/* Connects and sends our hello. error does not contain the target's label. */
+/* Connects to a server of the target and sends our hello. error does not contain its label. */
 GMB_MUST_CHECK int native_connect(struct clan_queue *queue, const struct native_target *target,
-	const struct clan_conn_options *options, struct clan_conn **conn_out, struct error *error);
+	uint32_t host, const struct clan_conn_options *options, struct clan_conn **conn_out,
+	struct error *error);
 /* Members of struct carrier_ops. */
 GMB_MUST_CHECK int native_target_create(const char *text, const struct gmb_options *options,
-	struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
-	struct carrier_target **target_out, struct error *error);
+	struct tls_client *tls, struct carrier_target **target_out, struct error *error);
 void native_target_destroy(struct carrier_target *base);
 /* probe.c */
 GMB_MUST_CHECK int native_list(const char *uri, const struct gmb_options *options,

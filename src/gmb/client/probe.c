@@ -22,6 +22,7 @@ struct probe {
 	bool connected;
 	bool lost;
 	bool closed;
+	bool has_found; /* found() was called */
 	uint64_t until_ns;
 	uint16_t version; /* negotiated version of gmb, valid once connected */
 	uint8_t message[NATIVE_MESSAGE_BYTES_MAX];
@@ -89,7 +90,7 @@ static int probe_hear(struct probe *probe, struct native_export *export, struct 
 }
 
 static int probe_connect_to(
-	struct probe *probe, const struct native_target *target, struct error *error)
+	struct probe *probe, const struct native_target *target, uint32_t host, struct error *error)
 {
 	const void *welcome;
 	const char *rule;
@@ -100,7 +101,7 @@ static int probe_connect_to(
 		.size = sizeof(options),
 		.handshake_timeout_ms = (uint32_t)MIN(left_ms + 1, (uint64_t)UINT32_MAX),
 	};
-	int result = native_connect(probe->queue, target, &options, &probe->conn, error);
+	int result = native_connect(probe->queue, target, host, &options, &probe->conn, error);
 
 	while (result == 0 && !probe->connected) {
 		result = probe_turn(probe, error);
@@ -158,15 +159,14 @@ static int ask_for_next(
 }
 
 static int probe_ask(struct probe *probe, const struct native_target *target, bool all,
-	int (*found)(void *context, uint16_t version, const struct native_export *export,
-		struct error *error),
-	void *context, struct error *error)
+	probe_found *found, void *context, struct error *error)
 {
 	struct native_export export = { .head.cursor = 0 };
 	int result;
 
 	if (!all) {
 		result = ask_for_one(probe, target, &export, error);
+		probe->has_found = result == 0;
 		return result == 0 ? found(context, probe->version, &export, error) : result;
 	}
 	for (uint32_t count = 0;; count++) {
@@ -181,6 +181,7 @@ static int probe_ask(struct probe *probe, const struct native_target *target, bo
 			return error_set(
 				error, -E2BIG, "the server lists more than %d exports", LISTED_MAX);
 		}
+		probe->has_found = true;
 		result = found(context, probe->version, &export, error);
 		if (result == 0 && clock_now_ns() >= probe->until_ns) {
 			result = probe_late(error);
@@ -191,41 +192,61 @@ static int probe_ask(struct probe *probe, const struct native_target *target, bo
 	}
 }
 
-int native_probe(const char *uri, bool all, uint64_t timeout_ns,
-	int (*found)(void *context, uint16_t version, const struct native_export *export,
-		struct error *error),
-	void *context, struct error *error)
+static int probe_host(const struct native_target *target, uint32_t host, uint64_t timeout_ns,
+	bool all, bool *has_found, probe_found *found, void *context, struct error *error)
 {
 	struct probe probe = { .until_ns = clock_now_ns() + timeout_ns };
-	const struct gmb_options options = { 0 };
-	char label[CARRIER_LABEL_BYTES_MAX];
-	struct carrier_target *base;
 	struct clan_error reason;
-	int result = native_carrier.target_create(uri, &options, NULL, label, &base, error);
+	int result = clan_queue_create(NULL, &probe.queue, &reason);
+
+	if (result != 0) {
+		return error_set(error, result, "%s", reason.text);
+	}
+	result = probe_connect_to(&probe, target, host, error);
+	result = result ?: probe_ask(&probe, target, all, found, context, error);
+	if (result != 0) {
+		error_prefix(error, "%s", target->base.labels[host]);
+	}
+	if (probe.conn != NULL) {
+		clan_close(probe.conn);
+	}
+	/* from here on waits only until our side of the connection has closed */
+	probe.until_ns = UINT64_MAX;
+	while (probe.conn != NULL && !probe.closed) {
+		(void)!probe_turn(&probe, &(struct error){ 0 });
+	}
+	(void)!clan_queue_destroy(probe.queue);
+	*has_found = probe.has_found;
+	return result;
+}
+
+int native_probe(const char *uri, bool all, uint64_t timeout_ns, uint32_t *host_out,
+	probe_found *found, void *context, struct error *error)
+{
+	const struct gmb_options options = { 0 };
+	uint64_t end_ns = clock_now_ns() + timeout_ns;
+	struct error failures = { 0 };
+	bool has_found = false;
+	struct carrier_target *base;
+	int result = native_carrier.target_create(uri, &options, NULL, &base, error);
 
 	if (result != 0) {
 		return result;
 	}
-	result = clan_queue_create(NULL, &probe.queue, &reason);
-	if (result != 0) {
-		error_set(error, result, "%s", reason.text);
-	} else {
-		const struct native_target *target = (struct native_target *)(void *)base;
+	for (uint32_t i = 0; i < base->host_count && !has_found; i++) {
+		uint64_t now_ns = MIN(clock_now_ns(), end_ns);
 
-		result = probe_connect_to(&probe, target, error);
-		result = result ?: probe_ask(&probe, target, all, found, context, error);
-		if (result != 0) {
-			error_prefix(error, "%s", label);
+		result = probe_host(container_of(base, struct native_target, base), i,
+			(end_ns - now_ns) / (base->host_count - i), all, &has_found, found, context,
+			error);
+		*host_out = i;
+		if (result == 0) {
+			break;
 		}
-		if (probe.conn != NULL) {
-			clan_close(probe.conn);
-		}
-		/* from here on waits only until our side of the connection has closed */
-		probe.until_ns = UINT64_MAX;
-		while (probe.conn != NULL && !probe.closed) {
-			(void)!probe_turn(&probe, &(struct error){ 0 });
-		}
-		(void)!clan_queue_destroy(probe.queue);
+		error_join(&failures, error);
+	}
+	if (result != 0) {
+		*error = failures;
 	}
 	native_carrier.target_destroy(base);
 	return result;
@@ -265,10 +286,11 @@ int native_list(const char *uri, const struct gmb_options *options, carrier_foun
 	void *context, struct error *error)
 {
 	struct listing listing = { found, context };
+	uint32_t host;
 
 	if (options->tls != NULL) {
 		return error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
 	}
-	return native_probe(uri, true, options->connect_timeout_ms * UINT64_C(1000000), list_one,
-		&listing, error);
+	return native_probe(uri, true, options->connect_timeout_ms * UINT64_C(1000000), &host,
+		list_one, &listing, error);
 }

@@ -10,10 +10,12 @@
 #include "base/error.h"
 #include "gmb/wire.h"
 
+typedef int probe_found(
+	void *context, uint16_t version, const struct native_export *export, struct error *error);
+
 /* Calls found() for the URI's export (all: for each export of the server), with the negotiated
- * version of gmb. An error returned by found() ends the probe. timeout_ns: limit for the whole
- * probe. */
-GMB_MUST_CHECK int native_probe(const char *uri, bool all, uint64_t timeout_ns,
-	int (*found)(void *context, uint16_t version, const struct native_export *export,
-		struct error *error),
-	void *context, struct error *error);
+ * version of gmb. An error returned by found() ends the probe. If the URI has several hosts, they
+ * are tried in order; *host_out receives the index of the one that has answered. timeout_ns: limit
+ * for the whole probe. */
+GMB_MUST_CHECK int native_probe(const char *uri, bool all, uint64_t timeout_ns, uint32_t *host_out,
+	probe_found *found, void *context, struct error *error);

@@ -134,7 +134,7 @@ static const char *gmb_receive_take_export(struct native_carrier *carrier, uint3
 	}
 	facts->bytes = export.head.bytes;
 	facts->capabilities = gmb_receive_capabilities_of(export.head.flags, facts);
-	facts->identity = export.head.flags;
+	facts->identity = export.head.flags & ~(uint32_t)NATIVE_EXPORT_DISK;
 	facts->request_block = 1;
 	facts->block_minimum = 1;
 	facts->block_preferred = export.head.block_preferred;
@@ -146,6 +146,10 @@ static const char *gmb_receive_take_export(struct native_carrier *carrier, uint3
 	facts->says_alive = carrier->asks_alive;
 	facts->is_volatile = (export.head.flags & NATIVE_EXPORT_VOLATILE) != 0;
 	facts->epoch = export.head.epoch;
+	memset(facts->disk, 0, sizeof(facts->disk));
+	if (export.disk.length > 0) {
+		memcpy(facts->disk, export.disk.bytes, sizeof(facts->disk));
+	}
 	carrier->fills_imported = carrier->waits_for_ends && facts->can_take_over &&
 				  (export.head.flags & NATIVE_EXPORT_ENDS) != 0;
 	put_text(facts->name, export.name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Addresses of servers, and the connection to one. Used by carrier.c and probe.c. */
+/* Addresses of the servers of a URI, and the connection to one. Used by carrier.c and probe.c. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,10 +11,10 @@
 
 _Static_assert((int)CARRIER_LABEL_BYTES_MAX >= (int)EXPORT_URI_LABEL_BYTES, "labels");
 
-int native_connect(struct clan_queue *queue, const struct native_target *target,
+int native_connect(struct clan_queue *queue, const struct native_target *target, uint32_t host,
 	const struct clan_conn_options *options, struct clan_conn **conn_out, struct error *error)
 {
-	int result = clan_connect(queue, target->address, options, &native_hello,
+	int result = clan_connect(queue, target->addresses[host], options, &native_hello,
 		sizeof(native_hello), conn_out, NULL);
 	const char *advice =
 		target->socket_path != NULL ? uri_unix_advice(target->socket_path, result) : NULL;
@@ -29,10 +29,12 @@ int native_connect(struct clan_queue *queue, const struct native_target *target,
 
 void native_target_destroy(struct carrier_target *base)
 {
-	struct native_target *target = (struct native_target *)(void *)base;
+	struct native_target *target = container_of(base, struct native_target, base);
 
 	if (target != NULL) {
-		free(target->address);
+		for (uint32_t i = 0; i < target->base.host_count; i++) {
+			free(target->addresses[i]);
+		}
 		free(target->socket_path);
 		free(target->name);
 		free(target);
@@ -52,9 +54,24 @@ static int check_uri(const struct export_uri *uri, const char *text, struct erro
 		uri->user != NULL ? "" : uri->unknown_parameter);
 }
 
+/* Returns false if out of memory. */
+static bool add_hosts(struct native_target *target, const struct export_uri *uri)
+{
+	for (uint32_t i = 0; i < export_uri_hosts(uri); i++) {
+		struct export_uri one = export_uri_at(uri, i);
+
+		export_uri_label(target->base.labels[i], &one);
+		target->addresses[i] = export_uri_clan_address(&one);
+		target->base.host_count++;
+		if (target->addresses[i] == NULL) {
+			return false;
+		}
+	}
+	return true;
+}
+
 int native_target_create(const char *text, const struct gmb_options *options,
-	struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
-	struct carrier_target **target_out, struct error *error)
+	struct tls_client *tls, struct carrier_target **target_out, struct error *error)
 {
 	struct native_target *target = calloc(1, sizeof(*target));
 	struct export_uri uri = { 0 };
@@ -65,23 +82,20 @@ int native_target_create(const char *text, const struct gmb_options *options,
 	if (result == 0 && options->tls != NULL) {
 		result = error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
 	}
-	if (result == 0 && target != NULL) {
-		export_uri_label(label, &uri);
-		memcpy(target->label, label, CARRIER_LABEL_BYTES_MAX);
-		target->address = export_uri_clan_address(&uri);
+	if (result == 0 && (target == NULL || !add_hosts(target, &uri))) {
+		result = error_oom(error);
+	}
+	if (result == 0) {
 		target->socket_path = uri.socket_path;
 		target->name = uri.export_name;
 		uri.socket_path = NULL;
 		uri.export_name = NULL;
 	}
-	if (result == 0 && (target == NULL || target->address == NULL)) {
-		result = error_oom(error);
-	}
 	export_uri_fini(&uri);
 	if (result != 0) {
-		native_target_destroy((struct carrier_target *)(void *)target);
+		native_target_destroy(&target->base);
 		return result;
 	}
-	*target_out = (struct carrier_target *)(void *)target;
+	*target_out = &target->base;
 	return 0;
 }

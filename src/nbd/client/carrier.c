@@ -31,8 +31,10 @@ _Static_assert(CARRIER_LABEL_BYTES_MAX >= (int)EXPORT_URI_LABEL_BYTES, "label");
 enum carrier_state { CARRIER_IDLE, CARRIER_DIALING, CARRIER_READY, CARRIER_CLOSING };
 
 struct nbd_target {
+	struct carrier_target base;
 	struct export_uri uri;
-	struct tls_client *tls; /* or NULL */
+	struct export_uri at[URI_HOSTS_MAX]; /* export_uri_at() for each host */
+	struct tls_client *tls;		     /* or NULL */
 	bool tls_is_lent;
 };
 
@@ -40,6 +42,7 @@ struct nbd_carrier {
 	struct carrier base;
 	enum carrier_state state;
 	const struct nbd_target *target;
+	uint32_t host;		/* index of the server in the target */
 	struct nbd_dial dial;	/* the connection attempt; its stream is the connection */
 	struct ring_op recv_op; /* receive, or poll while no reply is expected */
 	struct ring_op send_op;
@@ -157,7 +160,6 @@ static void nbd_leave(struct carrier *base)
 static void nbd_carrier_fail(struct nbd_carrier *carrier, int err, const char *why)
 {
 	const struct stream *stream = &carrier->dial.stream;
-	char label[EXPORT_URI_LABEL_BYTES];
 	struct error error;
 
 	if (why == NULL && stream->state == STREAM_LAYERED && tls_layer_error(stream)->code != 0) {
@@ -165,7 +167,7 @@ static void nbd_carrier_fail(struct nbd_carrier *carrier, int err, const char *w
 	} else if (why == NULL) {
 		why = strerror(-err);
 	}
-	error_set(&error, err, "%s: %s", export_uri_label(label, &carrier->target->uri), why);
+	error_set(&error, err, "%s: %s", carrier->target->base.labels[carrier->host], why);
 	carrier_failed(&carrier->base, &error);
 }
 
@@ -540,6 +542,8 @@ static void fill_facts(struct carrier_facts *out, const struct nbd_facts *facts,
 	out->can_take_over = facts->can_take_over;
 	out->is_volatile = facts->is_volatile;
 	out->epoch = facts->epoch;
+	_Static_assert(sizeof(out->disk) == sizeof(facts->disk), "identity");
+	memcpy(out->disk, facts->disk, sizeof(out->disk));
 	out->says_alive = facts->says_alive;
 	if (protection->version != NULL) {
 		snprintf(out->tls, sizeof(out->tls), "%s, %s, %s", protection->version,
@@ -583,9 +587,10 @@ static void nbd_start(struct carrier *base, const struct carrier_start *start)
 	bool simple = (start->open_flags & GMB_OPEN_SIMPLE) != 0;
 	bool no_extended = (start->open_flags & GMB_OPEN_NO_EXTENDED) != 0;
 	struct nbd_dial_options options = {
-		.uri = &carrier->target->uri,
+		.uri = &carrier->target->at[start->host],
 		.tls = carrier->target->tls,
 		.timeout_ns = start->timeout_ns,
+		.connect_ns = start->connect_ns,
 		.handshake = {
 			.goal = NBD_GOAL_GO,
 			.style_max = simple	   ? NBD_REPLIES_SIMPLE
@@ -599,13 +604,29 @@ static void nbd_start(struct carrier *base, const struct carrier_start *start)
 		},
 	};
 
+	carrier->host = start->host;
 	nbd_carrier_set_state(carrier, CARRIER_DIALING);
 	nbd_dial_start(&carrier->dial, base->ring, &options, dialed);
 }
 
+static struct nbd_target *nbd_target_of(struct carrier_target *base)
+{
+	return container_of(base, struct nbd_target, base);
+}
+
+/* Fills in the servers, whose URIs share the texts of target->uri. */
+static void nbd_target_add_hosts(struct nbd_target *target)
+{
+	target->base.host_count = export_uri_hosts(&target->uri);
+	for (uint32_t i = 0; i < target->base.host_count; i++) {
+		target->at[i] = export_uri_at(&target->uri, i);
+		export_uri_label(target->base.labels[i], &target->at[i]);
+	}
+}
+
 static void nbd_target_destroy(struct carrier_target *base)
 {
-	struct nbd_target *target = (struct nbd_target *)(void *)base;
+	struct nbd_target *target = nbd_target_of(base);
 
 	if (target != NULL) {
 		if (!target->tls_is_lent) {
@@ -686,8 +707,7 @@ static int tls_settings_take(
 }
 
 static int nbd_target_create(const char *text, const struct gmb_options *options,
-	struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
-	struct carrier_target **target_out, struct error *error)
+	struct tls_client *tls, struct carrier_target **target_out, struct error *error)
 {
 	struct nbd_target *target = calloc(1, sizeof(*target));
 	int err;
@@ -697,17 +717,15 @@ static int nbd_target_create(const char *text, const struct gmb_options *options
 	}
 	err = export_uri_parse(text, &target->uri, error);
 	err = err ?: export_uri_check_client(&target->uri, error);
-	if (err == 0) {
-		export_uri_label(label, &target->uri);
-		err = check_files(&target->uri, options->flags, error);
-	}
+	err = err ?: check_files(&target->uri, options->flags, error);
 	err = err ?: tls_settings_take(&target->uri, options->tls, error);
 	err = err ?: take_tls(target, tls, error);
 	if (err != 0) {
-		nbd_target_destroy((struct carrier_target *)(void *)target);
+		nbd_target_destroy(&target->base);
 		return err;
 	}
-	*target_out = (struct carrier_target *)(void *)target;
+	nbd_target_add_hosts(target);
+	*target_out = &target->base;
 	return 0;
 }
 
@@ -719,15 +737,14 @@ static int nbd_list(const char *text, const struct gmb_options *options, carrier
 		.handshake.goal = NBD_GOAL_LIST,
 		.handshake.names_only = true,
 	};
-	char label[CARRIER_LABEL_BYTES_MAX];
 	struct nbd_handshake *answers = NULL;
 	struct carrier_target *base;
-	int err = nbd_target_create(text, options, NULL, label, &base, error);
+	int err = nbd_target_create(text, options, NULL, &base, error);
 
 	if (err != 0) {
 		return err;
 	}
-	dial.uri = &((struct nbd_target *)(void *)base)->uri;
+	dial.uri = &nbd_target_of(base)->uri;
 	err = nbd_dial_wait(&dial, -1, NULL, &answers, error);
 	if (err == 0) {
 		const struct nbd_offers *offers = nbd_handshake_offers(answers);

@@ -356,7 +356,7 @@ static void loaded(struct ring_op *op, int result)
 	} else {
 		dial_set_state(dial, NBD_DIAL_CONNECTING);
 		connector_start(
-			&dial->connector, dial->ring, dial->uri, dial->timeout_ns, dial_connected);
+			&dial->connector, dial->ring, dial->uri, dial->connect_ns, dial_connected);
 	}
 	if (dial->state == NBD_DIAL_ENDING) {
 		dial_ending_step(dial);
@@ -373,6 +373,7 @@ void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 
 	GMB_ASSERT(dial->state == NBD_DIAL_IDLE && dial->stream.state == STREAM_CLOSED);
 	GMB_ASSERT(!options->uri->tls || options->tls != NULL);
+	GMB_ASSERT(options->uri->other_count == 0);
 	handshake.export_name = options->uri->export_name;
 	handshake.tls = options->uri->tls;
 	dial->ring = ring;
@@ -383,6 +384,7 @@ void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 	dial->goal = handshake.goal;
 	dial->uri = options->uri;
 	dial->timeout_ns = options->timeout_ns;
+	dial->connect_ns = options->connect_ns != 0 ? options->connect_ns : options->timeout_ns;
 	dial->end_ns = ring_now_ns(ring) + options->timeout_ns;
 	dial->received_at = 0;
 	dial->received_bytes = 0;
@@ -400,7 +402,7 @@ void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 		ring_call(ring, &dial->io_op, dial_load, loaded);
 		return;
 	}
-	connector_start(&dial->connector, ring, options->uri, options->timeout_ns, dial_connected);
+	connector_start(&dial->connector, ring, options->uri, dial->connect_ns, dial_connected);
 }
 
 void nbd_dial_cancel(struct nbd_dial *dial)
@@ -451,6 +453,7 @@ static int take_socket(struct stream *stream, int *fd_out, struct error *error)
 static int wait_on(struct ring *ring, struct waiter *waiter, const struct nbd_dial_options *options,
 	int cancel_fd, struct error *error)
 {
+	waiter->is_done = false;
 	nbd_dial_start(&waiter->dial, ring, options, waiter_done);
 	if (cancel_fd >= 0) {
 		ring_poll(ring, &waiter->cancel_op, cancel_fd, POLLIN, cancel_done);
@@ -462,6 +465,35 @@ static int wait_on(struct ring *ring, struct waiter *waiter, const struct nbd_di
 		*error = waiter->dial.error;
 	}
 	return waiter->err;
+}
+
+/* Tries the hosts of the URI until one answers. The handshake with the last one stays. */
+static int wait_on_hosts(struct ring *ring, struct waiter *waiter,
+	const struct nbd_dial_options *options, int cancel_fd, struct error *error)
+{
+	uint32_t hosts = export_uri_hosts(options->uri);
+	uint64_t end_ns = ring_now_ns(ring) + options->timeout_ns;
+	struct nbd_dial_options own = *options;
+	struct error failures = { 0 };
+	int err = 0;
+
+	for (uint32_t i = 0; i < hosts; i++) {
+		struct export_uri one = export_uri_at(options->uri, i);
+		uint64_t now_ns = MIN(ring_now_ns(ring), end_ns);
+
+		nbd_handshake_destroy(waiter->dial.handshake);
+		waiter->dial.handshake = NULL;
+		own.uri = &one;
+		own.timeout_ns = (end_ns - now_ns) / (hosts - i);
+		own.handshake.host = i;
+		err = wait_on(ring, waiter, &own, cancel_fd, error);
+		if (err == 0 || err == -ECANCELED) {
+			return err;
+		}
+		error_join(&failures, error);
+	}
+	*error = failures;
+	return err;
 }
 
 int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd_out,
@@ -485,7 +517,7 @@ int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd
 	}
 	err = err ?: ring_create(&ring_options, &ring, error);
 	if (err == 0) {
-		err = wait_on(ring, waiter, &own, cancel_fd, error);
+		err = wait_on_hosts(ring, waiter, &own, cancel_fd, error);
 		if (err == 0 && own.handshake.goal == NBD_GOAL_GO) {
 			err = take_socket(&waiter->dial.stream, fd_out, error);
 		}

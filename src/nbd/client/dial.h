@@ -40,7 +40,9 @@ struct nbd_dial_options {
 	struct tls_client *tls;
 	/* limit for name resolution, connecting and the handshakes together */
 	uint64_t timeout_ns;
-	/* The members export_name and tls are set from the URI. Tokens are copied. */
+	uint64_t connect_ns; /* limit for name resolution and connecting; 0: only timeout_ns */
+	/* The members export_name and tls are set from the URI, host by nbd_dial_wait(). Tokens are
+	 * copied. */
 	struct nbd_handshake_options handshake;
 };
 
@@ -60,6 +62,7 @@ struct nbd_dial {
 	int result;
 	const struct export_uri *uri;
 	uint64_t timeout_ns;
+	uint64_t connect_ns;
 	uint64_t end_ns;
 	struct connector connector;
 	struct ring_op io_op; /* load, send or receive */
@@ -74,8 +77,8 @@ struct nbd_dial {
 	uint8_t received[NBD_DIAL_RECEIVE_BYTES];
 };
 
-/* Starts a connection. The stream must be closed. done() is called once, later, with 0 or a
- * negative errno. */
+/* Starts a connection. The URI has one host. The stream must be closed. done() is called once,
+ * later, with 0 or a negative errno. */
 void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 	const struct nbd_dial_options *options, void (*done)(struct nbd_dial *dial, int err));
 
@@ -83,10 +86,11 @@ void nbd_dial_start(struct nbd_dial *dial, struct ring *ring,
 void nbd_dial_cancel(struct nbd_dial *dial);
 
 /*
- * As nbd_dial_start(), but blocks, and runs its own ring. cancel_fd: returns -ECANCELED when it
- * becomes readable; or -1. *fd_out: the connected socket after GO, which the caller closes.
- * *handshake_out: the answers, which the caller destroys, or NULL; also set after a failure if
- * there are any.
+ * As nbd_dial_start(), but blocks, and runs its own ring. If the URI has several hosts, they are
+ * tried in order, each in its share of the time; the error contains the failures of all. cancel_fd:
+ * returns -ECANCELED when it becomes readable; or -1. *fd_out: the connected socket after GO, which
+ * the caller closes. *handshake_out: the answers, which the caller destroys, or NULL; also set
+ * after a failure if there are any.
  */
 GMB_MUST_CHECK int nbd_dial_wait(const struct nbd_dial_options *options, int cancel_fd, int *fd_out,
 	struct nbd_handshake **handshake_out, struct error *error);

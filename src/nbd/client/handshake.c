@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * States are named after the message that the server is expected to send. The answer to an option
- * is a sequence of replies, each a header and a payload; the last one is an acknowledgement or an
- * error.
+ * is a sequence of replies, each a header and a payload; the last one is an ACK or an error.
  *
  *   MAGIC ─▶ STYLE ─▶ FLAGS ─▶ (TLS ─▶ ENCRYPT) ─▶ EXTENDED ...
  *
@@ -31,7 +30,7 @@ enum {
 	LABEL_BYTES = 256,
 	/* The longest valid reply: REP_SERVER with a name and a description. */
 	REPLY_BYTES_MAX = 4 + NBD_STRING_BYTES_MAX + NBD_STRING_BYTES_MAX,
-	TAKEOVER_QUERIES_MAX = 4 + NBD_HANDSHAKE_REPLACES_MAX,
+	TAKEOVER_QUERIES_MAX = 5 + NBD_HANDSHAKE_REPLACES_MAX,
 };
 
 /* The queries of ask_takeover() must fit in an option, and our own server must accept them. */
@@ -248,9 +247,8 @@ static void append_query(struct nbd_handshake *talk, const char *kind, const cha
 	nbd_handshake_append(talk, token, strlen(token));
 }
 
-/* Sends our name and the names of the connections to be replaced. Requests a lease, the epoch and,
- * if replies are chunks, signs of life and the size. Servers list only the contexts that they know.
- */
+/* Sends our name and the names of the connections to be replaced. Requests a lease, the epoch, the
+ * disk and, if replies are chunks, signs of life and the size. Servers list what they know. */
 static int ask_takeover(struct nbd_handshake *talk)
 {
 	bool chunks = talk->offers.style != NBD_REPLIES_SIMPLE;
@@ -258,7 +256,7 @@ static int ask_takeover(struct nbd_handshake *talk)
 	bool leases = talk->lease[0] != '\0';
 	char ms[16];
 
-	ask_contexts(talk, STATE_TAKEOVER, 2 + alive + chunks + leases + talk->replaces_count);
+	ask_contexts(talk, STATE_TAKEOVER, 3 + alive + chunks + leases + talk->replaces_count);
 	if (leases) {
 		append_query(talk, NBD_CONTEXT_LEASE "=", talk->lease);
 	}
@@ -270,6 +268,7 @@ static int ask_takeover(struct nbd_handshake *talk)
 		append_query(talk, NBD_CONTEXT_SIZE, "");
 	}
 	append_query(talk, NBD_CONTEXT_EPOCH, "");
+	append_query(talk, NBD_CONTEXT_DISK, "");
 	append_query(talk, NBD_CONTEXT_CONNECTION, talk->token);
 	for (uint32_t i = 0; i < talk->replaces_count; i++) {
 		append_query(talk, NBD_CONTEXT_REPLACES, talk->replaces[i]);
@@ -901,6 +900,7 @@ static int nbd_handshake_take_options(struct nbd_handshake *talk,
 
 	talk->goal = options->goal;
 	talk->tls = options->tls;
+	talk->offers.host = options->host;
 	talk->names_only = options->names_only;
 	talk->style_max = options->goal == NBD_GOAL_GO ? options->style_max : NBD_REPLIES_EXTENDED;
 	if (options->token != NULL) {

@@ -57,6 +57,7 @@ struct nbd_handshake_options {
 	enum nbd_goal goal;
 	/* "" is the default export; at most 4096 bytes; not used by LIST */
 	const char *export_name;
+	uint32_t host; /* stored in nbd_offers.host */
 	bool tls;
 	bool names_only; /* LIST: names and descriptions, without asking for each export */
 	/* GO only, like the members below: the most capable style to negotiate. */

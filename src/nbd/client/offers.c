@@ -396,6 +396,30 @@ static void take_epoch(struct nbd_facts *facts, struct nbd_text name)
 	facts->can_take_over = facts->epoch != 0;
 }
 
+/* Parses "x-gmblock:disk=" and the digits of the identity. Returns whether the context is one. */
+static bool take_disk(struct nbd_facts *facts, struct nbd_text name)
+{
+	static const char kind[] = NBD_CONTEXT_DISK "=";
+	const char *digits = name.bytes + strlen(kind);
+	uint8_t disk[NBD_DISK_BYTES];
+
+	if (name.length != strlen(kind) + 2 * sizeof(disk) ||
+		memcmp(name.bytes, kind, strlen(kind)) != 0) {
+		return false;
+	}
+	for (size_t i = 0; i < sizeof(disk); i++) {
+		int high = text_hex_digit(digits[2 * i]);
+		int low = text_hex_digit(digits[2 * i + 1]);
+
+		if (high < 0 || low < 0) {
+			return true;
+		}
+		disk[i] = (uint8_t)(high << 4 | low);
+	}
+	memcpy(facts->disk, disk, sizeof(disk));
+	return true;
+}
+
 void nbd_facts_take_extension(struct nbd_facts *facts, struct nbd_text name)
 {
 	if (name.length == strlen(NBD_CONTEXT_ALIVE) &&
@@ -407,7 +431,7 @@ void nbd_facts_take_extension(struct nbd_facts *facts, struct nbd_text name)
 	} else if (name.length == strlen(NBD_CONTEXT_LEASE) &&
 		   memcmp(name.bytes, NBD_CONTEXT_LEASE, name.length) == 0) {
 		facts->has_leases = true;
-	} else {
+	} else if (!take_disk(facts, name)) {
 		take_epoch(facts, name);
 	}
 }

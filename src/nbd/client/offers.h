@@ -69,6 +69,7 @@ struct nbd_protection {
 };
 
 struct nbd_offers {
+	uint32_t host;	      /* the server, an index for export_uri_at() */
 	const char *protocol; /* static text; NULL: NBD */
 	/* Flags and contexts that the protocol has. 0: those of NBD. Otherwise, there are no
 	 * contexts. */
@@ -128,6 +129,8 @@ void nbd_offers_review(struct nbd_offers *offers, const struct nbd_offer *offer)
 
 /* --- facts --------------------------------------------------------------------------------- */
 
+enum { NBD_DISK_BYTES = 16 };
+
 /* Parameters agreed for the transmission phase. */
 struct nbd_facts {
 	enum nbd_reply_style style;
@@ -143,6 +146,8 @@ struct nbd_facts {
 	bool can_take_over;
 	bool is_volatile;
 	uint64_t epoch;
+	/* identity of the disk, the same at each server that has this disk; zeroes: unknown */
+	uint8_t disk[NBD_DISK_BYTES];
 	/* the server agreed to nbd_handshake_options.alive_ms */
 	bool says_alive;
 	/* the server agreed to x-gmblock:size, which needs structured or extended replies */
@@ -158,5 +163,6 @@ struct nbd_facts {
 void nbd_facts_take_offer(struct nbd_facts *facts, const struct nbd_offer *offer);
 /* Stores a context that the server has selected, and its id. */
 void nbd_facts_take_selected(struct nbd_facts *facts, uint32_t id, struct nbd_text name);
-/* Processes one of gmblock's own contexts: the epoch, signs of life, the size. Ignores others. */
+/* Processes one of gmblock's own contexts: the epoch, the identity of the disk, signs of life, the
+ * size, leases. Ignores others. */
 void nbd_facts_take_extension(struct nbd_facts *facts, struct nbd_text name);

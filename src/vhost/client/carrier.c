@@ -237,7 +237,7 @@ void front_fail(struct front_carrier *carrier, int code, const char *text)
 	struct error error;
 
 	if (carrier->state != FRONT_CLOSING) {
-		error_set(&error, code, "%s: %s", carrier->target->label, text);
+		error_set(&error, code, "%s: %s", carrier->target->base.labels[0], text);
 		carrier_failed(&carrier->base, &error);
 	}
 }
@@ -341,12 +341,12 @@ static void front_start(struct carrier *base, const struct carrier_start *start)
 	if (start->lease != NULL) {
 		error_set(&carrier->failure, -EOPNOTSUPP,
 			"%s: vhost-user-blk has no leases; use an nbd+unix or gmb+unix URI",
-			carrier->target->label);
+			carrier->target->base.labels[0]);
 		ring_defer(base->ring, &carrier->fail_op, 0, front_fail_done);
 		return;
 	}
 	if (front_dial(carrier) != 0) {
-		error_prefix(&carrier->failure, "%s", carrier->target->label);
+		error_prefix(&carrier->failure, "%s", carrier->target->base.labels[0]);
 		ring_defer(base->ring, &carrier->fail_op, 0, front_fail_done);
 		return;
 	}

@@ -137,9 +137,9 @@ struct front_call {
 };
 
 struct front_target {
+	struct carrier_target base;
 	struct export_uri uri;
 	uint32_t queues; /* wanted */
-	char label[CARRIER_LABEL_BYTES_MAX];
 };
 
 /* A socket for messages. */
@@ -257,8 +257,7 @@ uint32_t front_buffers_in_use(const struct front_carrier *carrier);
 
 /* target.c */
 GMB_MUST_CHECK int front_target_create(const char *text, const struct gmb_options *options,
-	struct tls_client *tls, char label[CARRIER_LABEL_BYTES_MAX],
-	struct carrier_target **target_out, struct error *error);
+	struct tls_client *tls, struct carrier_target **target_out, struct error *error);
 void front_target_destroy(struct carrier_target *base);
 GMB_MUST_CHECK int front_list(const char *uri, const struct gmb_options *options,
 	carrier_found *found, void *context, struct error *error);

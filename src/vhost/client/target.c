@@ -38,7 +38,7 @@ static int check_front_uri(const struct export_uri *uri, uint32_t *queues, struc
 
 void front_target_destroy(struct carrier_target *base)
 {
-	struct front_target *target = (struct front_target *)(void *)base;
+	struct front_target *target = container_of(base, struct front_target, base);
 
 	if (target != NULL) {
 		export_uri_fini(&target->uri);
@@ -47,8 +47,7 @@ void front_target_destroy(struct carrier_target *base)
 }
 
 int front_target_create(const char *text, const struct gmb_options *options, struct tls_client *tls,
-	char label[CARRIER_LABEL_BYTES_MAX], struct carrier_target **target_out,
-	struct error *error)
+	struct carrier_target **target_out, struct error *error)
 {
 	struct front_target *target = calloc(1, sizeof(*target));
 	char shown[CARRIER_LABEL_BYTES_MAX];
@@ -71,12 +70,12 @@ int front_target_create(const char *text, const struct gmb_options *options, str
 		result = error_set(error, -EINVAL, "credentials for TLS need an nbds URI");
 	}
 	if (result != 0) {
-		front_target_destroy((struct carrier_target *)(void *)target);
+		front_target_destroy(&target->base);
 		return result;
 	}
-	export_uri_label(label, &target->uri);
-	memcpy(target->label, label, CARRIER_LABEL_BYTES_MAX);
-	*target_out = (struct carrier_target *)(void *)target;
+	target->base.host_count = 1;
+	export_uri_label(target->base.labels[0], &target->uri);
+	*target_out = &target->base;
 	return 0;
 }
 
@@ -115,12 +114,11 @@ int front_list(const char *uri, const struct gmb_options *options, carrier_found
 	void *context, struct error *error)
 {
 	struct gmb_export exported = { .size = sizeof(exported), .description = "" };
-	char label[CARRIER_LABEL_BYTES_MAX];
 	struct carrier_target *base;
-	int result = front_target_create(uri, options, NULL, label, &base, error);
+	int result = front_target_create(uri, options, NULL, &base, error);
 
 	if (result == 0) {
-		exported.name = ((struct front_target *)(void *)base)->uri.export_name;
+		exported.name = container_of(base, struct front_target, base)->uri.export_name;
 		found(context, &exported);
 		front_target_destroy(base);
 	}
