@@ -433,21 +433,26 @@ static void begin_status(void *context, struct control_client *client, const jso
 	char shown[4 * HEALTH_SHOWN_BYTES];
 	char text[sizeof(shown) + 32];
 	char last[HEALTH_TEXT_BYTES];
+	char host[HEALTH_TEXT_BYTES];
 	json_t *reason = json_null();
+	json_t *server = json_null();
 	int64_t staged;
 
 	GMB_UNUSED(arguments);
 	if (health_last_reason(&daemon->device->health, last)) {
 		reason = json_string(log_escape_sentence(shown, sizeof(shown), last));
 	}
+	if (health_server(&daemon->device->health, host)) {
+		server = json_string(log_escape_sentence(shown, sizeof(shown), host));
+	}
 	health_describe(&daemon->device->health, state, sizeof(state));
 	snprintf(text, sizeof(text), "%s%s",
 		daemon->phase != PHASE_WORKING ? "being detached, " : "",
 		log_escape_sentence(shown, sizeof(shown), state));
 	staged = atomic_load_explicit(&daemon->device->staged_bytes, memory_order_relaxed);
-	control_reply(
-		client, json_pack("{s:s, s:o, s:o}", "state", text, "last_reason", reason,
-				"staged_bytes", staged >= 0 ? json_integer(staged) : json_null()));
+	control_reply(client,
+		json_pack("{s:s, s:o, s:o, s:o}", "state", text, "last_reason", reason, "server",
+			server, "staged_bytes", staged >= 0 ? json_integer(staged) : json_null()));
 }
 
 /* Adds a detach request. client: NULL for a signal. limit_ns: 0 for the default time limit. */

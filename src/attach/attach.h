@@ -94,10 +94,16 @@ struct health {
 	bool connected;
 	/* reason why the server is, or last was, not connected; "": it was always connected */
 	char text[HEALTH_TEXT_BYTES];
+	/* address of the server in use; "": the URI has only one host */
+	char server[HEALTH_TEXT_BYTES];
 };
 
 void health_init(struct health *health);
 void health_set(struct health *health, bool connected, const char *text);
+
+void health_set_server(struct health *health, const char *server);
+/* Copies the address of the server in use. Returns false if the URI has only one host. */
+bool health_server(struct health *health, char out[HEALTH_TEXT_BYTES]);
 
 /* Formats "connected", or "not connected: " and the reason. Returns out. */
 const char *health_describe(struct health *health, char *out, size_t out_bytes);

@@ -229,6 +229,21 @@ void health_set(struct health *health, bool connected, const char *text)
 	pthread_mutex_unlock(&health->lock);
 }
 
+void health_set_server(struct health *health, const char *server)
+{
+	pthread_mutex_lock(&health->lock);
+	snprintf(health->server, sizeof(health->server), "%s", server);
+	pthread_mutex_unlock(&health->lock);
+}
+
+bool health_server(struct health *health, char out[HEALTH_TEXT_BYTES])
+{
+	pthread_mutex_lock(&health->lock);
+	memcpy(out, health->server, HEALTH_TEXT_BYTES);
+	pthread_mutex_unlock(&health->lock);
+	return out[0] != '\0';
+}
+
 const char *health_describe(struct health *health, char *out, size_t out_bytes)
 {
 	pthread_mutex_lock(&health->lock);

@@ -21,13 +21,14 @@ enum { SHOWN_BYTES = 4 * ATTACH_PATH_BYTES + 8, STATUS_TIMEOUT_MS = 5000 };
 
 /* --- listing ------------------------------------------------------------------------------- */
 
-enum { DESCRIBED_BYTES = 2 * ERROR_TEXT_BYTES + 32 };
+enum { DESCRIBED_BYTES = 3 * ERROR_TEXT_BYTES + 32 };
 
 struct status {
 	char state[ERROR_TEXT_BYTES]; /* "connected", or the reason why the disk is not connected */
 	/* reason of the last disconnection; "": it was always connected */
 	char last_reason[ERROR_TEXT_BYTES];
-	json_int_t staged_bytes; /* -1: unknown */
+	char server[ERROR_TEXT_BYTES]; /* the host in use; "": the URI has only one */
+	json_int_t staged_bytes;       /* -1: unknown */
 };
 
 static void take_text(char out[ERROR_TEXT_BYTES], const json_t *value, const char *otherwise)
@@ -50,6 +51,7 @@ static void ask_status(const struct state_entry *entry, struct status *status)
 	take_text(status->state, json_object_get(answer, "state"),
 		entry->alive ? "the daemon does not respond" : "the daemon has died");
 	take_text(status->last_reason, json_object_get(answer, "last_reason"), "");
+	take_text(status->server, json_object_get(answer, "server"), "");
 	staged = json_object_get(answer, "staged_bytes");
 	status->staged_bytes = json_is_integer(staged) ? json_integer_value(staged) : -1;
 	json_decref(answer);
@@ -59,9 +61,12 @@ static void ask_status(const struct state_entry *entry, struct status *status)
  * is connected again, the last reason is appended. */
 static const char *attach_list_describe(const struct status *status, char out[DESCRIBED_BYTES])
 {
-	bool is_past = strcmp(status->state, "connected") == 0 && status->last_reason[0] != '\0';
+	bool is_connected = strcmp(status->state, "connected") == 0;
+	bool is_past = is_connected && status->last_reason[0] != '\0';
+	bool has_server = is_connected && status->server[0] != '\0';
 
-	snprintf(out, DESCRIBED_BYTES, "%s%s%s%s", status->state, is_past ? " (last lost: " : "",
+	snprintf(out, DESCRIBED_BYTES, "%s%s%s%s%s%s", status->state, has_server ? " to " : "",
+		has_server ? status->server : "", is_past ? " (last lost: " : "",
 		is_past ? status->last_reason : "", is_past ? ")" : "");
 	return out;
 }
@@ -187,11 +192,12 @@ static int add_object(const struct state_entry *entry, void *context)
 	json_t *object;
 
 	ask_status(entry, &status);
-	object = json_pack("{s:o, s:s, s:s, s:I, s:b, s:i, s:b, s:o, s:o, s:o}", "device",
+	object = json_pack("{s:o, s:s, s:s, s:I, s:b, s:i, s:b, s:o, s:o, s:o, s:o}", "device",
 		json_bytes(entry->path), "kind", entry->kind, "uri", entry->uri, "size",
 		(json_int_t)entry->bytes, "read_only", entry->read_only, "pid", entry->pid, "alive",
 		entry->alive, "state", json_string(status.state), "last_reason",
 		status.last_reason[0] != '\0' ? json_string(status.last_reason) : json_null(),
+		"server", status.server[0] != '\0' ? json_string(status.server) : json_null(),
 		"staged_bytes",
 		status.staged_bytes >= 0 ? json_integer(status.staged_bytes) : json_null());
 	return json_array_append_new(list, object) == 0 ? 0 : -ENOMEM;

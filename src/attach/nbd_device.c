@@ -29,6 +29,7 @@
 
 #include "attach/attach.h"
 #include "attach/flush.h"
+#include "attach/nbd_hosts.h"
 #include "attach/nbd_kernel.h"
 #include "attach/nbd_relay.h"
 #include "attach/remote.h"
@@ -55,6 +56,7 @@ struct nbd_disk {
 	struct device device;
 	const struct attach_options *options;
 	struct export_uri uri;
+	struct nbd_hosts hosts; /* the servers of the URI */
 	struct netlink orders;
 	struct nbd_kernel_device kernel;
 	struct nbd_facts facts;
@@ -183,6 +185,16 @@ static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, 
 	return rc;
 }
 
+/* Returns whether the server must know the lease. At another host it does not. Until the time of
+ * the lease is over, no other client can have got it but by force. */
+static bool renews_lease(const struct nbd_disk *disk)
+{
+	uint64_t lost_ns = disk->dead_since_ns != 0 ? clock_now_ns() - disk->dead_since_ns : 0;
+
+	return disk->has_lease && (disk->hosts.next == disk->hosts.home ||
+					  lost_ns >= disk->options->lease.ms * UINT64_C(1000000));
+}
+
 /* Dials one connection with simple replies, because the driver understands no others (P136 in
  * docs/protocol/nbd.md). The server ends our dead connections first. Blocks until deadline_ns at
  * most, or until cancel_fd is readable. */
@@ -191,10 +203,7 @@ static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
 {
 	char names[1 + SOCKETS_MAX][NBD_HANDSHAKE_TOKEN_BYTES_MAX];
 	const char *replaces[SOCKETS_MAX];
-	uint64_t now_ns = clock_now_ns();
 	struct nbd_dial_options options = {
-		.uri = &disk->uri,
-		.timeout_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 1,
 		.handshake = {
 			.goal = NBD_GOAL_GO,
 			.style_max = NBD_REPLIES_SIMPLE,
@@ -207,8 +216,9 @@ static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
 	struct nbd_handshake *answers;
 	int rc;
 
+	nbd_hosts_prepare(&disk->hosts, deadline_ns, &options);
 	if (lease.mode != LEASE_NONE) {
-		lease.renew = disk->has_lease;
+		lease.renew = renews_lease(disk);
 		options.handshake.lease = lease_want_format(lease_text, &lease);
 	}
 	*connection = (struct connection){ .fd = -1, .number = disk->number_next++ };
@@ -243,46 +253,6 @@ static void keep_connection(
 	disk->sockets[idx] = connection->fd;
 	disk->numbers[idx] = connection->number;
 	disk->relays[idx] = connection->relay;
-}
-
-/* Checks the properties that all connections of a device must share (P137 in docs/protocol/nbd.md).
- * Returns -ESTALE with an error message if one of them reached a different export than the first.
- * promised: flags that must still be set. The caller handles a new epoch of an export that is not
- * volatile. */
-static int check_facts(const struct nbd_facts *first, const struct nbd_facts *other,
-	uint16_t promised, struct error *error)
-{
-	if (other->size < first->size) {
-		return error_set(error, -ESTALE,
-			"the server now has a different disk, of %llu bytes instead of %llu (rule "
-			"P137)",
-			(unsigned long long)other->size, (unsigned long long)first->size);
-	}
-	if (other->epoch != first->epoch && (other->is_volatile || first->is_volatile)) {
-		return error_set(error, -ESTALE,
-			"the server has restarted, and this export was in memory only: written "
-			"data is lost");
-	}
-	if (strcmp(other->name, first->name) != 0) {
-		return error_set(error, -ESTALE, "the server has renamed the export to \"%s\"",
-			quote(other->name));
-	}
-	/* promised contains NBD_FLAG_READ_ONLY even if only the user wants a read-only disk, so the
-	 * first condition ignores this flag. The second one rejects a server that no longer permits
-	 * writes. */
-	if ((promised & ~other->flags & ~NBD_FLAG_READ_ONLY) != 0 ||
-		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
-		return error_set(error, -ESTALE,
-			"the server offers fewer features than before: flags 0x%x instead of 0x%x "
-			"(rule P137)",
-			other->flags, first->flags);
-	}
-	if (other->sizes.minimum > first->sizes.minimum) {
-		return error_set(error, -ESTALE,
-			"the server now requires blocks of %u bytes instead of %u",
-			other->sizes.minimum, first->sizes.minimum);
-	}
-	return 0;
 }
 
 /* Only logs the new epoch. The driver does not report which writes were not flushed, so they cannot
@@ -400,7 +370,7 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 	if (rc != 0) {
 		return rc;
 	}
-	rc = check_facts(&disk->facts, &facts, disk->kernel.server_flags, error);
+	rc = nbd_hosts_check(&disk->hosts, &disk->facts, &facts, disk->kernel.server_flags, error);
 	/* We may have detected the dead socket before the kernel's LINK_DEAD notification has
 	 * arrived, so wait a short time for it. */
 	deadline_ns = clock_now_ns() + WAIT_NS;
@@ -419,6 +389,7 @@ static int replace_socket(struct nbd_disk *disk, uint32_t idx, struct error *err
 		return rc;
 	}
 	note_epoch(disk, &facts);
+	nbd_hosts_settle(&disk->hosts, &disk->device);
 	if (facts.size > disk->facts.size) {
 		nbd_device_take_size(disk, facts.size);
 		device_export_resized(&disk->device, facts.size);
@@ -454,6 +425,29 @@ static void fail_excluded(struct nbd_disk *disk, const char *reason)
 	}
 }
 
+static bool has_living(const struct nbd_disk *disk)
+{
+	for (uint32_t i = 0; i < disk->socket_count; i++) {
+		if (disk->sockets[i] >= 0) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Chooses the host for the next attempt, after a failed one. Connections to a host that cannot be
+ * reached are given up, because the kernel might not detect for long that they are dead. Returns
+ * whether all hosts were tried. */
+static bool leave_host(struct nbd_disk *disk, int rc)
+{
+	for (uint32_t i = 0; i < disk->socket_count && nbd_hosts_is_gone(&disk->hosts, rc); i++) {
+		if (disk->sockets[i] >= 0) {
+			drop_socket(disk, i);
+		}
+	}
+	return has_living(disk) || !nbd_hosts_move(&disk->hosts);
+}
+
 /* Replaces all dead sockets, however long it takes. Returns false if the watcher must end. */
 static bool reconnect(struct nbd_disk *disk)
 {
@@ -461,6 +455,9 @@ static bool reconnect(struct nbd_disk *disk)
 	int pause_ms = PAUSE_MS_MIN;
 	int place;
 
+	if (!has_living(disk)) {
+		(void)nbd_hosts_move(&disk->hosts); /* the last host has failed */
+	}
 	while ((place = dead_place(disk)) >= 0) {
 		int rc = is_gone(disk) ? -ENODEV : replace_socket(disk, (uint32_t)place, &error);
 
@@ -481,6 +478,9 @@ static bool reconnect(struct nbd_disk *disk)
 		if (has_excluded_us(rc, error.text)) {
 			fail_excluded(disk, error.text);
 			return false;
+		}
+		if (!leave_host(disk, rc)) {
+			continue;
 		}
 		if (stop_within(disk, pause_ms)) {
 			return false;
@@ -555,6 +555,28 @@ static uint32_t sockets_wanted(const struct nbd_disk *disk)
 	return cpus < 1 ? 1 : (uint32_t)MIN(cpus, (long)SOCKETS_CHOSEN_MAX);
 }
 
+/* Dials the first connection, at the first host that answers. */
+static int dial_first(struct nbd_disk *disk, uint64_t deadline_ns, struct connection *connection,
+	struct nbd_facts *facts, struct error *error)
+{
+	struct error failures = { 0 };
+	int rc;
+
+	do {
+		uint64_t now_ns = MIN(clock_now_ns(), deadline_ns);
+
+		rc = dial(disk,
+			now_ns + (deadline_ns - now_ns) / (disk->hosts.count - disk->hosts.next),
+			-1, connection, facts, error);
+		if (rc == 0 || has_excluded_us(rc, error->text)) {
+			return rc;
+		}
+		error_join(&failures, error);
+	} while (nbd_hosts_move(&disk->hosts));
+	*error = failures;
+	return rc;
+}
+
 static int dial_all(struct nbd_disk *disk, struct error *error)
 {
 	uint64_t deadline_ns = clock_now_ns() + disk->options->connect_timeout_ns;
@@ -565,16 +587,20 @@ static int dial_all(struct nbd_disk *disk, struct error *error)
 		struct connection connection;
 		struct nbd_facts facts;
 
-		rc = dial(disk, deadline_ns, -1, &connection, &facts, error);
+		rc = disk->socket_count == 0
+			     ? dial_first(disk, deadline_ns, &connection, &facts, error)
+			     : dial(disk, deadline_ns, -1, &connection, &facts, error);
 		if (rc != 0) {
 			break;
 		}
 		keep_connection(disk, disk->socket_count, &connection);
 		if (disk->socket_count++ == 0) {
+			nbd_hosts_settle(&disk->hosts, &disk->device);
 			disk->facts = facts;
 			wanted = sockets_wanted(disk);
 		} else {
-			rc = check_facts(&disk->facts, &facts, disk->facts.flags, error);
+			rc = nbd_hosts_check(
+				&disk->hosts, &disk->facts, &facts, disk->facts.flags, error);
 		}
 	}
 	return rc;
@@ -614,30 +640,6 @@ static int connect_device(struct nbd_disk *disk, struct error *error)
 	snprintf(disk->device.name, sizeof(disk->device.name), "nbd%d", disk->kernel.index);
 	snprintf(disk->device.path, sizeof(disk->device.path), "/dev/nbd%d", disk->kernel.index);
 	return 0;
-}
-
-/* Limits the length of requests, because the driver does not know the server's maximum payload. */
-static void limit_requests(const struct nbd_disk *disk)
-{
-	char path[96];
-	char text[16];
-	int fd;
-	int len;
-
-	snprintf(path, sizeof(path), "/sys/block/%s/queue/max_sectors_kb", disk->device.name);
-	fd = open(path, O_RDWR | O_CLOEXEC);
-	if (fd < 0) {
-		return;
-	}
-	len = (int)read(fd, text, sizeof(text) - 1);
-	text[MAX(len, 0)] = '\0';
-	if (strtoul(text, NULL, 10) > disk->facts.sizes.payload_max / 1024) {
-		len = snprintf(text, sizeof(text), "%u", disk->facts.sizes.payload_max / 1024);
-		if (pwrite(fd, text, (size_t)len, 0) != len) {
-			log_warning("cannot set %s to %s: %s", path, text, strerror(errno));
-		}
-	}
-	close(fd);
 }
 
 static int start_watching(struct nbd_disk *disk, struct error *error)
@@ -681,6 +683,9 @@ static int nbd_device_prepare(struct nbd_disk *disk, struct error *error)
 			"the kernel's nbd driver does not support %s URIs; use ublk (kernel module "
 			"ublk_drv) or --fuse FILE",
 			disk->uri.protocol);
+	}
+	if (rc == 0) {
+		nbd_hosts_init(&disk->hosts, &disk->uri);
 	}
 	if (rc == 0 && disk->uri.tls) {
 		rc = prepare_tls(disk, error);
@@ -761,7 +766,7 @@ int nbd_device_start(
 		timings_mark(options->timings, TIMINGS_DISK);
 	}
 	if (rc == 0) {
-		limit_requests(disk);
+		nbd_kernel_limit_requests(disk->device.name, disk->facts.sizes.payload_max);
 		timings_mark(options->timings, TIMINGS_LIMITS);
 		rc = start_watching(disk, error);
 		timings_mark(options->timings, TIMINGS_WATCH);
@@ -922,7 +927,7 @@ static int nbd_device_grow(struct device *device, uint64_t bytes, struct error *
 		return error_set(error, -EOPNOTSUPP,
 			"the nbd driver of this kernel cannot resize a disk; this needs Linux 5.3");
 	}
-	limit_requests(disk);
+	nbd_kernel_limit_requests(disk->device.name, disk->facts.sizes.payload_max);
 	return 0;
 }
 

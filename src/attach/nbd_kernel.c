@@ -2,14 +2,18 @@
 #include "attach/nbd_kernel.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <linux/nbd-netlink.h>
 #include <netlink/genl/ctrl.h>
 #include <netlink/genl/genl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/utsname.h>
+#include <unistd.h>
 
 #include "attach/process.h"
+#include "base/log.h"
 #include "nbd/wire.h"
 
 enum {
@@ -295,4 +299,27 @@ int nbd_kernel_dead_link(struct netlink *netlink)
 		return rc;
 	}
 	return netlink->command == NBD_CMD_LINK_DEAD ? netlink->index : -EPROTO;
+}
+
+void nbd_kernel_limit_requests(const char *name, uint32_t bytes_max)
+{
+	char path[96];
+	char text[16];
+	int fd;
+	int len;
+
+	snprintf(path, sizeof(path), "/sys/block/%s/queue/max_sectors_kb", name);
+	fd = open(path, O_RDWR | O_CLOEXEC);
+	if (fd < 0) {
+		return;
+	}
+	len = (int)read(fd, text, sizeof(text) - 1);
+	text[MAX(len, 0)] = '\0';
+	if (strtoul(text, NULL, 10) > bytes_max / 1024) {
+		len = snprintf(text, sizeof(text), "%u", bytes_max / 1024);
+		if (pwrite(fd, text, (size_t)len, 0) != len) {
+			log_warning("cannot set %s to %s: %s", path, text, strerror(errno));
+		}
+	}
+	close(fd);
 }

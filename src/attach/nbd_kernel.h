@@ -79,3 +79,7 @@ GMB_MUST_CHECK int nbd_kernel_status(struct netlink *netlink, int32_t index);
 /* Returns the device index of the next lost-connection notification. -EAGAIN: there is none.
  * -ENOMEM: some were lost. */
 GMB_MUST_CHECK int nbd_kernel_dead_link(struct netlink *netlink);
+
+/* Limits the length of requests of the disk with this name, because the driver does not know the
+ * server's maximum payload. A failure is logged. */
+void nbd_kernel_limit_requests(const char *name, uint32_t bytes_max);

@@ -6,6 +6,22 @@
 #include <sys/mman.h>
 
 #include "base/clock.h"
+#include "base/export_uri.h"
+
+/* Records the server in use if the URI names several. */
+static void remote_show_server(const struct remote *remote)
+{
+	struct export_uri uri;
+
+	if (remote->client == NULL || remote->only_watches ||
+		export_uri_parse(gmb_uri(remote->client), &uri, NULL) != 0) {
+		return;
+	}
+	if (export_uri_hosts(&uri) > 1) {
+		health_set_server(&remote->device->health, gmb_server(remote->client));
+	}
+	export_uri_fini(&uri);
+}
 
 /* Logs events of the library. The library's messages are complete, so only the level is added. */
 static void remote_remote_event(void *context, enum gmb_event event, const char *text)
@@ -28,6 +44,7 @@ static void remote_remote_event(void *context, enum gmb_event event, const char 
 		break;
 	case GMB_EVENT_RECONNECTED:
 		log_info("%s: reconnected", text);
+		remote_show_server(remote);
 		health_set(&remote->device->health, true, NULL);
 		break;
 	case GMB_EVENT_GAVE_UP:
@@ -82,6 +99,7 @@ static int open_client(struct remote *remote, const struct attach_options *optio
 	}
 	remote->info.size = sizeof(remote->info);
 	gmb_get_info(remote->client, &remote->info);
+	remote_show_server(remote);
 	return 0;
 }
 

@@ -339,6 +339,28 @@ class File(attach_tool.Case):
         table = self.gmblock("attach", "--list")[1]
         self.assertRegex(table, r" connected \(last lost: .*(refused|No such file).*\)\n$")
 
+    def test_several_hosts(self):
+        """The list shows the host in use. The disk continues at the other one, where it was added when the first one
+        was killed."""
+        image, control = self.image(), self.path("control")
+        listen = ("--listen", "nbd://127.0.0.1:0")
+        servers = (self.start("--export", f"disk={image}", *listen),
+                   self.start("--export", "spare=memory:1M", "--control", control, "--export-folder", self.folder, *listen))
+        hosts = [server.uri.split("/")[2] for server in servers]
+        disk = self.attach("--reconnect-timeout", "3600s", uri=f"nbd://{hosts[0]},{hosts[1]}/disk")
+        self.assertEqual(self.attachments()[0]["server"], hosts[0])
+        self.assertRegex(self.gmblock("attach", "--list")[1], f" connected to {hosts[0]}\n$")
+        data = random.Random(8).randbytes(MIB)
+        with open(disk, "r+b", buffering=0) as file:
+            self.assertEqual(file.write(data), MIB)
+            servers[0].kill()
+            self.wait_for(lambda: self.gmblock("export", "add", "disk", image, "--server", control)[0] == 0)
+            file.seek(0)
+            self.assertEqual(file.read(MIB), data)
+            os.fsync(file.fileno())
+        self.assertEqual(self.attachments()[0]["server"], hosts[1])
+        self.assertRegex(self.gmblock("attach", "--list")[1], f" connected to {hosts[1]} \\(last lost: .*\\)\n$")
+
     def test_requests_of_a_fenced_node_fail_at_once(self):
         """Another node may use the disk already, so nobody waits for the end of the fence."""
         os.mkdir(self.path("fences"))

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "attach/nbd_hosts.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+/* Limit for the connection to one of several hosts, as in client/hosts.c. */
+#define HOST_CONNECT_NS UINT64_C(2000000000)
+
+void nbd_hosts_init(struct nbd_hosts *hosts, const struct export_uri *uri)
+{
+	hosts->count = export_uri_hosts(uri);
+	for (uint32_t i = 0; i < hosts->count; i++) {
+		hosts->at[i] = export_uri_at(uri, i);
+	}
+}
+
+void nbd_hosts_prepare(
+	const struct nbd_hosts *hosts, uint64_t deadline_ns, struct nbd_dial_options *dial)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	dial->uri = &hosts->at[hosts->next];
+	dial->timeout_ns = now_ns < deadline_ns ? deadline_ns - now_ns : 1;
+	dial->connect_ns =
+		hosts->count > 1 ? MIN(dial->timeout_ns, HOST_CONNECT_NS) : dial->timeout_ns;
+}
+
+bool nbd_hosts_move(struct nbd_hosts *hosts)
+{
+	hosts->next = (hosts->next + 1) % hosts->count;
+	return hosts->next != 0;
+}
+
+bool nbd_hosts_is_gone(const struct nbd_hosts *hosts, int rc)
+{
+	static const int codes[] = { -ECONNREFUSED, -ECONNRESET, -EHOSTUNREACH, -ENETUNREACH,
+		-ETIMEDOUT, -ESHUTDOWN };
+	bool is_gone = false;
+
+	for (size_t i = 0; i < ARRAY_COUNT(codes); i++) {
+		is_gone |= rc == codes[i];
+	}
+	return is_gone && hosts->count > 1;
+}
+
+void nbd_hosts_settle(struct nbd_hosts *hosts, struct device *device)
+{
+	char label[EXPORT_URI_LABEL_BYTES];
+
+	hosts->home = hosts->next;
+	if (hosts->count > 1) {
+		health_set_server(
+			&device->health, export_uri_label(label, &hosts->at[hosts->home]));
+	}
+}
+
+/* Checks that the next host has the same disk as the home. */
+static int nbd_hosts_check_disk(const struct nbd_hosts *hosts, const struct nbd_facts *first,
+	const struct nbd_facts *other, struct error *error)
+{
+	static const uint8_t unknown[NBD_DISK_BYTES];
+	char home[EXPORT_URI_LABEL_BYTES];
+	char next[EXPORT_URI_LABEL_BYTES];
+
+	export_uri_label(home, &hosts->at[hosts->home]);
+	export_uri_label(next, &hosts->at[hosts->next]);
+	if (memcmp(first->disk, unknown, sizeof(unknown)) == 0 ||
+		memcmp(other->disk, unknown, sizeof(unknown)) == 0) {
+		return error_set(error, -ESTALE,
+			"cannot continue at %s: the identity of the disk is not known there or at "
+			"%s, so it might be another disk",
+			next, home);
+	}
+	if (memcmp(first->disk, other->disk, sizeof(other->disk)) != 0) {
+		return error_set(error, -ESTALE,
+			"cannot continue at %s: it has another disk than %s under the name \"%s\"; "
+			"correct the hosts in the URI, or the export of one of the servers",
+			next, home, quote(other->name));
+	}
+	return 0;
+}
+
+int nbd_hosts_check(const struct nbd_hosts *hosts, const struct nbd_facts *first,
+	const struct nbd_facts *other, uint16_t promised, struct error *error)
+{
+	int rc = hosts->next != hosts->home ? nbd_hosts_check_disk(hosts, first, other, error) : 0;
+
+	if (rc != 0) {
+		return rc;
+	}
+	if (other->size < first->size) {
+		return error_set(error, -ESTALE,
+			"the server now has a different disk, of %llu bytes instead of %llu (rule "
+			"P137)",
+			(unsigned long long)other->size, (unsigned long long)first->size);
+	}
+	if (other->epoch != first->epoch && (other->is_volatile || first->is_volatile)) {
+		return error_set(error, -ESTALE,
+			"the server has restarted, and this export was in memory only: written "
+			"data is lost");
+	}
+	if (strcmp(other->name, first->name) != 0) {
+		return error_set(error, -ESTALE, "the server has renamed the export to \"%s\"",
+			quote(other->name));
+	}
+	/* promised contains NBD_FLAG_READ_ONLY even if only the user wants a read-only disk, so the
+	 * first condition ignores this flag. The second one rejects a server that no longer permits
+	 * writes. */
+	if ((promised & ~other->flags & ~NBD_FLAG_READ_ONLY) != 0 ||
+		((other->flags & ~first->flags) & NBD_FLAG_READ_ONLY) != 0) {
+		return error_set(error, -ESTALE,
+			"the server offers fewer features than before: flags 0x%x instead of 0x%x "
+			"(rule P137)",
+			other->flags, first->flags);
+	}
+	if (other->sizes.minimum > first->sizes.minimum) {
+		return error_set(error, -ESTALE,
+			"the server now requires blocks of %u bytes instead of %u",
+			other->sizes.minimum, first->sizes.minimum);
+	}
+	return 0;
+}
