@@ -24,20 +24,22 @@ _Static_assert((int)PUSH_CONNECTIONS_MAX == (int)PUSH_FLOWS_MAX, "as in START");
 
 /* One of the two servers: the source or the destination. */
 struct end {
-	struct export_uri uri;
+	struct export_uri all; /* the URI of the user, which owns the texts */
+	struct export_uri uri; /* the host in use: export_uri_at(&all, host) */
+	uint32_t host;
 	struct push_ask *ask;
 	uint64_t bytes; /* size of the server's export */
-	/* For a destination without push whose host has several addresses: the index of the address
-	 * in use, and whether there are more. */
+	/* For a destination without push: the index of the address in use among those of the host,
+	 * and whether the host has more. */
 	uint32_t address;
 	bool has_more;
 };
 
 static int end_parse(struct end *end, const char *text, struct error *error)
 {
-	int result = export_uri_parse(text, &end->uri, error);
+	int result = export_uri_parse(text, &end->all, error);
 
-	if (result == 0 ? strcmp(end->uri.protocol, "push") != 0 : strstr(text, "://") == NULL) {
+	if (result == 0 ? strcmp(end->all.protocol, "push") != 0 : strstr(text, "://") == NULL) {
 		result = error_set(error, -EINVAL,
 			"'%s' is not a push address; servers listen for push at "
 			"push+unix:///?socket=PATH and push://HOST[:PORT]; gmblock copy copies "
@@ -62,14 +64,29 @@ static void end_prefix(const struct end *end, struct error *error)
 static void end_fini(struct end *end)
 {
 	push_ask_close(end->ask);
-	export_uri_fini(&end->uri);
+	export_uri_fini(&end->all);
 }
 
 static int end_open(struct end *end, const char *text, uint64_t timeout_ns, struct error *error)
 {
+	struct error failures = { 0 };
 	int result = end_parse(end, text, error);
 
-	return result == 0 ? push_ask_open(&end->uri, timeout_ns, &end->ask, error) : result;
+	if (result != 0) {
+		return result;
+	}
+	/* The first host that answers is used for the whole push. */
+	for (uint32_t i = 0; i < export_uri_hosts(&end->all); i++) {
+		end->host = i;
+		end->uri = export_uri_at(&end->all, i);
+		result = push_ask_open(&end->uri, timeout_ns, &end->ask, error);
+		if (result == 0) {
+			return 0;
+		}
+		error_join(&failures, error);
+	}
+	*error = failures;
+	return result;
 }
 
 static int end_look(struct end *end, struct error *error)
@@ -343,7 +360,7 @@ static int tools_push_start(const struct push_options *options, const struct end
 }
 
 /* Returns true if the source failed to connect and should try another address of the destination's
- * host. */
+ * host, or another host. */
 static bool try_next(const struct push_options *options, struct end *source, struct end *target,
 	int result, struct error *error)
 {
@@ -354,10 +371,16 @@ static bool try_next(const struct push_options *options, struct end *source, str
 	for (size_t i = 0; i < ARRAY_COUNT(codes); i++) {
 		may_help |= result == codes[i];
 	}
-	if (!may_help || !target->has_more) {
+	if (!may_help ||
+		(!target->has_more && target->host + 1 == export_uri_hosts(&target->all))) {
 		return false;
 	}
-	target->address++;
+	if (target->has_more) {
+		target->address++;
+	} else {
+		target->address = 0;
+		target->uri = export_uri_at(&target->all, ++target->host);
+	}
 	push_ask_close(source->ask);
 	source->ask = NULL;
 	return push_ask_open(&source->uri, options->timeout_ns, &source->ask, error) == 0;
@@ -474,13 +497,14 @@ static int tools_push_watch(
  * it. */
 static int target_open(struct end *target, const struct push_options *options, struct error *error)
 {
-	int result = export_uri_parse(options->target, &target->uri, error);
+	int result = export_uri_parse(options->target, &target->all, error);
 
-	if (result == 0 && strcmp(target->uri.protocol, "nbd") == 0) {
+	if (result == 0 && strcmp(target->all.protocol, "nbd") == 0) {
+		target->uri = export_uri_at(&target->all, 0);
 		return 0;
 	}
-	export_uri_fini(&target->uri);
-	target->uri = (struct export_uri){ 0 };
+	export_uri_fini(&target->all);
+	target->all = (struct export_uri){ 0 };
 	return end_open(target, options->target, options->timeout_ns, error);
 }
 

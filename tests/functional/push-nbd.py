@@ -140,6 +140,15 @@ class PushNbd(push_tool.Case):
         self.assertEqual((push.returncode, errors), (0, ""))
         self.assertEqual(digest(source), digest(target))
 
+    def test_several_hosts(self):
+        source, target = self.image("source", MIB, (0, MIB)), self.image("target", MIB)
+        far = self.start("--listen", "nbd://127.0.0.1:0", "--export", f"disk={target}")
+        first = self.serve(f"disk={source}", arguments=("--push-to", "nbd:127.0.0.1,port=any"))
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))
+            self.push(first.push("disk"), far.uri.replace("//", f"//127.0.0.1:{deaf.getsockname()[1]},"))
+        self.assertEqual(digest(source), digest(target))
+
     def test_names(self):
         """A host with several addresses: the server is at one of them, or only one may be pushed to."""
         if os.geteuid() != 0:

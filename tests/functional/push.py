@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import unittest
@@ -248,6 +249,22 @@ class Push(push_tool.Case):
         self.assertEqual(digest(source), before)
         self.push(other.push("disk"), server.push("same"), "--range", "0+1M", "--to-offset", "2M")
         self.assertEqual(digest(source, 0, MIB), digest(source, 2 * MIB, MIB))
+
+    def test_several_hosts(self):
+        """Each end is the first host that answers."""
+        size = 2 * MIB
+        source, target = (self.image(name, size, (0, size)) for name in ("source", "target"))
+        first, second = (self.serve(f"disk={path}", network=True, arguments=("--push-to", "127.0.0.1,port=any"))
+                         for path in (source, target))
+        with socket.socket() as deaf:
+            deaf.bind(("127.0.0.1", 0))
+            dead = f"127.0.0.1:{deaf.getsockname()[1]}"
+            uris = [server.push("disk").replace("//", f"//{dead},") for server in (first, second)]
+            self.push(*uris)
+            self.assertEqual(digest(source), digest(target))
+            self.assertEqual([entry["role"] for entry in self.jobs(uris[1])], ["destination"])
+            self.check_refused(["push", f"push://{dead},{dead}/disk", uris[1]], 1,
+                               f"{dead}: cannot connect", f"; {dead}: cannot connect")
 
     def test_networks(self):
         local = self.serve("disk=memory:4M")
