@@ -641,6 +641,8 @@ int disk_info(int fd, struct disk_info *info)
 		 * share state that is found by identity. */
 		.identity = { options->is_block ? 0 : 1,
 			file->disk->identity | (uint64_t)file->disk->process << 32 },
+		/* The place of the bytes does not depend on the process. */
+		.backing = { options->is_block ? 0 : 1, file->disk->identity },
 		.is_block = options->is_block,
 		.read_only = options->read_only,
 		.zoned = options->zoned || options->zone_bytes > 0,

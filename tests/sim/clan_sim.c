@@ -216,7 +216,8 @@ static void attempt_ended(void *arg)
 	int fd;
 
 	if (end != NULL) {
-		fd = attempt->error != 0 ? attempt->error : network->connect(network->context);
+		fd = attempt->error != 0 ? attempt->error
+					 : network->connect(network->context, NULL);
 		end->attempt = NULL;
 		if (fd < 0) {
 			end->attempt_error = fd;
@@ -240,8 +241,8 @@ static int sim_clan_connect(struct clan_queue *queue, const char *address,
 	int result;
 
 	GMB_ASSERT(network != NULL);
-	result = network->attempt(
-		network->context, options->handshake_timeout_ms * UINT64_C(1000000), &delay_ns);
+	result = network->attempt(network->context, NULL,
+		options->handshake_timeout_ms * UINT64_C(1000000), &delay_ns);
 	if (result == -ECONNREFUSED && sim_random() % 2 == 0) {
 		return error_set(error, result, "cannot connect to %s: nobody listens", address);
 	}

@@ -61,20 +61,22 @@ static void arrive(struct ring *ring, struct ring_message *message)
 	free(arrival);
 }
 
-static int network_attempt(void *context, uint64_t timeout_ns, uint64_t *delay_ns)
+static int network_attempt(void *context, const char *host, uint64_t timeout_ns, uint64_t *delay_ns)
 {
 	GMB_UNUSED(context);
+	GMB_UNUSED(host);
 	GMB_UNUSED(timeout_ns);
 	*delay_ns = 1000;
 	return 0;
 }
 
-static int network_connect(void *context)
+static int network_connect(void *context, const char *host)
 {
 	struct world *world = context;
 	struct arrival *arrival = calloc(1, sizeof(*arrival));
 	int client_fd;
 
+	GMB_UNUSED(host);
 	assert_non_null(arrival);
 	sim_socket_pair(&arrival->fd, &client_fd);
 	sim_socket_give(client_fd);

@@ -68,6 +68,8 @@ struct scenario {
 	uint64_t placed_bytes;
 	uint64_t staged_bytes;
 	uint64_t replays;
+	char server[64]; /* with --hosts: the host in use */
+	uint64_t moves;
 	uint64_t copied_bytes;
 	uint32_t depth;
 	uint32_t budget;
@@ -436,6 +438,17 @@ static uint64_t waiting_since(const struct scenario *scenario)
 	return oldest_ns;
 }
 
+static void note_server(struct scenario *scenario)
+{
+	const char *server;
+
+	if (scenario->client != NULL) {
+		server = gmb_server(scenario->client);
+		scenario->moves += strcmp(server, scenario->server) != 0;
+		snprintf(scenario->server, sizeof(scenario->server), "%s", server);
+	}
+}
+
 static void client_event(void *context, enum gmb_event event, const char *text)
 {
 	struct scenario *scenario = context;
@@ -461,8 +474,13 @@ static void client_event(void *context, enum gmb_event event, const char *text)
 			model_fail("for the client, the server is at fault: %s", text);
 		}
 		break;
-	case GMB_EVENT_RETRYING:
 	case GMB_EVENT_RECONNECTED:
+		note_server(scenario);
+		break;
+	case GMB_EVENT_RETRYING:
+		if (strstr(text, "cannot continue here") != NULL) {
+			model_fail("it is the same disk: %s", text);
+		}
 		break;
 	}
 }
@@ -511,7 +529,9 @@ static bool open_client(struct scenario *scenario)
 
 	watch(scenario, "opening");
 	err = gmb_open(scenario->queue,
-		runner_native ? "gmb+unix:///disk?socket=/simulated" : "nbd://simulated/disk",
+		runner_native  ? "gmb+unix:///disk?socket=/simulated"
+		: runner_hosts ? "nbd://simulated,standby/disk"
+			       : "nbd://simulated/disk",
 		&scenario->options, &scenario->client, &error);
 	watch(scenario, NULL);
 	if (err == 0) {
@@ -522,6 +542,8 @@ static bool open_client(struct scenario *scenario)
 				scenario->info.bytes, scenario->world.size);
 		}
 		scenario->gave_up = false;
+		snprintf(scenario->server, sizeof(scenario->server), "%s",
+			gmb_server(scenario->client));
 		/* Opening waits for further connections, and all may be lost meanwhile. */
 		scenario->progress_ns = began_ns;
 		return true;
@@ -807,6 +829,7 @@ struct scenario_result scenario_run(uint64_t seed, bool verbose)
 		.placed_bytes = scenario->placed_bytes,
 		.staged_bytes = scenario->staged_bytes,
 		.replays = scenario->replays,
+		.moves = scenario->moves,
 		.copied_bytes = scenario->copied_bytes,
 	};
 	sim_stop();

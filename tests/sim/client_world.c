@@ -18,6 +18,8 @@
 #include "gmb/server/server.h"
 #endif
 
+const char *const world_hosts[WORLD_HOSTS] = { "simulated", "standby" };
+
 #define MS_NS	  UINT64_C(1000000)
 #define SECOND_NS UINT64_C(1000000000)
 
@@ -184,6 +186,10 @@ static void start_server(struct world *world)
 	/* Starting and opening are not what is tested here. */
 	sim_set_faults(&(struct sim_faults){ .jitter = world->faults.jitter });
 	world->life++;
+	if (runner_hosts && !world->plain) {
+		world->host = (uint32_t)world_below(WORLD_HOSTS);
+		say(world, "server is at host", world->host);
+	}
 	world->drained = 0;
 	world->frozen = false;
 	open_store(world);
@@ -471,14 +477,20 @@ static void plan_cut(const struct world *world, const struct world_connection *c
 		1 + world_below(world_percent(40) ? 600 : 100000), (enum sim_cut)world_below(3));
 }
 
-static int network_connect(void *context)
+/* Returns whether the server is at this host. */
+static bool is_at(const struct world *world, const char *host)
+{
+	return host == NULL || strcmp(host, world_hosts[world->host]) == 0;
+}
+
+static int network_connect(void *context, const char *host)
 {
 	struct world *world = context;
 	struct world_service *service = &world->services[world_below(world->service_count)];
 	struct world_connection *connection;
 	struct accept_message *accept;
 
-	if (world->server != SERVER_UP) {
+	if (world->server != SERVER_UP || !is_at(world, host)) {
 		return -ECONNREFUSED;
 	}
 	GMB_ASSERT(world->connection_count < WORLD_CONNECTIONS_MAX);
@@ -505,12 +517,13 @@ static int network_connect(void *context)
 	return connection->client_fd;
 }
 
-static int network_attempt(void *context, uint64_t timeout_ns, uint64_t *delay_ns)
+static int network_attempt(void *context, const char *host, uint64_t timeout_ns, uint64_t *delay_ns)
 {
 	struct world *world = context;
 
 	*delay_ns = world_below(2 * MS_NS);
-	if (world->link_down) {
+	/* The other machine answers, or is switched off. */
+	if (world->link_down || (!is_at(world, host) && world_percent(30))) {
 		*delay_ns = timeout_ns;
 		return -ETIMEDOUT;
 	}

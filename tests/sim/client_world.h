@@ -17,7 +17,10 @@
 #include "oracle.h"
 #include "sim/sim.h"
 
-enum { WORLD_SERVICES_MAX = 2, WORLD_CONNECTIONS_MAX = 1024 };
+enum { WORLD_SERVICES_MAX = 2, WORLD_CONNECTIONS_MAX = 1024, WORLD_HOSTS = 2 };
+
+/* The machines that have the disk. One of them has the server. */
+extern const char *const world_hosts[WORLD_HOSTS];
 
 struct world_connection {
 	int client_fd;
@@ -51,6 +54,7 @@ struct world {
 
 	enum world_server_state server;
 	uint32_t life;	   /* how often the server was started */
+	uint32_t host;	   /* with --hosts: where, an index of world_hosts */
 	uint32_t boot;	   /* how often its machine was */
 	bool power_failed; /* the end of this life takes the unflushed sectors along */
 	bool resting;	   /* stays down until it is started by hand */

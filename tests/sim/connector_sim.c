@@ -20,7 +20,7 @@ static void attempt_done(struct ring_op *op, int result)
 	int err = result == -ECANCELED ? -ECANCELED : connector->result;
 
 	if (err == 0) {
-		connector->fd = network->connect(network->context);
+		connector->fd = network->connect(network->context, connector->uri->host);
 		err = connector->fd < 0 ? connector->fd : 0;
 	}
 	if (err != 0) {
@@ -45,7 +45,7 @@ void connector_start(struct connector *connector, struct ring *ring, const struc
 		.fd = -1,
 		.done = done,
 	};
-	connector->result = network->attempt(network->context, timeout_ns, &delay_ns);
+	connector->result = network->attempt(network->context, uri->host, timeout_ns, &delay_ns);
 	ring_timer(ring, &connector->timer_op, delay_ns, attempt_done);
 }
 

@@ -11,10 +11,11 @@
 #include <stdint.h>
 
 struct connector_network {
-	/* An attempt begins: how long it takes, and 0 or the error it will end with. */
-	int (*attempt)(void *context, uint64_t timeout_ns, uint64_t *delay_ns);
+	/* An attempt begins: how long it takes, and 0 or the error it will end with. host: of the
+	 * URI, NULL for a Unix socket. */
+	int (*attempt)(void *context, const char *host, uint64_t timeout_ns, uint64_t *delay_ns);
 	/* It has reached the server's machine: a connected descriptor, or -ECONNREFUSED. */
-	int (*connect)(void *context);
+	int (*connect)(void *context, const char *host);
 	void *context;
 };
 

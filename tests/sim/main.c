@@ -57,6 +57,7 @@ static const struct figure {
 	FIGURE("--placed", "bytes that gmb placed", placed_bytes),
 	FIGURE("--staged", "bytes that it staged", staged_bytes),
 	FIGURE("--replays", "commands sent again", replays),
+	FIGURE("--moves", "clients that continued at another host", moves),
 	FIGURE("--copied", "bytes copied within the server", copied_bytes),
 	FIGURE("--dripped-bytes", "bytes moved one by one", dripped_bytes),
 	FIGURE("--renewals", "connections renewed at once", renewals),
@@ -93,6 +94,7 @@ struct arguments {
 static struct progress *progress;
 
 bool runner_native;
+bool runner_hosts;
 bool runner_atomic;
 
 void model_fail(const char *format, ...)
@@ -201,6 +203,8 @@ static bool parse(int argc, char **argv, struct arguments *arguments)
 			arguments->verbose = true;
 		} else if (strcmp(argv[i], "--gmb") == 0) {
 			runner_native = true;
+		} else if (strcmp(argv[i], "--hosts") == 0) {
+			runner_hosts = true;
 		} else if (strcmp(argv[i], "--atomic") == 0) {
 			runner_atomic = true;
 		} else if (i + 1 == argc || !parse_value(arguments, argv[i], argv[i + 1])) {
@@ -288,6 +292,7 @@ int main(int argc, char **argv)
 			progress->seed, WIFSIGNALED(status) ? "signal" : "exit status",
 			WIFSIGNALED(status) ? WTERMSIG(status) : WEXITSTATUS(status), argv[0],
 			runner_native	? " --gmb"
+			: runner_hosts	? " --hosts"
 			: runner_atomic ? " --atomic"
 					: "",
 			progress->seed);

@@ -26,6 +26,7 @@ struct scenario_result {
 	uint64_t placed_bytes;		/* by gmb, to or from the program's own memory */
 	uint64_t staged_bytes;		/* not so: they were copied */
 	uint64_t replays;		/* of the client's commands */
+	uint64_t moves;			/* of the client, to another host */
 	uint64_t copied_bytes;		/* within the server */
 	uint64_t dripped_bytes;		/* that clients asked for, took or gave one by one */
 	uint64_t renewals;		/* of connections that were reset */
@@ -44,6 +45,8 @@ struct scenario_result {
 
 /* --gmb: the client speaks it instead of NBD. */
 extern bool runner_native;
+/* --hosts: the server is started at one of two machines that have the disk. */
+extern bool runner_hosts;
 /* --atomic: the server's clients write to flash stores what these keep as a whole, with little
  * memory, and the power fails often. */
 extern bool runner_atomic;
