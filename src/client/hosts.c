@@ -82,7 +82,9 @@ void hosts_lost(struct gmb_client *client, const struct connection *connection)
 	if (!has_several(client)) {
 		return;
 	}
-	client->host_failures[connection->host] = connection->reason;
+	if (connection->reason.code != -EAGAIN) { /* the host was not to blame */
+		client->host_failures[connection->host] = connection->reason;
+	}
 	if (connection->was_ready && connection->reason.code == -ETIMEDOUT) {
 		hosts_leave_silent(client, connection);
 	}

@@ -218,6 +218,37 @@ gmblock detach --force $disk || true
 kill -CONT $server
 test "$(gmblock attach --list --json)" = "[]"
 
+# A disk continues at another host, but only with the same disk.
+away
+scheme=SCHEME
+hosts=${scheme%+unix}://127.0.0.1
+serve_at() # PORT FILE
+{
+	rm -f /tmp/uri
+	gmblock serve $2 --listen $hosts:$1 >/tmp/uri 2>>/results/server &
+	server=$!
+	until [ -s /tmp/uri ]; do kill -0 $server; sleep 0.1; done
+}
+truncate -s 192M /dev/shm/other.img
+serve_at 10801 $what
+disk=$(gmblock attach --$kind $patient $hosts:10801,127.0.0.1:10802/)
+gmblock attach --list | grep "connected to 127.0.0.1:10801"
+dd if=/dev/urandom of=/tmp/data bs=64k count=64
+dd if=/tmp/data of=$disk bs=64k count=32 oflag=direct
+away
+dd if=/tmp/data of=$disk bs=64k skip=32 seek=32 oflag=direct &
+writer=$!
+serve_at 10802 /dev/shm/other.img
+until gmblock attach --list | grep -e "another disk" -e "different disks"; do kill -0 $writer; sleep 0.05; done
+away
+serve_at 10802 $what
+wait $writer
+gmblock attach --list | grep "connected to 127.0.0.1:10802"
+dd if=$disk bs=64k count=64 iflag=direct | cmp - /tmp/data
+test "$(du -k /dev/shm/other.img | cut -f1)" = 0
+gmblock detach $disk
+head -c 4194304 $what | cmp - /tmp/data
+
 # What a server had in its memory only is gone with it, and is not read as zeroes.
 away
 what=memory:16M
