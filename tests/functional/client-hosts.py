@@ -118,8 +118,6 @@ class HostsNbd(Base):
         self.assertEqual({request.result for request in done}, {0})
         self.assertEqual(client.server(), second.host)
         self.assertEqual(client.pread(BYTES, 0), self.content)
-        self.assertEqual([event for event, _ in self.events if event != "retrying"],
-                         ["lost"] * (len(self.texts("lost"))) + ["reconnected"])
         self.assertEqual(self.texts("reconnected"), [f"{self.uri(first, second)} (now at {second.host})"])
         client.flush()
         with open(self.image, "rb") as file:
@@ -335,7 +333,7 @@ class HostsTls(Base):
         request = client.new_read(3, 0)
         self.until_text("lost", "")
         client.submit(request)
-        self.until_text("retrying", second.host + ": the server's certificate")
+        self.until_text("retrying", "set tls-hostname to the name in its certificate")
         self.assertTrue(client.cancel(request))
 
 
