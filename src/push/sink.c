@@ -647,11 +647,14 @@ void push_sink_take(
 
 	if (message->cls == CLAN_BULK && sink->is_shared && message->type == PUSH_ALIVE) {
 		rule = push_alive_parse(message->bytes);
+	} else if (message->cls == CLAN_BULK && sink->is_shared && message->type == PUSH_DROP &&
+		   !session->is_extra) {
+		/* also while the disk is read back, and after the end of the job */
+		rule = take_drop(sink, bytes, message->bytes);
 	} else if (message->cls == CLAN_BULK && sink->is_shared && session->job != 0 &&
 		   sink->read_back_at == 0) {
 		rule = message->type == CLAN_TYPE_NOTIFY ? take_piece(sink, message->value)
 		       : session->is_extra		 ? rule
-		       : message->type == PUSH_DROP	 ? take_drop(sink, bytes, message->bytes)
 		       : message->type == PUSH_ZERO	 ? take_zero(sink, bytes, message->bytes)
 		       : message->type == PUSH_CHECK	 ? take_check(sink, bytes, message->bytes)
 		       : message->type == PUSH_FLUSH	 ? take_flush(sink, bytes, message->bytes)

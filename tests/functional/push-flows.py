@@ -198,6 +198,18 @@ class PushFlows(push_tool.Case):
         self.assertEqual(self.counters(self.second)["bytes_written"], 32 * MIB)
         self.check_served("a connection was replaced")
 
+    def test_a_connection_that_breaks_at_the_end(self):
+        """While the destination reads its disk back, no piece is left that the connection could lose."""
+        self.pair(8 * MIB, keys=",delay=read:1s")
+        push = self.start_push("--connections", "2", "--rate", "8M", "--verify=read", *self.uris)
+        self.wait_for_flows(2)
+        uri = self.second.push("disk")
+        self.wait_for(lambda: self.jobs(uri)[-1]["state"] not in ("begins", "moves"))
+        self.relay.cut(EXTRA)
+        self.assertEqual(self.finish(push), "")
+        self.assertEqual(digest(self.source), digest(self.target))
+        self.check_served("a connection was lost")
+
     def test_the_first_connection_breaks(self):
         self.pair()
         push = self.start_push("--connections", "4", "--rate", "8M", *self.uris)
