@@ -4,8 +4,9 @@
  * export, and take it from each other, while servers are killed and restarted and the network and
  * the disk hang (client_world.c). The rules:
  *
- *   one writer  once a client has opened the export, no request that another client submits later
- *               succeeds, and no earlier write changes the disk any more
+ *   one writer  once a client has opened the export, no operation of another client is in progress
+ *               on the server or on the disk, and no request that another client submits later
+ *               succeeds
  *   contents    what is read is what was written, by the rule of oracle.h: no write that was
  *               acknowledged to any client is lost
  *   loss        a client loses its lease only if another client tries to take it, or if it is not
@@ -270,12 +271,30 @@ static void client_event(void *context, enum gmb_event event, const char *text)
 	}
 }
 
+/* The client has no request itself yet. */
+static void check_quiet(const struct contender *contender)
+{
+	const struct world *world = &contender->scenario->world;
+
+	for (uint32_t i = 0; world->server == SERVER_UP && i < world->service_count; i++) {
+		if (world->services[i].engine->counters.inflight != 0) {
+			model_fail("client %u has the lease, and operations of others go on",
+				contender->index);
+		}
+	}
+	if (world->server == SERVER_UP && sim_disk_has_late_operations(world->disk)) {
+		model_fail("client %u has the lease, and a killed server's operations go on",
+			contender->index);
+	}
+}
+
 /* No write of another client, or of an earlier life of this one, can change the disk any more. */
 static void client_has_lease(struct contender *contender)
 {
 	struct scenario *scenario = contender->scenario;
 	struct oracle *oracle = scenario->world.oracle;
 
+	check_quiet(contender);
 	for (uint32_t i = 0; i < CLIENTS; i++) {
 		struct contender *other = &scenario->contenders[i];
 
@@ -292,6 +311,18 @@ static void client_has_lease(struct contender *contender)
 			other != contender && other->client != NULL && !other->gave_up;
 	}
 	scenario->holder = contender;
+}
+
+static void disk_goes_on(void *arg)
+{
+	sim_disk_set_stalled(arg, false);
+}
+
+/* The operations of the others last a little longer. */
+static void delay_disk(struct world *world)
+{
+	sim_disk_set_stalled(world->disk, true);
+	sim_after(world_below(100 * MS_NS), disk_goes_on, world->disk);
 }
 
 static void open_client(struct contender *contender, bool robs)
@@ -316,6 +347,9 @@ static void open_client(struct contender *contender, bool robs)
 	contender->gave_up = false;
 	contender->is_cut_off = false;
 	scenario->robberies += robs;
+	if (robs && world_percent(50)) {
+		delay_disk(&scenario->world);
+	}
 	contender->robberies = scenario->robberies;
 	if (gmb_open(scenario->queue,
 		    runner_native ? "gmb+unix:///disk?socket=/simulated" : "nbd://simulated/disk",
