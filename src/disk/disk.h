@@ -318,6 +318,20 @@ struct disk_sysfs {
 
 void disk_sysfs_read(dev_t device, struct disk_sysfs *facts);
 
+enum { DISK_WWID_BYTES = 256 };
+/*
+ * Stores the name by which a device is known on every machine that has it: the worldwide unique
+ * name of a SCSI or NVMe disk (naa, eui or uuid), that of the disk below dm-multipath, the UUID of
+ * another dm device such as a logical volume, or of an md array. Returns -ENODATA if there is none;
+ * a serial number is not sufficient. root: "/sys", or another folder in tests.
+ */
+GMB_MUST_CHECK int disk_sysfs_wwid(const char *root, dev_t device, char text[DISK_WWID_BYTES]);
+/* Returns whether the device is a partition of another one. */
+bool disk_sysfs_is_partition(const char *root, dev_t device);
+/* Returns whether the device reports a cache that loses its contents without power. True if this is
+ * unknown. */
+bool disk_sysfs_has_volatile_cache(const char *root, dev_t device);
+
 /* Returns whether the device has a write-zeroes command. */
 bool disk_sysfs_write_zeroes(dev_t device);
 

@@ -297,3 +297,72 @@ bool disk_is_remote(int fd)
 	}
 	return false;
 }
+
+/* --- the identity of a device ---------------------------------------------------------------- */
+
+static bool begins(const char *text, const char *prefix)
+{
+	return strncmp(text, prefix, strlen(prefix)) == 0;
+}
+
+/* multipath-tools names a disk as scsi_id does: the type of the identifier as one digit, then its
+ * hexadecimal digits. Other kinds of names, such as those of NVMe disks, are the kernel's. */
+static bool multipath_wwid(const char *name, char text[DISK_WWID_BYTES])
+{
+	const char *kind = name[0] == '3' ? "naa." : name[0] == '2' ? "eui." : NULL;
+
+	if (kind != NULL) {
+		snprintf(text, DISK_WWID_BYTES, "%s%s", kind, name + 1);
+	} else {
+		snprintf(text, DISK_WWID_BYTES, "%s", name);
+	}
+	return kind != NULL || begins(name, "uuid.") || begins(name, "eui.");
+}
+
+int disk_sysfs_wwid(const char *root, dev_t device, char text[DISK_WWID_BYTES])
+{
+	char path[ATTRIBUTE_PATH_BYTES];
+	char name[DISK_WWID_BYTES - 8];
+
+	snprintf(path, sizeof(path), "%s/dev/block/%u:%u", root, major(device), minor(device));
+	if (sysfs_read_text(path, "dm/uuid", name, sizeof(name)) && name[0] != '\0') {
+		if (begins(name, "mpath-")) {
+			return multipath_wwid(name + strlen("mpath-"), text) ? 0 : -ENODATA;
+		}
+		snprintf(text, DISK_WWID_BYTES, "dm.%s", name);
+		return 0;
+	}
+	if (sysfs_read_text(path, "md/uuid", name, sizeof(name)) && name[0] != '\0') {
+		snprintf(text, DISK_WWID_BYTES, "md.%s", name);
+		return 0;
+	}
+	/* The name of a SCSI disk, or of an NVMe namespace. Other kinds contain a serial number,
+	 * which virtual machines of different hosts often have in common. */
+	if ((sysfs_read_text(path, "device/wwid", name, sizeof(name)) ||
+		    sysfs_read_text(path, "wwid", name, sizeof(name))) &&
+		(begins(name, "naa.") || begins(name, "eui.") || begins(name, "uuid."))) {
+		snprintf(text, DISK_WWID_BYTES, "%s", name);
+		return 0;
+	}
+	return -ENODATA;
+}
+
+bool disk_sysfs_is_partition(const char *root, dev_t device)
+{
+	char path[ATTRIBUTE_PATH_BYTES];
+	char text[ATTRIBUTE_TEXT_BYTES];
+
+	snprintf(path, sizeof(path), "%s/dev/block/%u:%u", root, major(device), minor(device));
+	return sysfs_read_text(path, "partition", text, sizeof(text)) ||
+	       (sysfs_read_text(path, "dm/uuid", text, sizeof(text)) && begins(text, "part"));
+}
+
+bool disk_sysfs_has_volatile_cache(const char *root, dev_t device)
+{
+	char path[ATTRIBUTE_PATH_BYTES];
+	char text[ATTRIBUTE_TEXT_BYTES];
+
+	device_path_in(root, device, path, sizeof(path));
+	return !sysfs_read_text(path, "queue/write_cache", text, sizeof(text)) ||
+	       strcmp(text, "write through") != 0;
+}
