@@ -449,6 +449,7 @@ void session_set_state(struct session *session, enum session_state state);
  * has lost its lease have not ended. kind->resume() is called when the caller should retry.
  * - -ETIMEDOUT: the reasons of -EAGAIN, but the session has waited nearly as long as the handshake
  *   timeout.
+ * - -ESTALE: the store is lost (store_is_lost()). The client should try another server.
  */
 #define ENGINE_BARRIER_TEXT "earlier operations on the disk are still in progress"
 GMB_MUST_CHECK int session_choose(struct session *session, struct engine_export *entry);

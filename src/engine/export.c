@@ -300,6 +300,20 @@ static void store_has_resized(struct store_watch *watch)
 	engine_export_resized(entry->engine, entry->export);
 }
 
+static void store_was_lost(struct store_watch *watch)
+{
+	struct engine_export *entry = container_of(watch, struct engine_export, watch);
+
+	list_for_each(node, &entry->engine->sessions)
+	{
+		struct session *session = list_entry(node, struct session, node);
+
+		if (session->chosen == entry) {
+			session_terminate(session, "another server has taken over the disk");
+		}
+	}
+}
+
 /* Called when the store no longer uses entry->watch. Until then the entry could not be freed. */
 static void watch_removed(struct store_watch *watch)
 {
@@ -373,7 +387,10 @@ int engine_export_prepare(struct engine *engine, struct export *export, struct e
 	rate_queue_init(&entry->rate, &engine->rates, &export->rate);
 	path_quota_init(&entry->memory, export_quota_bytes(engine, export));
 	entry->watch = (struct store_watch){
-		.ring = engine->ring, .resized = store_has_resized, .removed = watch_removed
+		.ring = engine->ring,
+		.resized = store_has_resized,
+		.lost = store_was_lost,
+		.removed = watch_removed,
 	};
 	store_watch_add(export->store, &entry->watch);
 	entry->prepared = true;

@@ -430,6 +430,8 @@ const char *session_choose_text(const struct session *session, int result)
 		return session->lease_text != NULL ? session->lease_text : FENCE_REFUSAL;
 	case ETIMEDOUT:
 		return ENGINE_BARRIER_TEXT "; try again later";
+	case ESTALE:
+		return "taken over: another server has the disk";
 	case EBUSY:
 		return "the export has reached its connection limit";
 	case EUSERS:
@@ -474,7 +476,9 @@ static int choose_check(struct session *session, struct engine_export *entry, ui
 		session->lease_text = NULL;
 		return -EACCES;
 	}
-	rc = rights == 0 ? -ENOENT : engine_export_barrier(entry, session);
+	rc = rights == 0			   ? -ENOENT
+	     : store_is_lost(entry->export->store) ? -ESTALE
+						   : engine_export_barrier(entry, session);
 	if (rc < 0) {
 		return rc;
 	}

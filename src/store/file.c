@@ -304,7 +304,8 @@ static void write_next(struct store_part *part)
 	bool writes_direct = store->base.info.write_direct;
 	bool direct = writes_direct && part->memory_error == 0 &&
 		      file_fits_direct(store, offset, memory, left);
-	bool durable = (part->flags & STORE_FUA) != 0 || (writes_direct && !direct);
+	bool durable =
+		(part->flags & (STORE_FUA | STORE_THROUGH)) != 0 || (writes_direct && !direct);
 
 	if (!file_write_enter(part, direct)) {
 		return;

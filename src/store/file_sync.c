@@ -85,7 +85,7 @@ void file_flush(struct store_part *part)
 void file_finish_durable(struct store_part *part)
 {
 	file_gate_leave(file_store_of(part)->gate, part);
-	if ((part->flags & STORE_FUA) == 0) {
+	if ((part->flags & (STORE_FUA | STORE_THROUGH)) == 0) {
 		store_finish(part, 0);
 	} else {
 		file_sync_join(part);

@@ -149,6 +149,7 @@ extern const struct store_kind pace_store_kind;
 extern const struct store_kind sched_store_kind;
 extern const struct store_kind delay_store_kind;
 extern const struct store_kind fault_store_kind;
+extern const struct store_kind failover_store_kind;
 
 enum {
 	/* Before data is sent from the page cache, one word in each piece of this size (the part
@@ -193,6 +194,12 @@ void store_started(struct store *store, int result);
 
 /* Called by a kind that has detected a change of its size. Any thread; takes a lock. */
 void store_resized(struct store *store);
+
+/* Called by a filter when the disk has refused a change: makes store_is_lost() return true. When
+ * the call returns, a message to each watch was posted that calls its lost(). So a part that a
+ * filter finishes in a message posted later is finished after that. Returns whether it was the
+ * first call. Any thread; takes a lock. */
+bool store_lost(struct store *store);
 
 /* Value of store_ops.handover for layers that have no state to hand over. */
 const char *store_handover_nothing(struct store *store, struct store_claim *claim_out);

@@ -508,7 +508,8 @@ int store_snapshot_open(
 	return result;
 }
 
-/* --- changes of size ----------------------------------------------------------------------- */
+/* --- changes of size, and loss
+ * ----------------------------------------------------------------------- */
 
 static void watch_deliver(struct ring *ring, struct ring_message *message)
 {
@@ -520,6 +521,9 @@ static void watch_deliver(struct ring *ring, struct ring_message *message)
 	pthread_mutex_unlock(&watch->store->watch_lock);
 	if (watch->is_removed) {
 		watch->removed(watch);
+	} else if (!watch->knows_loss && store_is_lost(watch->store)) {
+		watch->knows_loss = true;
+		watch->lost(watch);
 	} else {
 		watch->resized(watch);
 	}
@@ -532,6 +536,7 @@ void store_watch_add(struct store *store, struct store_watch *watch)
 	watch->message.deliver = watch_deliver;
 	watch->posted = false;
 	watch->is_removed = false;
+	watch->knows_loss = false;
 	pthread_mutex_lock(&store->watch_lock);
 	watch->next = store->watches;
 	store->watches = watch;
@@ -558,17 +563,43 @@ void store_watch_remove(struct store *store, struct store_watch *watch)
 	}
 }
 
-void store_resized(struct store *store)
+/* Called under the lock, because after a watch is removed, its ring may be destroyed. */
+static void post_watches(struct store *store)
 {
-	pthread_mutex_lock(&store->watch_lock);
-	/* Posts under the lock, because after a watch is removed, its ring may be destroyed. */
 	for (struct store_watch *watch = store->watches; watch != NULL; watch = watch->next) {
 		if (!watch->posted) {
 			watch->posted = true;
 			ring_post(watch->ring, &watch->message);
 		}
 	}
+}
+
+void store_resized(struct store *store)
+{
+	pthread_mutex_lock(&store->watch_lock);
+	post_watches(store);
 	pthread_mutex_unlock(&store->watch_lock);
+}
+
+bool store_is_lost(const struct store *store)
+{
+	return atomic_load_explicit(&innermost(store)->is_lost, memory_order_acquire);
+}
+
+bool store_lost(struct store *store)
+{
+	bool is_first;
+
+	store = innermost(store);
+	pthread_mutex_lock(&store->watch_lock);
+	is_first = !store_is_lost(store);
+	if (is_first) {
+		/* Release order: pairs with the acquire in store_is_lost(). */
+		atomic_store_explicit(&store->is_lost, true, memory_order_release);
+		post_watches(store);
+	}
+	pthread_mutex_unlock(&store->watch_lock);
+	return is_first;
 }
 
 /* --- queues -------------------------------------------------------------------------------- */

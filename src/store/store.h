@@ -4,7 +4,7 @@
  * creates a queue for the store, and submits its requests to this queue in parts. Kinds and filters
  * are registered when the program starts (kind.h). The kinds are file (a regular file or block
  * device, through the page cache or around it), memory, null and flash. The filters fault, delay,
- * sched, pace and overlay wrap a store.
+ * sched, pace, overlay and failover wrap a store.
  *
  *   session ─▶ path ─▶ store_submit(queue, part) ─▶ [fault] ─▶ [delay] ─▶ [pace] ─▶ file | memory
  *                            part->done(part, result) ◀──────────────────────┘      | null
@@ -78,6 +78,9 @@ enum store_flag {
 	/* Set by the store on a flush that has failed without losing data: the data is still in
 	 * memory, and a later flush may succeed. */
 	STORE_NOTHING_LOST = 1 << 6,
+	/* Write, zero; set by filters on the way to the disk: done only when durable, like
+	 * STORE_FUA, but a failure has no effect on later parts. */
+	STORE_THROUGH = 1 << 7,
 };
 
 /* How soon written data will be overwritten or trimmed, if the writer knows. */
@@ -300,11 +303,12 @@ struct store_start {
 	struct error error; /* set if result is negative */
 };
 
-/* A callback for changes of the size of a store. */
+/* Callbacks for changes of the size of a store, and for its loss. */
 struct store_watch {
-	/* Set by the owner. Both functions are called on this ring. */
+	/* Set by the owner. The functions are called on this ring. */
 	struct ring *ring;
 	void (*resized)(struct store_watch *watch);
+	void (*lost)(struct store_watch *watch); /* see store_is_lost() */
 	/* Called once after store_watch_remove(), possibly from inside it. The watch may be freed
 	 * then. */
 	void (*removed)(struct store_watch *watch);
@@ -315,6 +319,7 @@ struct store_watch {
 	struct ring_message message;
 	bool posted;
 	bool is_removed;
+	bool knows_loss; /* lost() was called */
 };
 
 /* First member of the struct of each kind and filter. */
@@ -334,6 +339,7 @@ struct store {
 	void (*snapshot_dropped)(void *context); /* see store_snapshots_watch(); or NULL */
 	void *snapshot_context;
 	struct store_watch *watches;
+	_Atomic bool is_lost; /* see store_is_lost() */
 	struct store_start *start;
 	_Atomic uint32_t start_permille;
 	/* Queue for parts from other rings. Its ring is NULL if the store has no owner. */
@@ -528,10 +534,16 @@ const uint8_t *store_identity(const struct store *store);
 /* Returns store_info.budget_bytes. */
 uint64_t store_budget(const struct store *store);
 
-/* Makes the store call watch->resized after each detected change of its size. The call is made on
- * watch->ring, to which the watch belongs until it is removed. */
+/* Makes the store call watch->resized after each detected change of its size, and watch->lost once
+ * when it is lost. The calls are made on watch->ring, to which the watch belongs until it is
+ * removed. */
 void store_watch_add(struct store *store, struct store_watch *watch);
 void store_watch_remove(struct store *store, struct store_watch *watch);
+
+/* Returns whether the disk refuses changes of this server, because another one has taken it over.
+ * Such a store must not be served any more: requests that failed must not be answered, so that
+ * clients repeat them at the other server. Final. Any thread. */
+bool store_is_lost(const struct store *store);
 
 /*
  * Snapshots. A snapshot is a read-only store with a name. It has the contents that the store had at

@@ -289,7 +289,10 @@ static bool gmb_session_choose(
 		return true;
 	}
 	if (result != 0) {
-		answer_error(session, result == -EACCES ? -EACCES : -EBUSY,
+		answer_error(session,
+			result == -EACCES   ? -EACCES
+			: result == -ESTALE ? -ESHUTDOWN
+					    : -EBUSY,
 			session_choose_text(&session->base, result));
 		return true;
 	}

@@ -346,8 +346,8 @@ static void option_info_or_go(struct nbd_session *session)
 	if (rc == -ENOENT) {
 		reply_unknown_export(session, go.name);
 	} else if (rc < 0 && rc != -EAGAIN) {
-		reply_error(
-			session, NBD_REP_ERR_POLICY, "%s", session_choose_text(&session->base, rc));
+		reply_error(session, rc == -ESTALE ? NBD_REP_ERR_SHUTDOWN : NBD_REP_ERR_POLICY,
+			"%s", session_choose_text(&session->base, rc));
 	}
 	if (rc < 0) {
 		return;

@@ -299,10 +299,11 @@ static json_t *export_json(const struct totals *totals, uint32_t export_index)
 	rate_get(&entry->rate, &limits);
 	json_object_set_new(json_object_get(whole, "rate"), "burst_seconds", burst_json(&limits));
 	json_object_update_new(
-		whole, json_pack("{s:o, s:o, s:s, s:o, s:o}", "overlap",
+		whole, json_pack("{s:o, s:o, s:s, s:b, s:o, s:o}", "overlap",
 			       overlap_json(entry->overlap), "page_cache_send_refusal",
 			       text_or_null(store_page_cache_refusal(entry->store)), "barrier",
-			       store_barrier_name(store_barrier(entry->store, false)), "store",
+			       store_barrier_name(store_barrier(entry->store, false)), "lost",
+			       store_is_lost(entry->store), "store",
 			       layers_json(about, entry->store), "operations", operations));
 	json_object_set_new(whole, "lease_holders", leases_list(totals->view->leases, entry));
 	return whole;
