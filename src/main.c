@@ -60,6 +60,7 @@ static const struct store_kind *const store_kinds[] = {
 	&sched_store_kind,
 	&delay_store_kind,
 	&fault_store_kind,
+	&failover_store_kind,
 #ifdef GMBLOCK_LAB
 	&knobs_store_kind,
 #endif

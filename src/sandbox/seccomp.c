@@ -9,6 +9,7 @@
 #include <fcntl.h>
 #include <linux/blkzoned.h>
 #include <linux/fs.h>
+#include <linux/pr.h>
 #include <linux/sockios.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -256,6 +257,14 @@ static const struct choice choices[] = {
 	IOCTL(FICLONERANGE),
 	IOCTL(FIONBIO),
 	IOCTL(FIONREAD),
+	/* Persistent reservations of disks that the server has open for writing. */
+	IOCTL(IOC_PR_CLEAR),
+	IOCTL(IOC_PR_PREEMPT_ABORT),
+	IOCTL(IOC_PR_REGISTER),
+	IOCTL(IOC_PR_RELEASE),
+	IOCTL(IOC_PR_RESERVE),
+	IOCTL(_IOWR('p', 206, uint64_t[2])), /* IOC_PR_READ_KEYS of Linux 6.19 */
+	IOCTL(_IOR('p', 207, uint64_t[2])),  /* IOC_PR_READ_RESERVATION */
 	IOCTL(SIOCOUTQ),
 	IOCTL(TCGETS), /* isatty() */
 	{ SCMP_SYS(prctl), 0, ALL, PR_GET_NAME },

@@ -1,0 +1,341 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "store/failover/reservation.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/list.h"
+#include "base/log.h"
+#include "disk/disk.h"
+#include "disk/reservation.h"
+
+/* "gmb" in the three highest bytes of a key. */
+#define KEY_PREFIX	UINT64_C(0x676d620000000000)
+#define KEY_PREFIX_MASK UINT64_C(0xffffff0000000000)
+#define KEY_MULTIPLIER	UINT64_C(0x9e3779b97f4a7c15)
+
+/* Each try fails only if the reservation has changed in the meantime. */
+enum { TRIES_MAX = 8 };
+
+struct reservation {
+	struct list_node node; /* in `reservations` */
+	uint32_t references;
+	dev_t device;
+	int fd;
+	uint64_t key;
+	bool was_found; /* this machine had the reservation before this process took it */
+	_Atomic bool is_used;
+	_Atomic bool is_lost;
+};
+
+/* All reservations of the process. The lock is held while a disk is taken or released. */
+static pthread_mutex_t reservations_lock = PTHREAD_MUTEX_INITIALIZER;
+static struct list_node reservations = { .next = &reservations, .prev = &reservations };
+
+/* --- keys ---------------------------------------------------------------------------------- */
+
+static bool is_own_kind(uint64_t key)
+{
+	return (key & KEY_PREFIX_MASK) == KEY_PREFIX;
+}
+
+/* Returns the key of this machine for the device. */
+static uint64_t key_of(dev_t device)
+{
+	uint8_t boot[DISK_BOOT_ID_BYTES];
+	uint64_t key = (uint64_t)device;
+
+	if (disk_boot_id(boot) < 0) {
+		/* A restarted server then takes over from itself. */
+		(void)!getrandom(boot, sizeof(boot), 0);
+	}
+	for (size_t i = 0; i < sizeof(boot); i++) {
+		key = (key ^ boot[i]) * KEY_MULTIPLIER;
+		key ^= key >> 32;
+	}
+	return KEY_PREFIX | (key & ~KEY_PREFIX_MASK);
+}
+
+static bool has_key(const struct disk_reservation *found, uint64_t key)
+{
+	for (uint32_t i = 0; i < found->key_count; i++) {
+		if (found->keys[i] == key) {
+			return true;
+		}
+	}
+	return false;
+}
+
+/* Returns a registered key other than this one, or 0. */
+static uint64_t other_key(const struct disk_reservation *found, uint64_t key)
+{
+	for (uint32_t i = 0; i < found->key_count; i++) {
+		if (found->keys[i] != key) {
+			return found->keys[i];
+		}
+	}
+	return 0;
+}
+
+/* --- messages ------------------------------------------------------------------------------ */
+
+static int explain_failure(const char *path, const char *what, int result, struct error *error)
+{
+	if (result == -EPERM || result == -EACCES) {
+		return error_set(error, result,
+			"'%s': cannot %s: %s; Linux before 6.19 requires that the server is "
+			"started as root with this export, without --user",
+			path, what, strerror(-result));
+	}
+	return error_set(error, result, "'%s': cannot %s: %s", path, what, strerror(-result));
+}
+
+static int explain_register(const char *path, int result, struct error *error)
+{
+	if (result == -EPERM || result == -EACCES) {
+		return explain_failure(path, "register with the disk", result, error);
+	}
+	if (result == -EBADE) {
+		return error_set(error, -EBUSY, "'%s': the disk refuses a registration", path);
+	}
+	return error_set(error, -EOPNOTSUPP,
+		"'%s': the disk has no persistent reservations (%s); use a disk that has them, or "
+		"failover=cluster if a cluster manager guarantees that only one server uses the "
+		"disk",
+		path, strerror(-result));
+}
+
+static int explain_foreign(
+	const char *path, const struct disk_reservation *found, struct error *error)
+{
+	uint64_t key = is_own_kind(found->holder) ? 0 : found->holder;
+
+	for (uint32_t i = 0; i < found->key_count && key == 0; i++) {
+		key = is_own_kind(found->keys[i]) ? 0 : found->keys[i];
+	}
+	return error_set(error, -EBUSY,
+		"'%s' is registered or reserved by another program (key 0x%llx); stop that "
+		"program, or remove the key with blkpr or sg_persist",
+		path, (unsigned long long)key);
+}
+
+static int explain_loss(const char *path, struct error *error)
+{
+	return error_set(error, -ESTALE,
+		"another server has taken over '%s'; to take it back, remove the export and add "
+		"it again, or restart the server",
+		path);
+}
+
+/* --- taking a disk ------------------------------------------------------------------------- */
+
+static bool is_foreign(const struct disk_reservation *found)
+{
+	if (found->type == DISK_RESERVATION_OTHER ||
+		(found->type != DISK_RESERVATION_NONE && !is_own_kind(found->holder))) {
+		return true;
+	}
+	for (uint32_t i = 0; i < found->key_count; i++) {
+		if (!is_own_kind(found->keys[i])) {
+			return true;
+		}
+	}
+	return false;
+}
+
+static int look_at_disk(const struct reservation *reservation, const char *path,
+	struct disk_reservation *found, struct error *error)
+{
+	int result = disk_reservation_read(reservation->fd, found);
+
+	if (result < 0) {
+		return explain_failure(path, "read the reservations of the disk", result, error);
+	}
+	return is_foreign(found) ? explain_foreign(path, found, error) : 0;
+}
+
+/* One step towards being the only one who is registered, and the holder. Returns 1 when that is so,
+ * or 0 to look again. */
+static int take_step(struct reservation *reservation, const char *path,
+	const struct disk_reservation *found, struct error *error)
+{
+	uint64_t key = reservation->key;
+	uint64_t other = other_key(found, key);
+	int result;
+
+	if (!has_key(found, key)) {
+		return error_set(error, -ESTALE,
+			"another server is taking over '%s' at the same moment", path);
+	}
+	if (found->type == DISK_RESERVATION_NONE) {
+		result = disk_reserve(reservation->fd, key);
+	} else if (other != 0) {
+		log_info("'%s': taking over the disk from the server with key 0x%llx", path,
+			(unsigned long long)(found->holder != key ? found->holder : other));
+		result = disk_preempt(
+			reservation->fd, found->holder != key ? found->holder : other, key);
+	} else {
+		return found->holder == key;
+	}
+	return result == 0 || result == -EBADE
+		       ? 0
+		       : explain_failure(path, "reserve the disk", result, error);
+}
+
+static int take_disk(
+	struct reservation *reservation, const char *path, bool keeps, struct error *error)
+{
+	uint64_t key = reservation->key;
+	struct disk_reservation found;
+	int result = look_at_disk(reservation, path, &found, error);
+
+	if (result < 0) {
+		return result;
+	}
+	reservation->was_found = found.type == DISK_RESERVATION_REGISTRANTS && found.holder == key;
+	if (keeps && found.type != DISK_RESERVATION_NONE) {
+		/* Fails if the registration was removed since it was read. */
+		result = found.holder == key ? disk_register_again(reservation->fd, key) : -EBADE;
+		return result == -EBADE ? explain_loss(path, error)
+		       : result < 0	? explain_register(path, result, error)
+					: 0;
+	}
+	result = disk_register(reservation->fd, key);
+	if (result < 0) {
+		return explain_register(path, result, error);
+	}
+	for (int tries = 0; tries < TRIES_MAX; tries++) {
+		result = look_at_disk(reservation, path, &found, error)
+				 ?: take_step(reservation, path, &found, error);
+		if (result != 0) {
+			break;
+		}
+	}
+	if (result == 0) {
+		result = error_set(
+			error, -EBUSY, "'%s': its reservation changes all the time", path);
+	}
+	/* After a failure, the registration remains. The next server removes it. */
+	return MIN(result, 0);
+}
+
+/* --- the reservations of the process ------------------------------------------------------- */
+
+static struct reservation *reservation_find(dev_t device)
+{
+	list_for_each(node, &reservations)
+	{
+		struct reservation *reservation = list_entry(node, struct reservation, node);
+
+		if (reservation->device == device) {
+			return reservation;
+		}
+	}
+	return NULL;
+}
+
+static int reservation_create(const char *path, dev_t device, bool keeps,
+	struct reservation **reservation_out, struct error *error)
+{
+	struct reservation *reservation = calloc(1, sizeof(*reservation));
+	int result;
+
+	if (reservation == NULL) {
+		return error_oom_for(error, "a reservation");
+	}
+	reservation->references = 1;
+	reservation->device = device;
+	reservation->key = key_of(device);
+	result = disk_open(path, false, false, &reservation->fd, error);
+	if (result == 0) {
+		result = take_disk(reservation, path, keeps, error);
+		if (result < 0) {
+			disk_close(reservation->fd);
+		}
+	}
+	if (result < 0) {
+		free(reservation);
+		return result;
+	}
+	list_push_back(&reservations, &reservation->node);
+	*reservation_out = reservation;
+	return 0;
+}
+
+int reservation_take(const char *path, dev_t device, bool keeps,
+	struct reservation **reservation_out, struct error *error)
+{
+	struct reservation *reservation;
+	int result = 0;
+
+	pthread_mutex_lock(&reservations_lock);
+	reservation = reservation_find(device);
+	if (reservation == NULL) {
+		result = reservation_create(path, device, keeps, reservation_out, error);
+	} else if (atomic_load_explicit(&reservation->is_lost, memory_order_relaxed)) {
+		result = explain_loss(path, error);
+	} else {
+		reservation->references++;
+		*reservation_out = reservation;
+	}
+	pthread_mutex_unlock(&reservations_lock);
+	return result;
+}
+
+bool reservation_lose(struct reservation *reservation)
+{
+	/* Relaxed order: the flag publishes no other data. */
+	return !atomic_exchange_explicit(&reservation->is_lost, true, memory_order_relaxed);
+}
+
+void reservation_use(struct reservation *reservation)
+{
+	if (unlikely(!atomic_load_explicit(&reservation->is_used, memory_order_relaxed))) {
+		atomic_store_explicit(&reservation->is_used, true, memory_order_relaxed);
+	}
+}
+
+/* Removes the reservation and the registration of this host. If another server has just registered,
+ * that server will do it. */
+static void reservation_release(const struct reservation *reservation)
+{
+	struct disk_reservation found;
+	int result = disk_reservation_read(reservation->fd, &found);
+
+	if (result == 0 && found.holder == reservation->key &&
+		other_key(&found, reservation->key) == 0) {
+		(void)!disk_clear_reservation(reservation->fd, reservation->key);
+	} else if (result < 0) { /* not permitted in the sandbox; the next server removes the key */
+		(void)!disk_release(reservation->fd, reservation->key);
+	}
+}
+
+static void reservation_free(struct reservation *reservation, bool is_let_go)
+{
+	bool is_found = reservation->was_found &&
+			!atomic_load_explicit(&reservation->is_used, memory_order_relaxed);
+	bool is_lost = atomic_load_explicit(&reservation->is_lost, memory_order_relaxed);
+
+	if (!is_let_go && !is_lost && !is_found) {
+		reservation_release(reservation);
+	}
+	list_remove(&reservation->node);
+	disk_close(reservation->fd);
+	free(reservation);
+}
+
+void reservation_put(struct reservation *reservation, bool is_let_go)
+{
+	if (reservation == NULL) {
+		return;
+	}
+	pthread_mutex_lock(&reservations_lock);
+	if (--reservation->references == 0) {
+		reservation_free(reservation, is_let_go);
+	}
+	pthread_mutex_unlock(&reservations_lock);
+}

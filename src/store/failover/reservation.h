@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+/*
+ * Reserves a disk that several servers can reach for one of them. The disk refuses the changes of
+ * the others.
+ *
+ * The newest server wins: reservation_take() removes the registrations of other gmblock servers,
+ * and their late writes fail at the disk. Reservations of other programs are respected. All stores
+ * of a process on one disk share the reservation; it is released when the last one is closed.
+ *
+ * Each key consists of a prefix that identifies gmblock servers, and a hash of the boot ID and the
+ * device number. So a server that is restarted or upgraded has the same key as before, and an
+ * upgrade hands over no state.
+ *
+ * Threading: any thread. take and put block. Ownership: reference counted. Errors: negative errno
+ * and an error message.
+ */
+#pragma once
+
+#include <sys/types.h>
+
+#include "base/error.h"
+
+struct reservation;
+
+/*
+ * Takes the disk at path, a device with this number, or returns the reservation that this process
+ * has already. keeps: the previous process of an upgrade serves the disk, so this one must not take
+ * it from a third one. Errors: -EBUSY: another program has a reservation; -ESTALE: another server
+ * has taken the disk over, and this one must not take it back; -EOPNOTSUPP: the disk has no
+ * reservations; or the errors of disk/reservation.h.
+ */
+GMB_MUST_CHECK int reservation_take(const char *path, dev_t device, bool keeps,
+	struct reservation **reservation_out, struct error *error);
+/* Records that the disk has refused a change. Until all references are dropped, this process does
+ * not take the disk again. Returns whether it is the first call. Any thread; does not block. */
+bool reservation_lose(struct reservation *reservation);
+/* Records that this process has used the disk. Any thread. */
+void reservation_use(struct reservation *reservation);
+/* Drops a reference. With the last one, releases the reservation, unless it is lost, another
+ * process continues to use it (is_let_go), or this process has only found it and not used it. NULL
+ * is a no-op. */
+void reservation_put(struct reservation *reservation, bool is_let_go);

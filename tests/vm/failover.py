@@ -1,0 +1,395 @@
+#!/usr/bin/python3
+"""failover.py GMBLOCK KERNEL nvme|scsi: servers of one disk in a guest, each with a path of its own to the disk, so that the
+disk knows them as several hosts.
+
+nvme (nvmet, nvme-loop): a server that starts takes the disk over. A late write of a frozen server is refused by the disk, and
+not answered. What a server keeps over an upgrade and a reload.
+
+Both: what a server respects, refuses and releases. scsi (LIO, tcm_loop) does not take disks over, because LIO waits for
+itself when a disk of tcm_loop gets PREEMPT AND ABORT (flush_work() in core_tmr_drain_state_list())."""
+import os
+import sys
+import tempfile
+
+import testing
+
+GMBLOCK, KERNEL, KIND = sys.argv[1:4]
+FUNCTIONAL = os.path.join(testing.HERE, "..", "functional")
+
+# Three paths (hosts) to one disk, and another disk.
+NVME = r"""
+mount -t configfs configfs /sys/kernel/config
+cd /sys/kernel/config/nvmet
+mkdir subsystems/store
+echo 1 >subsystems/store/attr_allow_any_host
+for number in 1 2; do
+	space=subsystems/store/namespaces/$number
+	mkdir $space
+	echo -n /dev/vd$(echo $number | tr 12 ab) >$space/device_path
+	echo 0000000$number-0000-4000-8000-000000000000 >$space/device_uuid
+	echo 1 >$space/resv_enable
+	echo 1 >$space/enable
+done
+mkdir ports/1
+echo loop >ports/1/addr_trtype
+ln -s /sys/kernel/config/nvmet/subsystems/store ports/1/subsystems/store
+for number in 0 1 2; do
+	uuid=0000000$number-1111-4111-8111-111111111111
+	echo "transport=loop,nqn=store,hostnqn=nqn.host:$number,hostid=$uuid" >/dev/nvme-fabrics
+	until [ -e /dev/nvme${number}n1 ] && [ -e /dev/nvme${number}n2 ]; do sleep 0.05; done
+done
+exec python3 -u /lab/disks.py nvme0n1 nvme1n1 nvme2n1 nvme0n2 nvme0n2p1
+"""
+
+SCSI = r"""
+mkdir -p /var/target/pr
+mount -t configfs configfs /sys/kernel/config
+target=/sys/kernel/config/target
+disk() # NUMBER PAGES
+{
+	mkdir -p $target/core/rd_mcp_$1/disk
+	echo rd_pages=$2 >$target/core/rd_mcp_$1/disk/control
+	echo 6001405000$1 >$target/core/rd_mcp_$1/disk/wwn/vpd_unit_serial
+	echo 1 >$target/core/rd_mcp_$1/disk/enable
+	echo 1 >$target/core/rd_mcp_$1/disk/attrib/emulate_write_cache
+	echo 0 >$target/core/rd_mcp_$1/disk/attrib/emulate_fua_write # flushes can be counted
+}
+path() # NUMBER DISK: makes /dev/sdX
+{
+	group=$target/loopback/naa.500140500000000$1/tpgt_1
+	mkdir -p $group
+	echo naa.60014050000000a$1 >$group/nexus
+	mkdir $group/lun/lun_0
+	ln -s $target/core/rd_mcp_$2/disk $group/lun/lun_0/disk
+	until [ -e /dev/sd$3 ]; do sleep 0.05; done
+}
+disk 0 4096
+disk 1 4096
+path 1 0 a
+path 2 0 b
+path 3 0 c
+path 4 1 d
+exec python3 -u /lab/disks.py sda sdb sdc sdd sdd1
+"""
+
+DISKS_PY = r"""
+import errno
+import fcntl
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+
+import nbdmini
+
+ONE, TWO, THREE, OTHER, PARTITION = sys.argv[1:6]
+BLOCK = 4096
+REGISTER, RESERVE, CLEAR, READ_RESERVATION = 0x401870c8, 0x401070c9, 0x401070cd, 0x801070cf
+BLKRRPART = 0x125f
+IGNORE_KEY = 1
+REGISTRANTS_ONLY = 3
+CONFLICT = 0x18
+OPT_LIST_META_CONTEXT = 9
+ERR_SHUTDOWN = (1 << 31) + 7
+
+
+class Server:
+    # A server of one path.
+    count = 0
+
+    def __init__(self, *exports, threads=2, arguments=()):
+        Server.count += 1
+        self.name = f"/tmp/server{Server.count}"
+        self.exports = exports
+        self.arguments = ["gmblock", "serve", "--threads", str(threads), "--control", self.name + ".control",
+                          "--listen", f"nbd://127.0.0.1:{7000 + Server.count}", *arguments]
+        for export in exports:
+            self.arguments += ["--export", export]
+        self.log = open(self.name + ".log", "w")
+        self.process = subprocess.Popen(self.arguments, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        self.uri = self.process.stdout.readline().rstrip()
+        assert self.uri, self.errors()
+
+    def errors(self):
+        with open(self.name + ".log") as file:
+            return file.read()
+
+    def client(self):
+        return nbdmini.open_export(self.uri, b"disk")
+
+    def contexts(self):
+        # The contexts that the server tells of the export.
+        name, queries = b"disk", (b"x-gmblock:epoch", b"x-gmblock:disk")
+        data = struct.pack(">I", len(name)) + name + struct.pack(">I", len(queries))
+        data += b"".join(struct.pack(">I", len(query)) + query for query in queries)
+        with nbdmini.Client(self.uri) as client:
+            client.hello()
+            client.send_option(nbdmini.OPT_STRUCTURED_REPLY)
+            client.option_replies(nbdmini.OPT_STRUCTURED_REPLY)
+            client.send_option(OPT_LIST_META_CONTEXT, data)
+            return sorted(payload[4:] for _, payload in client.option_replies(OPT_LIST_META_CONTEXT))
+
+    def refused_writes(self):
+        (export,) = json.loads(self.command("stats", "--json"))["exports"]
+        assert export["lost"] == (export["store"]["failover"]["late_writes_refused"] > 0), export
+        return export["store"]["failover"]["late_writes_refused"]
+
+    def command(self, *words, status=0):
+        done = subprocess.run(["gmblock", *words, "--server", self.name + ".control"],
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert done.returncode == status, done
+        return done.stdout
+
+    def stop(self):
+        self.process.terminate()
+        assert self.process.wait() == 0, self.errors()
+
+    def kill(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def refused(*exports, reason, arguments=()):
+    # A server that must not start.
+    words = ["gmblock", "serve", "--control", "none", "--listen", "nbd://127.0.0.1:6999", *arguments]
+    for export in exports:
+        words += ["--export", export]
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and reason in done.stderr, done
+
+
+def export(path, kind="reservation"):
+    return f"disk=/dev/{path},mode=direct,failover={kind}"
+
+
+def reservation_call(path, request, *numbers):
+    # What another program does on a path.
+    with open("/dev/" + path, "r+b", buffering=0) as disk:
+        layout = "=QQII" if request == REGISTER else "=QII"
+        try:
+            return fcntl.ioctl(disk, request, struct.pack(layout, *numbers))
+        except OSError as error:
+            return error.errno
+
+
+def is_free(path):
+    # Whether the disk is not reserved.
+    found = bytearray(16)
+    with open("/dev/" + path, "r+b", buffering=0) as disk:
+        try:
+            fcntl.ioctl(disk, READ_RESERVATION, found)
+            return found[12:] == bytes(4)  # its type
+        except OSError:  # an older kernel
+            pass
+    reservation_call(path, REGISTER, 0, 0x77, IGNORE_KEY, 0)
+    with open("/dev/" + path, "r+b", buffering=0) as disk:
+        status = libc_ioctl(disk.fileno(), RESERVE, struct.pack("=QII", 0x77, REGISTRANTS_ONLY, 0))
+    reservation_call(path, REGISTER, 0x77, 0, 0, 0)
+    return status == 0
+
+
+def libc_ioctl(fd, request, data):
+    # Positive results are the status of the device.
+    import ctypes
+    return ctypes.CDLL(None, use_errno=True).ioctl(fd, ctypes.c_ulong(request), ctypes.create_string_buffer(data))
+
+
+def ended(client):
+    # The connection ended without a reply.
+    try:
+        return client.sock.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_frozen_server():
+    one = Server(export(ONE))
+    client = one.client()
+    client.write(0, b"1" * BLOCK)
+    client.write(BLOCK, b"2" * BLOCK)  # not flushed
+    told = one.contexts()
+    assert told[-1].startswith(b"x-gmblock:epoch="), told
+    one.process.send_signal(signal.SIGSTOP)
+    client.send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, b"late" * (BLOCK // 4))
+
+    two = Server(export(TWO))
+    assert two.contexts() == told
+    other = two.client()
+    assert other.read(0, 2 * BLOCK) == b"1" * BLOCK + b"2" * BLOCK
+    other.write(0, b"3" * BLOCK)
+    one.process.send_signal(signal.SIGCONT)
+    assert ended(client)
+    assert other.read(0, BLOCK) == b"3" * BLOCK
+    assert one.refused_writes() == 1
+    assert "another server has taken it over" in one.errors(), one.errors()
+    try:
+        one.client()
+        raise AssertionError("the lost disk is served")
+    except nbdmini.OptionRefused as error:
+        assert error.code == ERR_SHUTDOWN and "taken over" in str(error), error
+    # It does not take the disk back, unless somebody says so.
+    assert "taken over" in one.command("upgrade", status=1)
+    other.write(0, b"4" * BLOCK)
+    return one, two, other
+
+
+def test_taking_a_disk_back(one, two, other):
+    one.command("export", "remove", "disk")
+    one.command("export", "add", "disk", "/dev/" + ONE, "mode=direct", "failover=reservation")
+    other.send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, bytes(BLOCK))
+    assert ended(other)
+    assert two.refused_writes() == 1
+    with one.client() as client:
+        client.write(0, b"5" * BLOCK)
+        client.flush()
+    two.stop()
+    with one.client() as client:  # the lost server has released nothing
+        client.write(0, b"6" * BLOCK)
+    one.stop()
+    assert is_free(THREE)
+
+
+def test_the_loss_reaches_all_reactors():
+    one = Server(export(ONE), threads=4)
+    clients = [one.client() for _ in range(8)]
+    two = Server(export(TWO))
+    clients[0].send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, bytes(BLOCK))
+    assert all(ended(client) for client in clients)
+    one.kill()
+    two.stop()
+
+
+def test_upgrade_and_reload():
+    path = "/tmp/gmblock.yaml"
+
+    def configure(text):
+        with open(path, "w") as file:
+            file.write(text)
+    disk = "exports:\n  - name: disk\n    path: /dev/" + ONE + "\n    mode: direct\n    failover: reservation\n"
+    configure(disk)
+    one = Server(arguments=["--config", path])
+    with one.client() as client:
+        client.write(0, b"1" * BLOCK)
+        configure(disk + "    description: changed\n    sched: off\n")
+        one.command("reload")
+    with one.client() as client:
+        client.write(0, b"2" * BLOCK)
+        upgraded = one.command("upgrade")
+        client.write(BLOCK, b"3" * BLOCK)
+    pid = int(upgraded.split("process ")[-1].split()[0])
+    one.process.wait()
+    assert not is_free(THREE)
+    # An upgrade does not take a disk from another server either, although this one does not know its loss.
+    two = Server(export(TWO))
+    assert "another server has taken over" in one.command("upgrade", status=1)
+    with two.client() as client:
+        client.write(0, b"4" * BLOCK)
+    os.kill(pid, signal.SIGKILL)
+    two.stop()
+    assert is_free(THREE)
+
+
+def test_killed_servers():
+    one = Server(export(ONE))
+    one.kill()
+    assert not is_free(THREE)
+    one = Server(export(ONE))  # takes over from itself
+    with one.client() as client:
+        client.write(0, b"1" * BLOCK)
+    one.kill()
+    two = Server(export(TWO))
+    with two.client() as client:
+        assert client.read(0, BLOCK) == b"1" * BLOCK
+        client.write(0, b"2" * BLOCK)
+    two.stop()
+    assert is_free(THREE)
+
+
+def test_a_volatile_cache():
+    def flushes():
+        with open(f"/sys/block/{ONE}/stat") as file:
+            return int(file.read().split()[15])
+    counts = []
+    for cache in ("write through", "write back"):  # the disk has one
+        with open(f"/sys/block/{ONE}/queue/write_cache", "w") as file:
+            file.write(cache)
+        one = Server(export(ONE))
+        before = flushes()
+        with one.client() as client:
+            for number in range(10):
+                client.write(number * BLOCK, b"w" * BLOCK)
+        counts.append(flushes() - before)
+        one.stop()
+    assert counts[0] == 0 and counts[1] >= 10, counts
+
+
+def test_other_disks():
+    one = Server(export(ONE))
+    other = Server(export(OTHER))
+    assert one.contexts() != other.contexts()
+    assert not set(one.contexts()) & set(other.contexts())
+    one.stop()
+    other.stop()
+    cluster = Server(export(ONE, "cluster"))
+    assert is_free(THREE)
+    with cluster.client() as client:
+        client.write(0, b"1" * BLOCK)
+    told = cluster.contexts()
+    cluster.stop()
+    one = Server(export(TWO))
+    assert one.contexts() == told
+    one.stop()
+
+
+def test_refusals():
+    reservation_call(THREE, REGISTER, 0, 0x77, IGNORE_KEY, 0)
+    refused(export(ONE), reason="registered or reserved by another program (key 0x77)")
+    reservation_call(THREE, RESERVE, 0x77, REGISTRANTS_ONLY, 0)
+    refused(export(ONE), reason="registered or reserved by another program (key 0x77)")
+    reservation_call(THREE, CLEAR, 0x77, 0, 0)
+    refused(export("vdc"), reason="has no worldwide unique name")
+    refused(f"disk=/dev/{ONE},failover=reservation", reason="through the page cache")
+    refused(f"disk=/dev/{ONE},failover=reservation,mode=direct,readonly", reason="a read-only export has no reservation")
+    refused("disk=memory:1M,failover=cluster", reason="the state of other disks (memory)")
+    subprocess.run(["gmblock", "create", "--size=64M", "flash:/tmp/flash"], check=True)
+    refused("disk=flash:/tmp/flash,failover=cluster", reason="the state of other disks (flash)")
+    refused(f"disk=/dev/{ONE},failover=cluster,overlay=/tmp/overlay", reason="the state of other disks (overlay)")
+    with open("/dev/" + OTHER, "r+b", buffering=0) as disk:
+        disk.write(bytes(446) + struct.pack("<BBHBBHII", 0, 0, 0, 0x83, 0, 0, 8, 8192) + bytes(48) + b"\x55\xaa")
+        fcntl.ioctl(disk, BLKRRPART)
+    refused(export(PARTITION), reason="a disk changes its server as a whole")
+    one = Server(export(ONE))
+    one.stop()
+
+
+if ONE.startswith("nvme"):
+    test_taking_a_disk_back(*test_a_frozen_server())
+    test_the_loss_reaches_all_reactors()
+    test_upgrade_and_reload()
+    test_killed_servers()
+else:
+    test_a_volatile_cache()
+test_other_disks()
+test_refusals()
+"""
+
+
+def test_servers_of_a_disk():
+    with tempfile.TemporaryDirectory() as folder, testing.laboratory() as lab:
+        script = os.path.join(folder, "disks.py")
+        with open(script, "w", encoding="ascii") as file:
+            file.write(DISKS_PY)
+        modules = {"nvme": ["nvme-core multipath=N", "nvmet", "nvme-loop"],
+                   "scsi": ["sd_mod", "target_core_mod", "tcm_loop"]}[KIND]
+        lab.guest("one", KERNEL, {"nvme": NVME, "scsi": SCSI}[KIND], memory=768,
+                  files=[(GMBLOCK, "/lab/gmblock"), (script, "/lab/disks.py"),
+                         (os.path.join(FUNCTIONAL, "nbdmini.py"), "/lab/nbdmini.py"),
+                         ("/usr/lib/python3.11", "/usr/lib/python3.11")],
+                  programs=["python3"], load=["configfs", *modules], disks=3 * [16 << 20])
+        lab.start()
+        testing.finish(lab)
+
+
+testing.main(test_servers_of_a_disk)
