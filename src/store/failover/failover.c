@@ -23,6 +23,9 @@
 #include "store/failover/reservation.h"
 #include "store/kind.h"
 
+/* Name of the key, of the filter and of its counters. */
+static const char own_name[] = "failover";
+
 enum { FAILOVER_RESERVATION, FAILOVER_CLUSTER };
 
 static const char *const words[] = {
@@ -34,7 +37,7 @@ struct failover_config {
 };
 
 static const struct field options[] = {
-	{ "failover", NULL,
+	{ own_name, NULL,
 		"clients may continue at another server of the same disk, a whole block device "
 		"with mode=direct; at any time one server must have the disk: reservation (by a "
 		"persistent reservation of the disk; the server that is started last gets it) or "
@@ -295,11 +298,11 @@ static const struct counter counter_list[] = {
 		"it over"),
 };
 
-static const struct counter_table counters = { "failover", "export", "store_failover_",
-	counter_list, ARRAY_COUNT(counter_list) };
+static const struct counter_table counters = { own_name, "export", "store_failover_", counter_list,
+	ARRAY_COUNT(counter_list) };
 
 static const struct store_ops failover_ops = {
-	.name = "failover",
+	.name = own_name,
 	.queue_bytes = sizeof(struct failover_queue),
 	.scratch_bytes = sizeof(struct failover_scratch),
 	.close = failover_close,
@@ -313,7 +316,7 @@ static const struct store_ops failover_ops = {
 };
 
 const struct store_kind failover_store_kind = {
-	.name = "failover",
+	.name = own_name,
 	.is_filter = true,
 	.options = options,
 	.option_count = ARRAY_COUNT(options),
