@@ -51,8 +51,6 @@ disk() # NUMBER PAGES
 	echo rd_pages=$2 >$target/core/rd_mcp_$1/disk/control
 	echo 6001405000$1 >$target/core/rd_mcp_$1/disk/wwn/vpd_unit_serial
 	echo 1 >$target/core/rd_mcp_$1/disk/enable
-	echo 1 >$target/core/rd_mcp_$1/disk/attrib/emulate_write_cache
-	echo 0 >$target/core/rd_mcp_$1/disk/attrib/emulate_fua_write # flushes can be counted
 }
 path() # NUMBER DISK: makes /dev/sdX
 {
@@ -103,6 +101,8 @@ class Server:
         Server.count += 1
         self.name = f"/tmp/server{Server.count}"
         self.exports = exports
+        if not ONE.startswith("nvme"):
+            arguments = ["--sandbox", "off", *arguments]  # without it, this kernel does not permit to read reservations
         self.arguments = ["gmblock", "serve", "--threads", str(threads), "--control", self.name + ".control",
                           "--listen", f"nbd://127.0.0.1:{7000 + Server.count}", *arguments]
         for export in exports:
@@ -307,24 +307,6 @@ def test_killed_servers():
     assert is_free(THREE)
 
 
-def test_a_volatile_cache():
-    def flushes():
-        with open(f"/sys/block/{ONE}/stat") as file:
-            return int(file.read().split()[15])
-    counts = []
-    for cache in ("write through", "write back"):  # the disk has one
-        with open(f"/sys/block/{ONE}/queue/write_cache", "w") as file:
-            file.write(cache)
-        one = Server(export(ONE))
-        before = flushes()
-        with one.client() as client:
-            for number in range(10):
-                client.write(number * BLOCK, b"w" * BLOCK)
-        counts.append(flushes() - before)
-        one.stop()
-    assert counts[0] == 0 and counts[1] >= 10, counts
-
-
 def test_other_disks():
     one = Server(export(ONE))
     other = Server(export(OTHER))
@@ -369,8 +351,6 @@ if ONE.startswith("nvme"):
     test_the_loss_reaches_all_reactors()
     test_upgrade_and_reload()
     test_killed_servers()
-else:
-    test_a_volatile_cache()
 test_other_disks()
 test_refusals()
 """
