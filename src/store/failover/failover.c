@@ -90,7 +90,7 @@ static void hold_back(struct failover_queue *queue, struct store_part *part)
 	}
 }
 
-static void lose(struct failover_store *store)
+static void failover_lose(struct failover_store *store)
 {
 	if (store_lost(&store->base)) {
 		log_error("'%s': the disk refuses changes of this server, because another server "
@@ -130,7 +130,7 @@ static void failover_done(struct store_part *part, int result)
 		return;
 	}
 	queue->late_writes_refused += part->op != STORE_READ;
-	lose(container_of(queue->base.store, struct failover_store, base));
+	failover_lose(container_of(queue->base.store, struct failover_store, base));
 	hold_back(queue, part);
 }
 
