@@ -75,6 +75,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -307,6 +308,32 @@ def test_killed_servers():
     assert is_free(THREE)
 
 
+def test_a_volatile_cache():
+    # Writes reach the medium before they are answered (FUA), if the disk says that it has a volatile cache.
+    with open(f"/sys/block/{ONE}/dev") as file:
+        issued = re.compile("block_rq_issue: " + file.read().strip().replace(":", ",") + " WF?S? ")
+    tracing = "/sys/kernel/tracing/"
+    subprocess.run(["mount", "-t", "tracefs", "tracefs", tracing], check=True)
+    counts = []
+    for cache in ("write through", "write back"):  # the disk has one
+        with open(f"/sys/block/{ONE}/queue/write_cache", "w") as file:
+            file.write(cache)
+        one = Server(export(ONE))
+        with one.client() as client, open(tracing + "events/block/block_rq_issue/enable", "w") as switch:
+            switch.write("1")
+            switch.flush()
+            for number in range(10):
+                client.write(number * BLOCK, b"w" * BLOCK)
+            switch.write("0")
+        with open(tracing + "trace") as file:
+            found = issued.findall(file.read())
+        with open(tracing + "trace", "w"):
+            pass
+        counts.append((len(found), sum("F" in text for text in found)))
+        one.stop()
+    assert counts == [(10, 0), (10, 10)], counts
+
+
 def test_other_disks():
     one = Server(export(ONE))
     other = Server(export(OTHER))
@@ -351,6 +378,7 @@ if ONE.startswith("nvme"):
     test_the_loss_reaches_all_reactors()
     test_upgrade_and_reload()
     test_killed_servers()
+    test_a_volatile_cache()
 test_other_disks()
 test_refusals()
 """
