@@ -186,7 +186,7 @@ static int take_step(struct reservation *reservation, const char *path,
 		       : explain_failure(path, "reserve the disk", result, error);
 }
 
-static int take_disk(
+static int seize_disk(
 	struct reservation *reservation, const char *path, bool keeps, struct error *error)
 {
 	uint64_t key = reservation->key;
@@ -252,7 +252,7 @@ static int reservation_create(const char *path, dev_t device, bool keeps,
 	reservation->key = key_of(device);
 	result = disk_open(path, false, false, &reservation->fd, error);
 	if (result == 0) {
-		result = take_disk(reservation, path, keeps, error);
+		result = seize_disk(reservation, path, keeps, error);
 		if (result < 0) {
 			disk_close(reservation->fd);
 		}
