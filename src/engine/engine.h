@@ -55,6 +55,9 @@ enum { PEER_TEXT_BYTES = 80 };
 /* The client at the other end of a connection. */
 struct peer {
 	uint64_t id; /* number of the connection, for messages; assigned when it was accepted */
+	/* its number in the process that has handed the connection over; 0: it is a new connection
+	 */
+	uint64_t previous_id;
 	uint32_t listener;	    /* index of the listener, below ENGINE_LISTENERS_MAX */
 	char text[PEER_TEXT_BYTES]; /* for messages: "127.0.0.1:4711" */
 	int family;		    /* AF_INET, AF_INET6 or AF_UNIX; 0 = unknown */

@@ -31,7 +31,7 @@ struct lease_holder {
 	uint64_t expires_ns; /* valid without sessions */
 	struct list_node sessions;
 	uint32_t session_count;
-	uint64_t *connections; /* of a previous process, for sessions that are adopted */
+	uint64_t *connections; /* peer.previous_id of the sessions to be adopted */
 	uint32_t connection_count;
 	char name[LEASE_NAME_BYTES];
 	char node_name[FENCE_NAME_BYTES];
@@ -264,7 +264,7 @@ static struct lease_holder *holder_of(const struct lease *lease, const struct le
 	return NULL;
 }
 
-/* Returns the holder to which this connection belonged in a previous process, or NULL. */
+/* Returns the holder to which this connection of a previous process belonged, or NULL. */
 static struct lease_holder *holder_of_connection(const struct lease *lease, uint64_t id)
 {
 	list_for_each(entry, &lease->holders)
@@ -558,7 +558,7 @@ static int take_locked(struct lease *lease, struct session *session, struct expo
 /* Makes a session that another process had one of its holder's again. */
 static void rejoin_locked(struct lease *lease, struct session *session, struct export *export)
 {
-	struct lease_holder *holder = holder_of_connection(lease, session->peer.id);
+	struct lease_holder *holder = holder_of_connection(lease, session->peer.previous_id);
 
 	if (holder != NULL && holder->state != LEASE_LOST &&
 		holder_join(holder, session, export) == 0) {
@@ -599,7 +599,7 @@ int session_lease_take(struct session *session, struct export *export, uint32_t 
 	pthread_mutex_lock(&lease->book->lock);
 	if (wants) {
 		rc = take_locked(lease, session, export, node, now_ns);
-	} else if (session->lease_holder == NULL) {
+	} else if (session->lease_holder == NULL && session->peer.previous_id != 0) {
 		rejoin_locked(lease, session, export);
 	}
 	if (rc == 0) {

@@ -452,6 +452,23 @@ class Raw(Leases):
             first.write(0, b"2" * BLOCK)
         self.stop_new(server)
 
+    def test_an_upgrade_after_other_connections(self):
+        """The new process numbers its connections anew, so a number alone makes no client the writer."""
+        file = self.make_file("conf", NODES.format(path=self.image, keys=", writers: one"))
+        server = self.serve("--config", file, "--threads", "1", listen=("nbd://127.0.0.1:0",))
+        for _ in range(3):
+            self.stock(server.uri, C).close()
+        second, first = self.stock(server.uri, B), self.stock(server.uri, A)
+        first.write(0, b"1" * BLOCK)
+        for _ in range(2):
+            code, _, errors = self.run_gmblock("upgrade", self.control)
+            self.assertEqual(code, 0, errors)
+            for client in second, *[self.stock(server.uri, B) for _ in range(5)]:
+                self.check_no_write(client)
+            first.write(0, b"2" * BLOCK)
+            self.assertEqual([entry["connections"] for entry in json.loads(self.lease("list", "--json")[1])], [1])
+        self.stop_new(server)
+
     def test_offer(self):
         uri = self.begin("--threads", "2")
         old = self.open(uri, 1)

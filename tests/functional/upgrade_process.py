@@ -64,7 +64,7 @@ def be_wrong(channel, how):
              "pid-zero": message(HELLO, bytes(4)),
              "started-first": message(STARTED),
              "ready-first": message(READY),
-             "session-first": message(SESSION, bytes(16))}
+             "session-first": message(SESSION, bytes(24))}
     channel.send(first.get(how, hello()))
     if how in first:
         receive(channel)

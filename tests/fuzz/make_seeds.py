@@ -336,8 +336,8 @@ def hand_upgrade(corpus):
         return struct.pack(">IHH", magic, version, kind) + payload
 
     def session(state, kind=b"nbd", export=b"", token=b""):
-        lengths = struct.pack(">IIII", len(kind), len(export), len(token), len(state))
-        return message(6, lengths + kind + export + token + state)
+        head = struct.pack(">QIIII", 7, len(kind), len(export), len(token), len(state))
+        return message(6, head + kind + export + token + state)
 
     def state(flags=0, alive=0, received=b""):
         return struct.pack(">III", flags, alive, len(received)) + received

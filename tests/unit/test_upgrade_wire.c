@@ -85,7 +85,7 @@ static void test_descriptors_of_a_session(void **state)
 {
 	const int *ends = *state;
 	struct upgrade_message sent = { .type = UPGRADE_SESSION,
-		.record = { .kind = "vhost", .kind_bytes = 5 } };
+		.record = { .id = UINT64_C(1) << 40, .kind = "vhost", .kind_bytes = 5 } };
 	struct upgrade_message message;
 	int pipes[2];
 	char byte = 0;
@@ -99,6 +99,7 @@ static void test_descriptors_of_a_session(void **state)
 	assert_int_equal(upgrade_send(ends[0], &sent), 0);
 	assert_int_equal(receive(ends[1], &message), 0);
 	assert_int_equal(message.type, UPGRADE_SESSION);
+	assert_int_equal(message.record.id, UINT64_C(1) << 40);
 	assert_int_equal(message.record.fd_count, ENGINE_HANDOVER_FDS_MAX);
 	close(pipes[0]);
 	close(pipes[1]);

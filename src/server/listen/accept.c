@@ -264,6 +264,7 @@ void acceptor_adopt(struct acceptor *acceptor, const struct session_kind *kind,
 			listen_accept_number_of((uint32_t)(listener - acceptor->options.listeners));
 	}
 	endpoint.peer.id = ++acceptor->accepted;
+	endpoint.peer.previous_id = record->id;
 	count = listen_accept_count_of(acceptor, &endpoint.peer.identity);
 	if (count == NULL) {
 		log_error("closed the connection from %s: out of memory", endpoint.peer.text);

@@ -40,6 +40,7 @@ struct wire_export {
 } __attribute__((packed));
 
 struct wire_session {
+	struct be64 id;
 	struct be32 kind_bytes; /* lengths of the four fields that follow, in this order */
 	struct be32 export_bytes;
 	struct be32 token_bytes;
@@ -155,6 +156,7 @@ static bool parse_session(const uint8_t *fixed, struct reader *rest, struct sess
 	const uint8_t *name;
 
 	memcpy(&wire, fixed, sizeof(wire));
+	record->id = be64_get(wire.id);
 	record->kind_bytes = be32_get(wire.kind_bytes);
 	record->export_bytes = be32_get(wire.export_bytes);
 	record->token_bytes = be32_get(wire.token_bytes);
@@ -401,6 +403,7 @@ static void put_export(struct writer *writer, const struct upgrade_message *mess
 static void put_session(struct writer *writer, const struct session_record *record)
 {
 	struct wire_session wire = {
+		.id = be64_make(record->id),
 		.kind_bytes = be32_make(record->kind_bytes),
 		.export_bytes = be32_make(record->export_bytes),
 		.token_bytes = be32_make(record->token_bytes),
