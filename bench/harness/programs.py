@@ -20,7 +20,6 @@ from . import measure, rig, session
 from .cmdline import TOP
 
 SECONDS_MAX = 300
-STARTS = 5  # of programs that do not get their ports
 OB1 = ["--mca", "pml", "ob1", "--mca", "btl"]
 MPI_WAYS = {  # title, arguments of mpirun
     "fi": ("clan;ofi_rxm", ["--tune", os.path.join(TOP, "packaging", "openmpi-clan.conf")]),
@@ -54,18 +53,8 @@ class Process:
         self.process.communicate(timeout=20)
 
 
-@contextlib.contextmanager
-def free_port():
-    """A port that no other program gets meanwhile: only one that sets SO_REUSEADDR, as these servers do, can bind
-    a socket to it."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", 0))
-        yield probe.getsockname()[1]
-
-
 def wait_until_up(server, port):
-    """False if the server has ended, as it does if it cannot get the port."""
+    """False if the server has ended."""
     while server.process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
             return True
@@ -82,19 +71,7 @@ def wait_until_listens(process, port):
                        (line.split() for line in list(table)[1:])):
                     return
         time.sleep(0.01)
-    raise NoPort("%s has ended" % process.args[0])
-
-
-class NoPort(measure.ClientFailed):
-    """A server could not have its port, or a client did not find it there."""
-
-
-def with_ports(run):
-    """What run() returns, which may raise NoPort some times."""
-    for _ in range(STARTS - 1):
-        with contextlib.suppress(NoPort):
-            return run()
-    return run()
+    raise measure.ClientFailed("%s has ended" % process.args[0])
 
 
 def carried_by_sockets(stats_file):

@@ -15,12 +15,17 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from urllib.parse import urlsplit
 
 from . import spellings
+from .cmdline import TOP
 from .rig import Unavailable
+
+sys.path.append(os.path.join(TOP, "tests", "functional"))
+import ports  # noqa: E402 (the path comes first)
 
 EXPORT = "bench"
 NO_DISK = "no-disk"
@@ -36,13 +41,6 @@ class ServerFailed(Exception):
 
 def _prctl(option, value):
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
-
-
-def _free_port():
-    """A port that was free a moment ago; start() tries again if another program was faster."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def process_tree(root_pid):
@@ -191,7 +189,7 @@ class NbdServer(Recipe):
             else:
                 # It always opens a TCP port as well.
                 out.write("listenaddr = 127.0.0.1\nport = %d\nunixsock = %s\n"
-                          % (_free_port(), address))
+                          % (ports.free(), address))
             for key, value in self.settings.get("generic", {}).items():
                 out.write("%s = %s\n" % (key, value))
             out.write("[%s]\nexportname = %s\nflush = true\nfua = true\n" % (EXPORT, disk_path))
@@ -328,13 +326,13 @@ def child_setup():
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _start_once(recipe, disk_path, transport):
+def _started(recipe, disk_path, transport):
     folder = tempfile.mkdtemp(prefix="gmblock-bench-")
     log_path = os.path.join(folder, "log")
     process = None
     pid = None
     try:
-        address = _free_port() if transport == "tcp" else os.path.join(folder, "sock")
+        address = ports.free() if transport == "tcp" else os.path.join(folder, "sock")
         command = recipe.command(disk_path, address, folder)
         with open(log_path, "wb") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
@@ -344,7 +342,6 @@ def _start_once(recipe, disk_path, transport):
         while time.monotonic() < deadline:
             ended = process.poll() is not None
             pid = recipe.daemon_pid(folder) if recipe.daemonises else process.pid
-            # A server that ended may have lost its port to another program, which would answer here.
             serving = pid is not None and (recipe.daemonises or not ended)
             if serving and _answers(uri) and os.path.exists("/proc/%d" % pid):
                 return Server(recipe, uri, command, process, pid, folder, log_path)
@@ -368,14 +365,7 @@ def start(recipe, disk_path, transport):
     """Starts a server for the disk on "tcp" or "unix"; returns it when it greets clients."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
     recipe.program_path()
-    for attempt in range(3):
-        try:
-            server = _start_once(recipe, disk_path, transport)
-            break
-        except ServerFailed:
-            # Somebody else may have taken the port between the look-up and the bind.
-            if attempt == 2:
-                raise
+    server = _started(recipe, disk_path, transport)
     try:
         recipe.prepare(server.uri, disk_path)
     except BaseException:

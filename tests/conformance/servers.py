@@ -21,6 +21,10 @@ import tempfile
 import time
 import urllib.parse
 
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'functional'))
+import ports  # noqa: E402
+import tls_tool  # noqa: E402
+
 MIB = 1 << 20
 GIB = 1 << 30
 START_SECONDS = 60
@@ -96,8 +100,6 @@ class Spec:
 @functools.cache
 def credentials():
     """A folder with the certificate of "localhost" and its authority, for servers and clients."""
-    sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', 'functional'))
-    import tls_tool
     folder = tempfile.mkdtemp(prefix='nbdconf.')
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     authority = tls_tool.Authority(os.path.join(folder, 'authority'), 'Conformance CA')
@@ -450,10 +452,8 @@ class NbdServer(Peer):
         spec = server.spec
         self.refuse(spec, limits=1, filters=1, description=1, tcp6=1, tls=1)
         # Its Unix socket kills it on the first connection (3.24), and it cannot tell which port
-        # the kernel picked, so it is given one that was free a moment ago, whatever the transport.
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.bind(('127.0.0.1', 0))
-            port = probe.getsockname()[1]
+        # the kernel picked, so it is given one, whatever the transport.
+        port = ports.free()
         lines = ['[generic]', 'listenaddr = 127.0.0.1', f'port = {port}', 'allowlist = true']
         for index, export in enumerate(spec.exports):
             lines += [f'[{export.name or "default"}]', f'exportname = {server.image(index)}',

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +23,9 @@ import unittest
 # WORK_FOLDER afterwards removes the devices of the machine.
 if os.geteuid() == 0 and os.readlink("/proc/self/ns/mnt") == os.readlink(f"/proc/{os.getppid()}/ns/mnt"):
     os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
+
+sys.path.append(os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "functional"))
+import ports  # noqa: E402
 
 ROOT = ""
 WORK = ""
@@ -178,9 +180,7 @@ class Packages(unittest.TestCase):
         writes and reads."""
         user = root.run("getent", "passwd", "gmblock").split(":")
         self.assertLess(int(user[2]), 1000)
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = ports.free()
         with open(root.path(CONFIG[1:]), encoding="utf-8") as file:
             text = file.read()
         with open(root.path("tmp/test.conf"), "w", encoding="utf-8") as file:

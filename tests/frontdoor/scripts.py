@@ -533,6 +533,42 @@ class InstallDeps(Scratch):
         self.assertIn("apt-get install", output)
 
 
+class PortTests(unittest.TestCase):
+    """Ports of tests/functional/ports.py: neither a connection nor another test has them."""
+
+    def ask(self, text):
+        """A process that has imported the module and executes the text; it lives until its input ends."""
+        process = subprocess.Popen(
+            ["/usr/bin/python3", "-B", "-c", f"import ports, socket, sys\n{text}\nsys.stdin.read()"], text=True,
+            cwd=os.path.join(SCRIPTS, "../tests/functional"), stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.addCleanup(process.communicate)
+        return process.stdout.readline().strip()
+
+    def only(self, port):
+        """What a process gets that may have this port only."""
+        return self.ask(f"ports.FIRST = {port}\ntry: print(ports.free({port}), flush=True)\n"
+                        "except OSError: print(None, flush=True)")
+
+    def test_outside_the_range_of_the_kernel(self):
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            first, last = map(int, file.read().split())
+        if last - first > 50000:
+            self.skipTest("the kernel chooses among all ports")
+        for _ in range(5):
+            self.assertFalse(first <= int(self.ask("print(ports.free(), flush=True)")) <= last)
+
+    def test_one_test_each(self):
+        port = self.ask("print(ports.free(), flush=True)")
+        self.assertEqual(self.only(port), "None")
+
+    def test_not_one_that_is_bound(self):
+        for family, address in (("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")):
+            port = self.ask(f"listener = socket.create_server(('{address}', 0), family=socket.{family})\n"
+                            "print(listener.getsockname()[1], flush=True)")
+            if port:  # without IPv6 there is none
+                self.assertEqual(self.only(port), "None")
+
+
 if __name__ == "__main__":
     SCRIPTS = os.path.join(os.path.realpath(sys.argv.pop(1)), "scripts")
     unittest.main(verbosity=2)

@@ -21,6 +21,7 @@ import urllib.parse
 import zlib
 
 import attach_tool
+import ports
 import support
 import tls_tool
 
@@ -328,7 +329,7 @@ class Peers(TlsCase):
         self.check_refused(["info", self.x509()], 1, "does not offer TLS, which the URI requires")
 
     def test_tcp_and_its_host_name(self):
-        port = free_port()
+        port = ports.free()
         self.nbdkit_tcp(port, "good")
         files = f"tls-certificates={self.creds('good')}"
         self.check_works(f"nbds://localhost:{port}/?{files}")
@@ -346,11 +347,6 @@ class Peers(TlsCase):
         self.addCleanup(server.wait)
         self.addCleanup(server.kill)
         self.wait_for(lambda: os.path.exists(pid))
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 class Messages(TlsCase):

@@ -21,11 +21,11 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import unittest
 from xml.etree import ElementTree
 
+import ports
 import support
 import tls_tool
 from pages import PAGES, literal, read, sections
@@ -62,12 +62,6 @@ def commands(text):
                 words = words[own + 1:]
             # The name of a file follows.
             words = ["file of"] if "<" in word or ">" in word else []
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
 
 
 class Checks(support.Case):
@@ -156,7 +150,7 @@ class Recipes(Checks):
                 self.skipTest(f"{tool} is not installed")
         folder = self.path(title.replace(" ", "-").lower())
         os.mkdir(folder)
-        port = free_port()
+        port = str(ports.free())
         ends = []
         try:
             for mark, block in blocks:

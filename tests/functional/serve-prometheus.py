@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -13,15 +12,11 @@ import urllib.parse
 import urllib.request
 
 import nbdmini
+import ports
 import support
 
 DASHBOARD = os.path.join(os.path.dirname(__file__), "../../packaging/grafana/gmblock.json")
 SKIPPED = 77
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 class Prometheus(support.Case):
@@ -38,24 +33,19 @@ class Prometheus(support.Case):
         threading.Thread(target=self.server.process.stderr.read, daemon=True).start()
 
     def start_prometheus(self):
-        """Prometheus on a port of its own; another program may take that first."""
         config = self.make_file("prometheus.yml", json.dumps({
             "global": {"scrape_interval": "500ms", "scrape_timeout": "500ms"},
             "scrape_configs": [{"job_name": "gmblock",
                                 "static_configs": [{"targets": [self.target]}]}]}))
-        for _ in range(5):
-            self.port = free_port()
-            process = subprocess.Popen(
-                ["prometheus", f"--config.file={config}",
-                 f"--storage.tsdb.path={self.path('tsdb')}",
-                 f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=error"],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            self.addCleanup(process.wait)
-            self.addCleanup(process.kill)
-            self.wait_for(lambda: process.poll() is not None or self.is_ready())
-            if process.poll() is None:
-                return
-        self.fail("Prometheus did not start")
+        self.port = ports.free()
+        process = subprocess.Popen(
+            ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={self.path('tsdb')}",
+             f"--web.listen-address=127.0.0.1:{self.port}", "--log.level=error"],
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        self.wait_for(lambda: process.poll() is not None or self.is_ready())
+        self.assertIsNone(process.poll(), "Prometheus did not start")
 
     def is_ready(self):
         try:

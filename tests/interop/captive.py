@@ -1,7 +1,7 @@
 """A private gmblock server for one test, and the few things every interop test needs.
 
 What: Gmblock(…) serves exports on a Unix socket or on loopback TCP (the kernel picks the port)
-and stops with the test; run() calls a client and fails loudly; main() runs the test functions of a
+and stops with the test; the modules of ../functional can be imported after this one; run() calls a client and fails loudly; main() runs the test functions of a
 file, each with an empty folder of its own.  GMBLOCK names the program under test.
 Results: exit status 0 passed, 1 failed, 77 a prerequisite is missing.
 """
@@ -17,6 +17,8 @@ import sys
 import tempfile
 import traceback
 from urllib.parse import quote
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "functional"))
 
 MIB = 1 << 20
 ODD_BYTES = 123456789

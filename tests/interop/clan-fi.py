@@ -4,11 +4,11 @@ provider's statistics tell that clan has carried it."""
 
 import os
 import re
-import socket
 import subprocess
 import time
 
 from captive import Skip, main, require_program
+import ports
 
 PROVIDER_DIR = os.environ["CLAN_FI_DIR"]
 HERE = os.path.dirname(os.path.realpath(__file__))
@@ -40,27 +40,18 @@ def skip_if_sanitized():
         raise Skip("the library has sanitizers, and the programs have none")
 
 
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def start_server(base):
-    """A ping-pong server that listens, and its port. Between the choice of the port and the bind of
-    the server another process may take it: then the next port is tried."""
+    """A ping-pong server that listens, and its port."""
+    port = ports.free()
+    server = subprocess.Popen([*base, "-B", str(port)], env=environment(), text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     deadline = time.monotonic() + SECONDS_MAX
-    while True:
-        port = free_port()
-        server = subprocess.Popen([*base, "-B", str(port)], env=environment(), text=True,
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        while server.poll() is None and not listens(port) and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if server.poll() is None and listens(port):
-            return server, port
+    while server.poll() is None and not listens(port) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if server.poll() is not None or not listens(port):
         server.kill()
-        output, _ = server.communicate()
-        assert "Address already in use" in output and time.monotonic() < deadline, output
+        raise AssertionError(server.communicate()[0])
+    return server, port
 
 
 def ping_pong(provider, endpoint):

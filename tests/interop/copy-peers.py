@@ -9,6 +9,7 @@ import subprocess
 
 from captive import MIB, ODD_BYTES, Gmblock, Skip, main, make_file, pattern, refused, \
     require_program, run
+import ports
 
 SMALL_BYTES = 24 * MIB + 512 * 3
 
@@ -88,9 +89,7 @@ def qemu_nbd(folder, image, name="qemu.sock"):
 def nbd_server(folder, image):
     """It wants a configuration, and has no default export."""
     require_program("nbd-server")
-    with socket.socket() as probe:  # it opens a TCP port in any case
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = ports.free()  # it opens a TCP port in any case
     config = os.path.join(folder, "nbd-server.conf")
     with contextlib.suppress(FileNotFoundError):
         os.unlink(os.path.join(folder, "server.sock"))

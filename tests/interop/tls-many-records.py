@@ -8,12 +8,9 @@ Minutes, so it belongs to the soak suite.
 import ctypes
 import os
 import signal
-import sys
 
 from captive import Gmblock, main, pattern, require_libnbd
-
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "functional"))
-import tls_tool  # noqa: E402
+import tls_tool
 
 REQUESTS = (1 << 24) + 1000
 DEPTH = 64

@@ -4,14 +4,11 @@ nbdkit's nbd plugin, with certificates and with pre-shared keys; and those who s
 not."""
 
 import os
-import sys
 from urllib.parse import quote
 
 from captive import (MIB, Gmblock, main, make_file, make_random_file, pattern, refused,
                      require_libnbd, require_program, run)
-
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "functional"))
-import tls_tool  # noqa: E402
+import tls_tool
 
 BYTES = 8 * MIB
 

@@ -7,6 +7,7 @@ import sys
 import unittest
 
 import sockets_tool
+from sockets_tool import ports
 
 # Both ends. A process knows from its statistics in shared memory (struct stats of src/sockets/sockets.h) whether its
 # only connection is carried.
@@ -55,7 +56,7 @@ else:
 class Compare(sockets_tool.Case):
     def exchange(self, slow_place, program=PROGRAM, statement="spin off"):
         """What both ends have counted. The server answers late by rings, or by TCP."""
-        port = sockets_tool.free_port()
+        port = ports.free()
         both = [sys.executable, "-c", program]
         server = self.start(*self.carried(f"listen *:{port}; spin off", *both, "server", slow_place, str(port)),
                             stdout=-1, text=True)

@@ -13,7 +13,7 @@ import sys
 import unittest
 
 import sockets_tool
-from sockets_tool import free_port
+from sockets_tool import ports
 
 PYTHON = sys.executable
 LONG = os.environ.get("SOCKETS_LONG") == "1"
@@ -411,7 +411,7 @@ class Faults(sockets_tool.Case):
 
     def test_child_in_another_pid_namespace(self):
         """It finds no process of its parent's number, and must not take the connection for its own."""
-        port = free_port()
+        port = ports.free()
         server = self.start(*self.carried(f"listen *:{port}; after 3", PYTHON, "-c",
                                           OTHER_NAMESPACE, str(port)),
                             stdout=subprocess.PIPE, text=True)
@@ -427,7 +427,7 @@ class Faults(sockets_tool.Case):
 
     def serve_half(self, program):
         """A server that does not read all. Returns it and a connection that is carried."""
-        port = free_port()
+        port = ports.free()
         server = self.start(*self.carried(f"listen *:{port}; after 3", PYTHON, "-c", program,
                                           str(port)), stdout=subprocess.PIPE, text=True)
         self.assertEqual(server.stdout.readline(), "ready\n")
@@ -465,7 +465,7 @@ except ConnectionResetError:
 
     def test_writer_that_does_not_block(self):
         """It is told each time that there is room again."""
-        port = free_port()
+        port = ports.free()
         reader = self.start(*self.carried(f"listen *:{port}; after 3; ring 16384", PYTHON, "-c", """
 import socket, sys
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))
@@ -529,7 +529,7 @@ while left:
 
     def test_edge_behind_a_short_read(self):
         """The read has met the end: the next bytes wake who sleeps."""
-        port = free_port()
+        port = ports.free()
         server = self.start(*self.carried(f"listen *:{port}; after 3", PYTHON, "-c", EDGES, str(port)),
                             stdout=subprocess.PIPE, text=True)
         self.assertEqual(server.stdout.readline(), "listens\n")
@@ -554,7 +554,7 @@ for line in sys.stdin:
 
     def test_handed_over_while_the_peer_makes_no_call(self):
         """What it writes afterwards is for the other program."""
-        port = free_port()
+        port = ports.free()
         server = self.start(*self.carried(f"listen *:{port}; after 3", PYTHON, "-c", HANDS_OVER, str(port)),
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.assertEqual(server.stdout.readline(), "listens\n")
@@ -589,7 +589,7 @@ conn.sendall(bytes(65536))
         self.assertGreater(int(done.stdout), 3)
 
     def serve(self, calls=0, rules="listen *:PORT; after 3"):
-        port = free_port()
+        port = ports.free()
         server = self.start(*self.carried(rules.replace("PORT", str(port)), PYTHON, "-c", ECHO,
                                           str(port), str(calls)),
                             stdout=subprocess.PIPE, text=True)

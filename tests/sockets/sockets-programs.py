@@ -17,7 +17,7 @@ import sys
 import unittest
 
 import sockets_tool
-from sockets_tool import answers, free_port, wait_for
+from sockets_tool import answers, ports, wait_for
 
 PYTHON = sys.executable
 MPI_EXCHANGE = ""
@@ -182,7 +182,7 @@ class Programs(sockets_tool.Case):
 
     def redis(self, rules):
         server = self.need("redis-server")
-        port = free_port()
+        port = ports.free()
         process = self.start(
             *self.carried(rules.replace("PORT", str(port)), server, "--port", str(port),
                           "--save", "", "--appendonly", "no", "--bind", "127.0.0.1",
@@ -263,7 +263,7 @@ class Programs(sockets_tool.Case):
 
     def test_curl_and_http_server(self):
         curl = self.need("curl")
-        port = free_port()
+        port = ports.free()
         chance = random.Random(1)
         for i in range(30):
             with open(self.path(f"in{i}"), "wb") as file:
@@ -340,7 +340,7 @@ class Programs(sockets_tool.Case):
 
     def nginx(self, extra=""):
         program = self.need("nginx")
-        port = free_port()
+        port = ports.free()
         with open(self.path("small"), "wb") as file:
             file.write(bytes(i % 251 for i in range(1000)))
         with open(self.path("large"), "wb") as file:
@@ -397,7 +397,7 @@ for i in range(100):
         self.check_bytes("wrk", 100000)
 
     def echo(self, kind, clients):
-        port = free_port()
+        port = ports.free()
         server = self.start(*self.carried(f"listen *:{port}", PYTHON, "-c", SERVER, kind,
                                           str(port)), stdout=subprocess.PIPE, text=True)
         self.assertEqual(server.stdout.readline(), "ready\n")

@@ -18,7 +18,7 @@ import tarfile
 import unittest
 
 import sockets_tool
-from sockets_tool import free_port
+from sockets_tool import ports
 
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 PROGRAMS = ("redis-server", "redis-cli", "redis-benchmark", "redis-check-aof", "redis-check-rdb")
@@ -86,7 +86,7 @@ class Redis(sockets_tool.Case):
         """What the suite says of each test, sorted."""
         words = ["--clients", "1", "--tags", "-slow", "--portcount", str(PORTS),
                  # It looks for free ports from here on, and for their numbers + 10,000.
-                 "--baseport", str(10000 + free_port() % 20000)]
+                 "--baseport", str(ports.free(20000))]
         for unit in UNITS:
             words += ["--single", "unit/" + unit]
         for race in RACES:

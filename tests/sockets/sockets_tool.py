@@ -4,18 +4,16 @@ import json
 import os
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import unittest
 
+sys.path.append(os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "functional"))
+import ports  # noqa: E402, F401 (for the tests)
+
 RUN = ""  # clan-run
 DEADLINE_S = 60
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def wait_for(what, message):

@@ -9,7 +9,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -20,6 +19,7 @@ import testing
 GMBLOCK, KERNEL, SOURCE, BUILD, WORK, RELEASE, *TESTS = sys.argv[1:]
 sys.path.insert(0, os.path.join(SOURCE, "tests/frontdoor"))
 import packages  # noqa: E402 pylint: disable=wrong-import-position
+from packages import ports  # noqa: E402
 
 packages.WORK = os.path.abspath(WORK)
 DRIVERS = ["virtio_net", "virtio_pci", "ext4"]
@@ -39,12 +39,6 @@ sha256sum -c /data.sum && echo whole >/proof
 sync
 poweroff -f
 """
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 class Server:
@@ -181,7 +175,7 @@ class RootDisk(unittest.TestCase):
 
     def with_tls(self, name, words, make):
         """Boots with the initramfs that make() puts into /boot/initramfs, from a server that requires TLS."""
-        port = free_port()
+        port = ports.free()
         self.write("/etc/gmblock/root.psk", KEY.encode(), 0o600)
         self.write("/etc/gmblock/attach/root.conf",
                    f"URI=nbds://root@10.0.2.2:{port}/root?tls-psk-file=/etc/gmblock/root.psk\n"
