@@ -297,7 +297,6 @@ ELSEWHERE = {
     r"gmblock (attach|detach)|mkfs|umount|losetup": "tests/vm/attach.py",
     r"gmblock lease ": "tests/functional/serve-leases.py",
     r"gmblock top": "tests/functional/top-terminal.py",
-    r"sudo ": "tests/vm/unit.py",
     r"make (run|test) ": "tests/frontdoor/demo.py",
     r"clan-run ": "tests/sockets/sockets-programs.py",
     r"fi_pingpong": "tests/interop/clan-fi.py",
@@ -401,7 +400,7 @@ class Options(Checks):
 
     def test_readme(self):
         blocks = re.findall(r"^```\n(.*?)^```", read(os.path.join(ROOT, "README.md")), re.M | re.S)
-        self.check_options("\n".join(blocks), 15)
+        self.check_options("\n".join(blocks), 12)
 
     def test_manual_pages(self):
         for page in sorted(os.listdir(PAGES)):
