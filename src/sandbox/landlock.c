@@ -17,6 +17,7 @@
 #define RIGHT_REFER   (UINT64_C(1) << 13) /* in the interface since version 2 */
 #define RIGHT_RESIZE  (UINT64_C(1) << 14) /* in the interface since version 3 */
 #define RIGHT_IOCTL   (UINT64_C(1) << 15) /* in the interface since version 5 */
+#define NET_BIND      (UINT64_C(1) << 0)  /* in the interface since version 4 */
 #define NET_CONNECT   (UINT64_C(1) << 1)  /* in the interface since version 4 */
 #define RULE_PORT     2			  /* in the interface since version 4 */
 /* in the interface since version 6: connecting to abstract Unix sockets of other processes */
@@ -65,7 +66,10 @@ static struct ruleset_attributes handled(const struct sandbox *sandbox, uint32_t
 	out.files |= version >= 2 ? RIGHT_REFER : 0;
 	out.files |= version >= 3 ? RIGHT_RESIZE : 0;
 	out.files |= version >= 5 ? RIGHT_IOCTL : 0;
-	out.net = version >= 4 && !sandbox->loads_code && !sandbox->any_port ? NET_CONNECT : 0;
+	if (version >= 4 && !sandbox->loads_code) {
+		out.net |= sandbox->connect_ports.any ? 0 : NET_CONNECT;
+		out.net |= sandbox->makes_sockets && !sandbox->bind_ports.any ? NET_BIND : 0;
+	}
 	out.scoped = version >= 6 ? SCOPE_SIGNALS | SCOPE_SOCKETS : 0;
 	return out;
 }
@@ -113,6 +117,20 @@ static int landlock_add_rule(int ruleset, const struct sandbox_rule *rule, uint6
 	return rc;
 }
 
+static int landlock_add_ports(int ruleset, const struct sandbox_ports *ports, uint64_t allowed)
+{
+	int rc = 0;
+
+	for (uint32_t i = 0; rc == 0 && allowed != 0 && i < ports->count; i++) {
+		const struct port_attributes port = { allowed, ports->list[i] };
+
+		if (syscall(SYS_landlock_add_rule, ruleset, RULE_PORT, &port, 0U) < 0) {
+			rc = -errno;
+		}
+	}
+	return rc;
+}
+
 int landlock_enter(const struct sandbox *sandbox)
 {
 	uint32_t version = landlock_version();
@@ -131,13 +149,10 @@ int landlock_enter(const struct sandbox *sandbox)
 	for (uint32_t i = 0; rc == 0 && i < sandbox->rule_count; i++) {
 		rc = landlock_add_rule(ruleset, &sandbox->rules[i], attributes.files);
 	}
-	for (uint32_t i = 0; rc == 0 && attributes.net != 0 && i < sandbox->port_count; i++) {
-		const struct port_attributes port = { NET_CONNECT, sandbox->ports[i] };
-
-		if (syscall(SYS_landlock_add_rule, ruleset, RULE_PORT, &port, 0U) < 0) {
-			rc = -errno;
-		}
-	}
+	rc = rc
+		     ?: landlock_add_ports(
+				ruleset, &sandbox->connect_ports, attributes.net & NET_CONNECT);
+	rc = rc ?: landlock_add_ports(ruleset, &sandbox->bind_ports, attributes.net & NET_BIND);
 	if (rc == 0 && syscall(SYS_landlock_restrict_self, ruleset, 0U) < 0) {
 		rc = -errno;
 	}

@@ -79,17 +79,17 @@ int sandbox_allow(struct sandbox *sandbox, const char *path, uint32_t access, st
 	return rc < 0 || real == NULL ? rc : sandbox_add_rule(sandbox, real, access, NULL, error);
 }
 
-void sandbox_allow_port(struct sandbox *sandbox, uint16_t port)
+void sandbox_allow_port(struct sandbox_ports *ports, uint16_t port)
 {
-	for (uint32_t i = 0; i < sandbox->port_count; i++) {
-		if (sandbox->ports[i] == port) {
+	for (uint32_t i = 0; i < ports->count; i++) {
+		if (ports->list[i] == port) {
 			return;
 		}
 	}
-	if (port == 0 || sandbox->port_count == SANDBOX_PORTS_MAX) {
-		sandbox->any_port = true;
+	if (port == 0 || ports->count == SANDBOX_PORTS_MAX) {
+		ports->any = true;
 	} else {
-		sandbox->ports[sandbox->port_count++] = port;
+		ports->list[ports->count++] = port;
 	}
 }
 
@@ -220,7 +220,7 @@ static void warn_of_files_alone(const struct sandbox *sandbox)
 			memcmp(before, rule->path, bytes) != 0) {
 			log_warning("%s: a later replacement of %s cannot be read, because the "
 				    "sandbox does not allow all of %.*s; put the file into a "
-				    "separate directory",
+				    "separate folder",
 				rule->alone_of, rule->path, MAX((int)bytes, 1), rule->path);
 		}
 		before = rule->path;

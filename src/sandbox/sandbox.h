@@ -47,6 +47,13 @@ struct sandbox_rule {
 
 enum { SANDBOX_PORTS_MAX = 16 };
 
+/* TCP ports, at any address. All zero: none. */
+struct sandbox_ports {
+	uint16_t list[SANDBOX_PORTS_MAX];
+	uint32_t count;
+	bool any;
+};
+
 /* The rights that a process keeps inside the sandbox. All zero: none. */
 struct sandbox {
 	struct sandbox_rule *rules;
@@ -56,19 +63,19 @@ struct sandbox {
 	bool renames; /* the server replaces files by rename() */
 	/* The server connects to Unix sockets and TCP ports. */
 	bool connects;
-	/* Unix sockets are created after sandbox_seal(), in folders with SANDBOX_SOCKETS. */
+	/* Unix sockets are created after sandbox_seal(), in folders with SANDBOX_SOCKETS. The
+	 * system call filter cannot see the address of bind(), so Landlock restricts TCP ports
+	 * (Linux 6.7).
+	 */
 	bool makes_sockets;
 	/* A port below 1024 will be opened after sandbox_enter(). */
 	bool binds_low_port;
-	/* TCP ports to which connections are allowed, at any address. */
-	uint16_t ports[SANDBOX_PORTS_MAX];
-	uint32_t port_count;
-	bool any_port;
+	struct sandbox_ports connect_ports; /* to which connections are allowed */
+	struct sandbox_ports bind_ports;    /* that can be bound, with makes_sockets */
 };
 
-/* Allows connections to this TCP port. With port 0, or with more than SANDBOX_PORTS_MAX ports,
- * connections to all ports are allowed. */
-void sandbox_allow_port(struct sandbox *sandbox, uint16_t port);
+/* Adds a port. With port 0, or with more than SANDBOX_PORTS_MAX ports, all ports are allowed. */
+void sandbox_allow_port(struct sandbox_ports *ports, uint16_t port);
 
 struct sandbox_support {
 	uint32_t landlock; /* version of Landlock's interface; 0: not in this kernel, or off */

@@ -164,10 +164,11 @@ static int allow_folders(
 static int allow_network(struct sandbox *sandbox, const struct export_uri *uri, struct error *error)
 {
 	sandbox->binds_low_port |= uri->port > 0 && uri->port < LOW_PORTS;
+	sandbox_allow_port(&sandbox->bind_ports, uri->port);
 	if (uri->provider == NULL || strcmp(uri->provider, "tcp") == 0) {
 		if (strcmp(uri->protocol, "push") == 0) {
 			/* Permits all ports (0), because trusted clients may push to any port. */
-			sandbox_allow_port(sandbox, 0);
+			sandbox_allow_port(&sandbox->connect_ports, 0);
 		}
 		return 0;
 	}
@@ -221,7 +222,7 @@ static int allow_configured(struct sandbox *sandbox, const struct server_config 
 		/* An NBD destination needs its port; push destinations get all ports if this server
 		 * also listens for push on the network (allow_network()). */
 		if (place->path == NULL && strcmp(place->protocol, "nbd") == 0) {
-			sandbox_allow_port(sandbox, place->port);
+			sandbox_allow_port(&sandbox->connect_ports, place->port);
 		}
 	}
 	if (rc == 0 && state != NULL) {

@@ -163,7 +163,7 @@ class Sandbox(support.Case):
             self.assertEqual((code, "the sandbox allows only files in use" in errors), (int(refused), refused), errors)
         errors = server.stop()[1]
         self.assertEqual(errors.count("cannot be read, because the sandbox does not allow all of "
-                                      f"{pki}; put the file into a separate directory"), int(self.has_landlock), errors)
+                                      f"{pki}; put the file into a separate folder"), int(self.has_landlock), errors)
         self.assertEqual("--tls-certificates: a later replacement of" in errors, self.has_landlock)
 
     def test_a_folder_around_one_that_was_warned_of(self):

@@ -354,10 +354,10 @@ static void connect_to_ports(bool any)
 	(void)listen_at(&named);
 	(void)listen_at(&other);
 	for (int i = 0; i <= SANDBOX_PORTS_MAX; i++) { /* one port, however often it is named */
-		sandbox_allow_port(&sandbox, named);
+		sandbox_allow_port(&sandbox.connect_ports, named);
 	}
 	if (any) {
-		sandbox_allow_port(&sandbox, 0);
+		sandbox_allow_port(&sandbox.connect_ports, 0);
 	}
 	CHECK(sandbox_enter(&sandbox, SANDBOX_ON, &error) == 0);
 	CHECK(try_port(named) == 0);
@@ -374,6 +374,46 @@ static void any_port(void)
 	connect_to_ports(true);
 }
 
+static int try_bind(int family, uint16_t port)
+{
+	const struct sockaddr_in address = {
+		.sin_family = AF_INET,
+		.sin_port = htons(port),
+		.sin_addr.s_addr = htonl(INADDR_LOOPBACK),
+	};
+	struct sockaddr_un path = { .sun_family = AF_UNIX };
+	int fd = socket(family, SOCK_STREAM, 0);
+	int result;
+
+	CHECK(fd >= 0);
+	snprintf(path.sun_path, sizeof(path.sun_path), "%.90s/socket", folder);
+	result = family == AF_UNIX ? bind(fd, (const struct sockaddr *)&path, sizeof(path))
+				   : bind(fd, (const struct sockaddr *)&address, sizeof(address));
+	result = result < 0 ? -errno : 0;
+	close(fd);
+	return result;
+}
+
+/* A server that connects, so that it has TCP sockets, and makes Unix sockets. */
+static void bind_to_ports(void)
+{
+	struct sandbox sandbox = { .connects = true, .makes_sockets = true };
+	struct error error = { 0 };
+	uint16_t named;
+	uint16_t other;
+
+	close(listen_at(&named));
+	close(listen_at(&other));
+	sandbox_allow_port(&sandbox.bind_ports, named);
+	CHECK(sandbox_allow(&sandbox, folder, SANDBOX_SOCKETS, &error) == 0);
+	CHECK(sandbox_enter(&sandbox, SANDBOX_ON, &error) == 0);
+	CHECK(sandbox_seal(SANDBOX_ON, &error) == 0);
+	CHECK(try_bind(AF_UNIX, 0) == 0);
+	CHECK(try_bind(AF_INET, named) != -EACCES);
+	CHECK(try_bind(AF_INET, other) == -EACCES);
+	CHECK(try_bind(AF_INET, 0) == -EACCES);
+}
+
 static void test_ports(void **state)
 {
 	struct sandbox_support support;
@@ -386,6 +426,7 @@ static void test_ports(void **state)
 	}
 	in_child(one_port);
 	in_child(any_port);
+	in_child(bind_to_ports);
 }
 
 static void test_broad(void **state)
