@@ -116,10 +116,14 @@ bool sandbox_is_user(const char *text)
 {
 	char user[SANDBOX_NAME_BYTES];
 	const char *colon = strchr(text, ':');
+	size_t bytes = strcspn(text, ":");
 
-	snprintf(user, sizeof(user), "%.*s", (int)strcspn(text, ":"), text);
-	return strlen(text) < sizeof(user) && running.uid != (uid_t)-1 &&
-	       is_running_as(user, running.name, running.uid) &&
+	if (strlen(text) >= sizeof(user) || running.uid == (uid_t)-1) {
+		return false;
+	}
+	memcpy(user, text, bytes);
+	user[bytes] = '\0';
+	return is_running_as(user, running.name, running.uid) &&
 	       (colon != NULL ? is_running_as(colon + 1, running.group, running.gid)
 			      : running.is_own_group);
 }
