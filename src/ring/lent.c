@@ -100,7 +100,7 @@ void ring_lent_zero(struct ring *ring, struct ring_op *op, const struct ring_len
 void ring_command(struct ring *ring, struct ring_op *op, struct ring_file file, uint32_t command,
 	const uint8_t parameters[16], uint64_t addr, ring_done_fn *done)
 {
-	struct io_uring_sqe *sqe = ring_sqe(ring, op, (enum ring_code)RING_COMMAND, done);
+	struct io_uring_sqe *sqe = ring_sqe(ring, op, RING_COMMAND, done);
 
 	memset(sqe, 0, sizeof(*sqe));
 	sqe->opcode = IORING_OP_URING_CMD;

@@ -22,15 +22,11 @@
 
 #include "ring/ring.h"
 
-/* The operation of ring_command(), beyond those that every ring has. */
-enum { RING_COMMAND = RING_CODE_COUNT };
-
 struct ring_lent {
 	uint8_t *base; /* NULL: not reserved */
 	uint32_t slot_bytes;
 	uint32_t slot_count; /* slot i is entry i of the buffer table */
 	int zero_fd;	     /* /dev/zero */
-	uint8_t *twin;	     /* simulation only: the memory of the pages */
 };
 
 /* Reserves addresses. -ENOMEM, or an error of opening /dev/zero. */

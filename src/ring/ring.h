@@ -73,7 +73,7 @@ enum ring_code {
 	RING_CALL,
 	RING_DEFER,
 	RING_CHECK,
-	RING_CODE_COUNT
+	RING_COMMAND, /* ring_command() in lent.h */
 };
 
 /* Kernel features, found by probing at start. Shown by "gmblock info --local". */
