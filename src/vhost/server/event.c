@@ -174,6 +174,17 @@ void vhost_events_pause(struct vhost_session *session)
 	}
 }
 
+/* Returns whether a signal would wait, because the front end has not read its counter. */
+static bool counter_is_full(const struct vhost_event *event)
+{
+	struct pollfd poll_fd = { .fd = event->file.fd, .events = POLLOUT };
+
+	return poll(&poll_fd, 1, 0) == 0;
+}
+
+/* A signal is cancelled only if the counter is full: the front end then notices the requests when
+ * it reads the counter. Any other signal is about to complete, but perhaps in a worker of the
+ * kernel that a cancellation would precede. */
 bool vhost_events_rest(struct vhost_session *session)
 {
 	bool rest = true;
@@ -182,11 +193,11 @@ bool vhost_events_rest(struct vhost_session *session)
 	{
 		struct vhost_event *event = list_entry(node, struct vhost_event, node);
 
-		event->is_due = false;
-		if (event->op.in_flight) {
+		if (event->op.in_flight && (event->is_kick || counter_is_full(event))) {
+			event->is_due = false;
 			ring_cancel(session->base.engine->ring, &event->op);
-			rest = false;
 		}
+		rest &= !event->op.in_flight;
 	}
 	return rest;
 }
