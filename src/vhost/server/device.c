@@ -205,6 +205,8 @@ static const char *vhost_memory_text(int error)
 		return "the addresses of a region of guest memory overflow";
 	case E2BIG:
 		return "a region of guest memory exceeds the server's limit of 8 TiB";
+	case EMFILE:
+		return "too many regions of its earlier memory are in use by requests in flight";
 	case ENOSPC:
 		return "the server's limit on mappings of guest memory is reached";
 	case ENOMEM:
@@ -226,7 +228,7 @@ static struct vhost_guest_region *region_take(struct vhost_session *session,
 		*rule = "a region of guest memory has no descriptor";
 		return NULL;
 	}
-	rc = vhost_region_create(about, fd, &region);
+	rc = vhost_region_create(session, about, fd, &region);
 	*rule = rc < 0 ? vhost_memory_text(rc) : NULL;
 	return rc < 0 ? NULL : region;
 }

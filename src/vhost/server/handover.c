@@ -327,7 +327,7 @@ static int adopt_memory(struct vhost_session *session, struct state_reader *in, 
 			.user_address = be64_get(wire.user_address),
 			.file_offset = be64_get(wire.file_offset),
 		};
-		rc = fd < 0 ? -EBADF : vhost_region_create(&about, fd, &regions[done]);
+		rc = fd < 0 ? -EBADF : vhost_region_create(session, &about, fd, &regions[done]);
 		done += rc == 0;
 	}
 	if (rc == 0 && count > 0) {

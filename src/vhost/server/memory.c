@@ -14,16 +14,17 @@ static bool wraps(uint64_t address, uint64_t bytes)
 	return __builtin_add_overflow(address, bytes, &end);
 }
 
-int vhost_region_create(
-	const struct vhost_region *about, int fd, struct vhost_guest_region **region_out)
+int vhost_region_create(struct vhost_session *session, const struct vhost_region *about, int fd,
+	struct vhost_guest_region **region_out)
 {
 	struct vhost_guest_region *region;
 	int rc;
 
 	rc = wraps(about->guest_address, about->bytes) || wraps(about->user_address, about->bytes)
 		     ? -EINVAL
-	     : about->bytes > VHOST_MEMORY_BYTES_MAX ? -E2BIG
-						     : 0;
+	     : about->bytes > VHOST_MEMORY_BYTES_MAX	  ? -E2BIG
+	     : session->region_count >= VHOST_REGIONS_MAX ? -EMFILE
+							  : 0;
 	region = rc == 0 ? calloc(1, sizeof(*region)) : NULL;
 	if (rc == 0) {
 		rc = region == NULL ? -ENOMEM
@@ -35,6 +36,8 @@ int vhost_region_create(
 		dispose_fd(fd, (uid_t)-1, false);
 		return rc;
 	}
+	session->region_count++;
+	region->session = session;
 	region->users = 1;
 	region->about = *about;
 	region->fd = fd;
@@ -50,6 +53,7 @@ int vhost_region_create(
 void vhost_region_put(struct vhost_guest_region *region)
 {
 	if (--region->users == 0) {
+		region->session->region_count--;
 		mapping_destroy(&region->mapping);
 		/* the last descriptor of a file in memory frees the memory, which takes time */
 		dispose(&(struct disposal){ .fds = &region->fd, .fd_count = 1 });

@@ -29,6 +29,11 @@
 enum {
 	VHOST_SERVER_QUEUES = 64,
 	VHOST_SLOTS = 32, /* regions of guest memory of one session */
+	/* Mapped regions of one session, with those of earlier tables that requests in flight still
+	 * use. Without this limit, a front end that replaces its table while a disk hangs could use
+	 * all mappings of the process (MAPPINGS_MAX). QEMU has at most VHOST_SLOTS, and shares
+	 * regions between tables; after a change of its memory map it may replace up to 8. */
+	VHOST_REGIONS_MAX = 8 * VHOST_SLOTS,
 	VHOST_ENTRIES_MAX = 1024,
 	/* eventfds of one session: those of its queues, and some that were dropped while a signal
 	 * was under way */
@@ -52,7 +57,10 @@ static inline void shared_copy(void *to, const void *from, size_t bytes)
 
 /* --- guest memory ----------------------------------------------------------------------------- */
 
+struct vhost_session;
+
 struct vhost_guest_region {
+	struct vhost_session *session;
 	uint32_t users; /* tables that contain the region */
 	struct mapping mapping;
 	struct mem_region memory;
@@ -69,8 +77,9 @@ struct vhost_memory {
 
 /* memory.c */
 /* Creates the region that the descriptor contains. Takes ownership of the descriptor. Errors: see
- * mapping_create(); -EINVAL: its addresses overflow; -E2BIG: it exceeds VHOST_MEMORY_BYTES_MAX. */
-GMB_MUST_CHECK int vhost_region_create(
+ * mapping_create(); -EINVAL: its addresses overflow; -E2BIG: it exceeds VHOST_MEMORY_BYTES_MAX;
+ * -EMFILE: the session has VHOST_REGIONS_MAX regions. */
+GMB_MUST_CHECK int vhost_region_create(struct vhost_session *session,
 	const struct vhost_region *about, int fd, struct vhost_guest_region **region_out);
 void vhost_region_put(struct vhost_guest_region *region);
 /* Returns a table with count regions, and takes over the caller's uses of them, even if there is no
@@ -103,7 +112,6 @@ void vhost_log_mark(const struct mapping *log, uint64_t guest_address, uint64_t 
 
 struct blk_request;
 struct vhost_queue;
-struct vhost_session;
 
 /* An eventfd of the front end, read (kick) or written (call, error) through the ring, because its
  * other side determines whether these calls block. */
@@ -132,8 +140,8 @@ void vhost_event_drop(struct vhost_event **event, bool signals);
 void vhost_events_cancel(struct vhost_session *session);
 /* Of a session that another process takes over: stops reading kick events. */
 void vhost_events_pause(struct vhost_session *session);
-/* Returns whether no operation of an event is in flight. Cancels signals that the front end does
- * not receive: vhost_events_continue() signals all queues. */
+/* Returns whether no operation of an event is in flight. Signals still reach the front end, except
+ * those that wait until it reads its counter. */
 bool vhost_events_rest(struct vhost_session *session);
 /* Continues after vhost_events_pause(), in one of both processes. */
 void vhost_events_continue(struct vhost_session *session);
@@ -314,6 +322,7 @@ struct vhost_session {
 	bool rests;	      /* was paused, or comes from another process: kicks are not read */
 	struct ring_op back_op;
 	struct vhost_memory *memory;
+	uint32_t region_count;	    /* mapped, also by earlier tables */
 	struct vhost_file log;	    /* of dirty pages */
 	struct vhost_file inflight; /* record of requests in flight */
 	int inflight_fd;	    /* -1: not created by this session */
