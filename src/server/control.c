@@ -121,6 +121,7 @@ static int server_control_listen_at(
 {
 	char socket_path[PATH_BYTES];
 	struct export_uri uri = { .protocol = "nbd", .is_unix = true, .socket_path = socket_path };
+	uint32_t retries = LISTENER_RETRIES;
 	mode_t before;
 	int rc;
 
@@ -131,7 +132,7 @@ static int server_control_listen_at(
 	snprintf(socket_path, sizeof(socket_path), "%s", path);
 	uri.socket_path_bytes = (uint32_t)strlen(path);
 	before = umask(0177);
-	rc = listener_open(&uri, NULL, listener, error);
+	rc = listener_open(&uri, NULL, &retries, listener, error);
 	umask(before);
 	return rc;
 }

@@ -144,13 +144,14 @@ static struct server_view view_of(const struct server *server)
 	};
 }
 
-static struct listen_folders folders_of(struct server *server)
+static struct listen_folders folders_of(struct server *server, uint32_t *retries)
 {
 	struct listen_folders folders = {
 		.config = server->config,
 		.listeners = server->listeners,
 		.listener_count = &server->listener_count,
 		.acceptor = server->acceptor,
+		.retries = retries,
 	};
 
 	for (uint32_t i = 0; i < server->kind_count; i++) {
@@ -161,10 +162,12 @@ static struct listen_folders folders_of(struct server *server)
 	return folders;
 }
 
-/* Opens and closes the sockets of exports in folders (listen/folder.h). */
-static int follow_exports(struct server *server, json_t *lines, struct error *error)
+/* Opens and closes the sockets of exports in folders (listen/folder.h). retries: for addresses in
+ * use; 0 while the server runs, because the main thread would wait. */
+static int follow_exports(
+	struct server *server, uint32_t retries, json_t *lines, struct error *error)
 {
-	const struct listen_folders folders = folders_of(server);
+	const struct listen_folders folders = folders_of(server, &retries);
 
 	return listen_folders_follow(&folders, &server->exports, lines, error);
 }
@@ -188,9 +191,12 @@ static int start_accepting(struct server *server, struct error *error)
 	int rc = acceptor_create(&options, &server->acceptor, error);
 
 	/* in an upgrade, the other process still has its exports */
-	rc = rc ?: (server->take == NULL ? follow_exports(server, NULL, error) : 0);
+	rc = rc
+		     ?: (server->take == NULL
+					? follow_exports(server, LISTENER_RETRIES, NULL, error)
+					: 0);
 	if (rc == 0) {
-		const struct listen_folders folders = folders_of(server);
+		const struct listen_folders folders = folders_of(server, NULL);
 
 		listen_folders_clean(&folders);
 	}
@@ -214,7 +220,7 @@ static int start_accepting(struct server *server, struct error *error)
 		rc = upgrade_take_over(server->take, &taker, error);
 		if (rc == 0) {
 			/* it has logged its errors */
-			(void)!follow_exports(server, NULL, NULL);
+			(void)!follow_exports(server, 0, NULL, NULL);
 		}
 	}
 	if (rc == 0) {
@@ -237,7 +243,7 @@ static void exports_have_changed(void *context, json_t *lines)
 	struct server *server = context;
 	struct server_view view;
 
-	(void)!follow_exports(server, lines, NULL);
+	(void)!follow_exports(server, 0, lines, NULL);
 	view = view_of(server);
 	server_control_look(server->control, &view);
 	scrape_look(server->scrape, &view);

@@ -89,7 +89,7 @@ class Nodes(support.Case):
         self.assertEqual(self.warnings("[{psk: x, rights: rw}]", "[{name: a, psk: y}]"), "")
         file = self.config("nodes: [{name: a, uid: 1}]\nexports: [{name: disk, path: 'memory:1M'}, "
                            "{name: other, path: 'memory:1M', readonly: yes}]\n")
-        _, _, errors = self.run_gmblock("serve", "--check", file)
+        _, _, errors = self.run_gmblock("serve", "--check", file, "--state-folder", self.folder)
         self.assertIn('export "disk" has no access rules: clients that belong to no node can write to it', errors)
         self.assertNotIn("other", errors)
 

@@ -164,7 +164,7 @@ class UnixSockets(support.Case):
             ["serve", "null:1M", "--listen", "nbd+unix:///?socket=/tmp/" + "x" * 103], 1,
             "has 108 bytes", "the limit is 107")
         self.check_refused(["serve", "null:1M", "--listen", self.socket_uri("no/s")], 1,
-                           "the directory of the socket does not exist")
+                           "the folder of the socket does not exist; create it")
 
     def test_the_longest_path(self):
         name = "x" * (107 - len(self.folder) - 1)

@@ -146,7 +146,7 @@ class Folder(upgrades.Case):
         self.assertIn("its name contains a slash", output)
         self.check("a")
         errors = server.stop()[1]
-        for text in ('"x/y": no socket in .*slash', '"..": no socket in .*directory', '"": no socket in .*empty',
+        for text in ('"x/y": no socket in .*slash', '"..": no socket in .*folder', '"": no socket in .*empty',
                      'no socket in .*has .* bytes, the limit is 107'):
             self.assertRegex(errors, text)
 
@@ -215,6 +215,71 @@ class Folder(upgrades.Case):
         self.export("add", "b", self.image("b"))
         self.check("b")
 
+    def listen(self, *names):
+        """Sockets of another program in the folder."""
+        listeners = []
+        for name in names:
+            listener = socket.socket(socket.AF_UNIX)
+            self.addCleanup(listener.close)
+            listener.bind(f"{self.sockets}/{name}")
+            listener.listen(200)
+            listener.setblocking(False)
+            listeners.append(listener)
+        return listeners
+
+    def tries(self, listener):
+        """How often a server has found that a program listens there: it connects each time that it tries to bind."""
+        count = 0
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                listener.accept()[0].close()
+                count += 1
+        return count
+
+    def test_sockets_in_use_at_the_start(self):
+        """The server waits for those of a server that was just killed, but once, not for each socket."""
+        listeners = self.listen("a", "b", "c", "d")
+        exports = [word for name in "abcd" for word in ("--export", f"{name}=null:1M")]
+        code, _, errors = self.run_gmblock("serve", *exports, "--listen", self.uri(), "--control", "none")
+        self.assertEqual(code, 1)
+        self.assertIn("sockets/a: another program listens on this socket", errors)
+        self.assertEqual([self.tries(listener) for listener in listeners], [40, 1, 1, 1])
+
+    def test_a_socket_in_use_while_the_server_runs(self):
+        """Nothing else would go on in the main thread while it waits."""
+        self.serve("a", arguments=["--sandbox=off"])
+        listener, = self.listen("b")
+        output = self.export("add", "b", self.image("b"))
+        self.assertRegex(output, r'export "b": no socket in .*another program listens on this socket')
+        self.assertEqual(self.tries(listener), 1)
+        self.check("a")
+
+    def test_a_socket_in_use_and_a_sandbox(self):
+        self.serve("a", arguments=["--sandbox=on"])
+        listener, = self.listen("b")
+        output = self.export("add", "b", self.image("b"))
+        self.assertRegex(output, "the sandbox does not allow the server to check whether a program listens there")
+        self.assertEqual(self.tries(listener), 0)
+
+    def test_a_reload_tries_again(self):
+        config = self.path("gmblock.conf")
+        exports = [{"name": "a", "path": self.image("a")}, {"name": "x/y", "path": self.image("x")}]
+        with open(config, "w", encoding="utf-8") as file:
+            json.dump({"exports": exports}, file)
+        server = self.start("--config", config, "--listen", self.uri(), "--control", self.control, "--export-folder",
+                            self.folder, uri_count=1)
+        self.addCleanup(server.stop)
+        self.make_file("sockets/b", b"not a socket")
+        with open(config, "w", encoding="utf-8") as file:
+            json.dump({"exports": [*exports, {"name": "b", "path": self.image("b")}]}, file)
+        for _ in range(2):
+            output = self.command("reload", self.control)
+            self.assertRegex(output, r'export "b": no socket in .*the path exists and is not a socket')
+            self.assertNotIn("slash", output)
+        os.unlink(self.sockets + "/b")
+        self.assertNotIn("no socket", self.command("reload", self.control))
+        self.check("b")
+
     def test_an_upgrade_passes_the_sockets(self):
         self.serve("a", "b")
         self.export("add", "c", self.image("c"))
@@ -240,8 +305,10 @@ class Folder(upgrades.Case):
                              (self.uri(folder="/x"), "'folder' is given twice")):
             self.check_refused(["serve", "null:1M", "--listen", uri], 2, message)
         self.check_refused(["info", self.uri()], 2, "write ?socket=FOLDER/EXPORT")
-        self.check_refused(["serve", "null:1M", "--listen", f"vhost-user-blk+unix:///?folder={self.path('none')}",
-                            "--export", f"a={self.image('a')}"], 1, "the directory of the socket does not exist")
+        errors = self.check_refused(["serve", "--listen", f"vhost-user-blk+unix:///?folder={self.path('none')}", "--export",
+                                     f"a={self.image('a')}", "--export", f"b={self.image('b')}"], 1,
+                                    f"no folder {self.path('none')}; create it")
+        self.assertEqual(len(errors.splitlines()), 1, errors)
 
 
 if __name__ == "__main__":

@@ -391,6 +391,7 @@ static int try_bind(int family, uint16_t port)
 				   : bind(fd, (const struct sockaddr *)&address, sizeof(address));
 	result = result < 0 ? -errno : 0;
 	close(fd);
+	(void)unlink(path.sun_path);
 	return result;
 }
 

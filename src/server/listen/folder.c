@@ -67,10 +67,9 @@ bool listen_folders_adopt(const struct server_config *config, struct listener *l
 static const char *why_no_file_name(const char *name)
 {
 	return name[0] == '\0' ? "its name is empty; name it with --export NAME=PATH"
-	       : strcmp(name, ".") == 0 || strcmp(name, "..") == 0
-		       ? "its name is that of a directory"
-	       : strchr(name, '/') != NULL ? "its name contains a slash"
-					   : NULL;
+	       : strcmp(name, ".") == 0 || strcmp(name, "..") == 0 ? "its name is that of a folder"
+	       : strchr(name, '/') != NULL			   ? "its name contains a slash"
+								   : NULL;
 }
 
 /* Fills in the listener of an export. Its socket is opened by open_socket(). */
@@ -108,7 +107,7 @@ static int open_socket(
 	mode_t allowed = mode != NULL ? (mode_t)strtoul(mode, NULL, 8) : 0;
 	mode_t before = mode != NULL ? umask(MODE_ALL & ~allowed) : 0;
 	struct listener opened;
-	int rc = listener_open(&listener->uri, listener->kind, &opened, error);
+	int rc = listener_open(&listener->uri, listener->kind, folders->retries, &opened, error);
 
 	if (mode != NULL) {
 		(void)umask(before);
@@ -136,6 +135,8 @@ static void say_none(
 	}
 }
 
+/* Opens the socket of a new export. error: the caller reports the failure; NULL: it is reported
+ * here. */
 static int folder_add(const struct listen_folders *folders, uint32_t folder, const char *name,
 	json_t *lines, struct error *error)
 {
@@ -157,10 +158,24 @@ static int folder_add(const struct listen_folders *folders, uint32_t folder, con
 	if (rc == 0 && reason == NULL) {
 		rc = acceptor_add(folders->acceptor, listener, index, &why);
 	}
-	if (rc < 0 || reason != NULL) {
+	if (reason != NULL || (rc < 0 && error == NULL)) {
 		say_none(lines, uri, name, reason != NULL ? reason : why.text);
 	}
 	return rc < 0 ? error_set(error, rc, "%s", why.text) : 0;
+}
+
+/* Tries again to open the socket of an export. */
+static void folder_retry(
+	const struct listen_folders *folders, struct listener *listener, json_t *lines)
+{
+	const char *name = listener->uri.export_name;
+	struct error error;
+	int rc = why_no_file_name(name) == NULL ? open_socket(listener, folders, &error) : 0;
+
+	if (rc < 0 && rc != -ENAMETOOLONG) { /* which no change of the folder remedies */
+		say_none(lines, &folders->config->listens[listener->folder - 1].uri, name,
+			error.text);
+	}
 }
 
 static void folder_remove(const struct listen_folders *folders, uint32_t index)
@@ -190,10 +205,10 @@ static int compare_named(const void *left, const void *right)
 	return strcmp(a->name, b->name);
 }
 
-/* Closes the sockets of exports that are gone, and accepts at inherited ones. Sets `seen` for each
- * export that has a listener. */
+/* Closes the sockets of exports that are gone, and accepts at inherited ones and at those that
+ * could not be opened before. Sets `seen` for each export that has a listener. */
 static int keep_listeners(const struct listen_folders *folders, uint32_t folder,
-	const struct named *names, uint32_t count, bool *seen, struct error *error)
+	const struct named *names, uint32_t count, bool *seen, json_t *lines, struct error *error)
 {
 	int result = 0;
 
@@ -211,6 +226,9 @@ static int keep_listeners(const struct listen_folders *folders, uint32_t folder,
 		}
 		if (found != NULL) {
 			seen[found->index] = true;
+			if (listener->fd_count == 0) {
+				folder_retry(folders, listener, lines);
+			}
 			result = listener->door == NULL && listener->fd_count > 0
 					 ? acceptor_add(folders->acceptor, listener, i, error)
 					 : 0;
@@ -218,6 +236,19 @@ static int keep_listeners(const struct listen_folders *folders, uint32_t folder,
 		i++;
 	}
 	return result;
+}
+
+/* Checks that the folder exists, so that its exports do not have one error each. */
+static int check_folder(const struct export_uri *uri, struct error *error)
+{
+	struct stat status;
+
+	return stat(uri->socket_path, &status) == 0 && S_ISDIR(status.st_mode)
+		       ? 0
+		       : error_set(error, -ENOENT,
+				 "cannot listen on %s+unix:///?folder=%s: there is no folder %s; "
+				 "create it for the user of the server",
+				 uri->protocol, quote(uri->socket_path), quote(uri->socket_path));
 }
 
 static int follow(const struct listen_folders *folders, const struct exports *exports,
@@ -234,8 +265,15 @@ static int follow(const struct listen_folders *folders, const struct exports *ex
 		if (!folders->config->listens[folder].uri.is_folder) {
 			continue;
 		}
+		if (result == 0 && error != NULL) {
+			result = check_folder(&folders->config->listens[folder].uri, error);
+			if (result < 0) {
+				return result;
+			}
+		}
 		memset(seen, 0, count * sizeof(*seen));
-		result = result ?: keep_listeners(folders, folder, names, count, seen, error);
+		result =
+			result ?: keep_listeners(folders, folder, names, count, seen, lines, error);
 		for (uint32_t i = 0; i < count; i++) {
 			int rc = seen[i] ? 0
 					 : folder_add(folders, folder, exports->list[i]->about.name,

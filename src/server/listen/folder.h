@@ -23,6 +23,8 @@ struct listen_folders {
 	struct listener *listeners;
 	uint32_t *listener_count;
 	struct acceptor *acceptor;
+	/* number of retries of listener_open() for all sockets together */
+	uint32_t *retries;
 };
 
 /* Returns whether the configuration has a folder. */
@@ -32,9 +34,10 @@ uint32_t listen_folders_room(const struct server_config *config);
 /* Returns whether the socket of another process is in one of the folders, and makes the listener
  * one of this folder. */
 bool listen_folders_adopt(const struct server_config *config, struct listener *listener);
-/* Opens the sockets of new exports, and closes those of removed ones. Returns the first error,
- * after it has tried all sockets. lines: a JSON array, to which a line is added for each export
- * without a socket; NULL: such a line is logged. */
+/* Opens the sockets of new exports, tries again those that could not be opened before, and closes
+ * those of removed exports. Returns the first error of a new export, after it has tried all
+ * sockets. lines: a JSON array, to which a line is added for each socket that could not be opened;
+ * NULL: such a line is logged. */
 GMB_MUST_CHECK int listen_folders_follow(const struct listen_folders *folders,
 	const struct exports *exports, json_t *lines, struct error *error);
 /* Removes sockets that a killed server has left for exports that do not exist any more. Called

@@ -26,8 +26,7 @@ enum {
 	URI_SHOWN_BYTES = 256,
 	/* number of tries to find a port that is free on all addresses of a listener with port 0 */
 	PORT_TRIES_MAX = 16,
-	BUSY_TRIES_MAX = 40, /* limit on tries while an address is in use, one second in total */
-	BUSY_PAUSE_NS = 25000000,
+	BUSY_PAUSE_NS = 25000000, /* before a retry */
 };
 
 /* Any address of a listener. */
@@ -401,6 +400,15 @@ static int listen_remove_stale(const struct export_uri *uri, const union address
 			"another path",
 			shown, (long)ended);
 	}
+	if (code == -EPERM) { /* after sandbox_seal() */
+		return error_set(error, -EADDRINUSE,
+			"cannot listen on %s: the socket file exists, and the sandbox does not "
+			"allow "
+			"the server to check whether a program listens there; stop that program, "
+			"or "
+			"remove the file",
+			shown);
+	}
 	if (path[0] == '\0' || (code != -ECONNREFUSED && code != -ENOENT)) {
 		return error_set(error, -EADDRINUSE,
 			"cannot listen on %s: another program listens on this socket; stop it or "
@@ -426,7 +434,7 @@ static int listen_remove_stale(const struct export_uri *uri, const union address
  */
 static int lock_folder(const char *path)
 {
-	static int tries_left = BUSY_TRIES_MAX;
+	static int tries_left = LISTENER_RETRIES;
 	const struct timespec pause = { .tv_nsec = BUSY_PAUSE_NS };
 	char folder[sizeof(((struct sockaddr_un *)0)->sun_path) + 1];
 	char *slash;
@@ -451,7 +459,7 @@ static int lock_folder(const char *path)
 		tries_left--;
 		nanosleep(&pause, NULL);
 	}
-	tries_left = rc == 0 ? BUSY_TRIES_MAX : tries_left;
+	tries_left = rc == 0 ? LISTENER_RETRIES : tries_left;
 	return fd;
 }
 
@@ -482,7 +490,8 @@ static int unix_bind(int fd, const struct export_uri *uri, struct error *error)
 		rc = -errno;
 	}
 	return error_set(error, rc, "cannot listen on %s: %s", show_uri(uri, shown),
-		rc == -ENOENT ? "the directory of the socket does not exist" : strerror(-rc));
+		rc == -ENOENT ? "the folder of the socket does not exist; create it"
+			      : strerror(-rc));
 }
 
 static char *copy_bytes(const char *bytes, uint32_t len)
@@ -633,13 +642,14 @@ static int listen_open_once(const struct export_uri *uri, const struct session_k
  * sockets only after its ring is dismantled, a moment after the process is gone. A restart must not
  * fail in that moment.
  */
-int listener_open(const struct export_uri *uri, const struct session_kind *kind,
+int listener_open(const struct export_uri *uri, const struct session_kind *kind, uint32_t *retries,
 	struct listener *listener, struct error *error)
 {
 	const struct timespec pause = { .tv_nsec = BUSY_PAUSE_NS };
 	int rc = listen_open_once(uri, kind, listener, error);
 
-	for (int tries = 1; rc == -EADDRINUSE && tries < BUSY_TRIES_MAX; tries++) {
+	while (rc == -EADDRINUSE && *retries > 0) {
+		*retries -= 1;
 		nanosleep(&pause, NULL);
 		rc = listen_open_once(uri, kind, listener, error);
 	}

@@ -18,7 +18,10 @@
 struct door;
 struct upgrade_take;
 
-enum { LISTENER_SOCKETS_MAX = 16 };
+enum {
+	LISTENER_SOCKETS_MAX = 16,
+	LISTENER_RETRIES = 39, /* of listener_open(), one second in total */
+};
 
 struct listener {
 	/* The URI for a client on this machine, with the real port and no wildcard. If the session
@@ -44,10 +47,12 @@ struct listener {
 	struct door *door; /* of a listener in a folder, see acceptor_add() */
 };
 
-/* Opens the address. If it is in use, retries for a second before it reports the error. kind: the
- * protocol of its connections; NULL: they are not sessions, as for the control socket. */
+/* Opens the address. kind: the protocol of its connections; NULL: they are not sessions, as for the
+ * control socket. retries: number of retries while the address is in use, such as LISTENER_RETRIES
+ * for that of a server that was just killed; reduced by those that were needed, so that several
+ * listeners can share them. */
 GMB_MUST_CHECK int listener_open(const struct export_uri *uri, const struct session_kind *kind,
-	struct listener *listener, struct error *error);
+	uint32_t *retries, struct listener *listener, struct error *error);
 
 /* Opens all listeners of the configuration, and adopts the sockets of the service manager
  * (listeners.c). The caller closes and frees both *listeners_out and its elements, also after an

@@ -54,9 +54,10 @@ static int listeners_open_listener(struct opening *opening, const struct export_
 {
 	struct listener *listener = &opening->listeners[opening->count];
 	const struct session_kind *kind;
+	uint32_t retries = LISTENER_RETRIES;
 	int rc = listeners_find_kind(opening, uri, &kind, error);
 
-	rc = rc ?: listener_open(uri, kind, listener, error);
+	rc = rc ?: listener_open(uri, kind, &retries, listener, error);
 	if (rc == 0) {
 		listeners_set_tls(listener, tls);
 		opening->count++;

@@ -206,6 +206,7 @@ int scrape_listen(
 	const char *text, struct upgrade_take *take, struct listener *listener, struct error *error)
 {
 	struct export_uri uri = { 0 };
+	uint32_t retries = LISTENER_RETRIES;
 	int rc;
 
 	*listener = (struct listener){ 0 };
@@ -214,7 +215,7 @@ int scrape_listen(
 	}
 	rc = scrape_uri_parse(text, &uri, error) ?: scrape_take_over(&uri, take, listener, error);
 	if (rc == 0 && listener->fd_count == 0) {
-		rc = listener_open(&uri, NULL, listener, error);
+		rc = listener_open(&uri, NULL, &retries, listener, error);
 	}
 	if (rc == 0) {
 		rc = check_exposure(&uri, listener, error);
