@@ -1,6 +1,6 @@
 #!/usr/bin/python3
 """attach.py GMBLOCK KERNEL KIND: gmblock attach makes a disk in the guest's kernel (KIND is ublk or
-nbd, or ublk-gmb: ublk over gmb). A file system on it survives a server that is killed and started
+nbd, or ublk-gmb: ublk over gmb and vhost-user-blk). A file system on it survives a server that is killed and started
 again, with no error in the guest, and is whole after another attachment."""
 import sys
 
@@ -298,10 +298,10 @@ gmblock detach $disk
 """
 
 
-def run(script):
+def run(script, scheme=SCHEME):
     lab = testing.laboratory()
     with lab:
-        script = script.replace("KIND", KIND).replace("SCHEME", SCHEME).replace("GROWS", GROWS)
+        script = script.replace("KIND", KIND).replace("SCHEME", scheme).replace("GROWS", GROWS)
         guest = lab.guest("guest", KERNEL, script,
                           files=[(GMBLOCK, "/lab/gmblock")], load=[MODULE], modules=["ext4"],
                           programs=["mkfs.ext4", "e2fsck"])
@@ -319,12 +319,20 @@ def read(path):
         return ""
 
 
-def test_a_file_system_survives_a_killed_server():
-    story, results = run(FILE_SYSTEM)
+def check_file_system(scheme):
+    story, results = run(FILE_SYSTEM, scheme)
     assert results["after"] == results["before"], story
     assert results["before"].count("./noise") == 4, results["before"]
     for line in results["dmesg"].splitlines():
         assert "I/O error" not in line and "EXT4-fs error" not in line, line
+
+
+def test_a_file_system_survives_a_killed_server():
+    check_file_system(SCHEME)
+
+
+def test_a_file_system_over_vhost():
+    check_file_system("vhost-user-blk+unix")
 
 
 def test_the_daemon_and_its_end():
@@ -345,4 +353,5 @@ def test_another_daemon_takes_over():
 
 testing.main(test_a_file_system_survives_a_killed_server, test_the_daemon_and_its_end,
              test_a_server_that_is_away, test_a_flush_slower_than_the_time_limit,
-             *([test_another_daemon_takes_over] if KIND == "ublk" else []))
+             *([test_another_daemon_takes_over] if KIND == "ublk" else []),
+             *([test_a_file_system_over_vhost] if GMB else []))
