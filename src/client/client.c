@@ -535,9 +535,8 @@ void client_check_deadline(struct gmb_client *client)
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
 	uint64_t lost_ns = now_ns - client->lost_ns;
 	bool is_overdue;
-	bool deleted;
+	bool deleted = client->lost_ns != 0 && snapshot_is_deleted(client);
 
-	deleted = client->lost_ns != 0 && snapshot_is_deleted(client);
 	client->deleted_ns = !deleted ? 0 : client->deleted_ns != 0 ? client->deleted_ns : now_ns;
 	is_overdue = lost_ns >= client->options.reconnect_timeout_ms * NS_PER_MS ||
 		     client_is_excluded(client) ||
@@ -547,9 +546,12 @@ void client_check_deadline(struct gmb_client *client)
 		struct error reason;
 
 		hosts_explain(client, &reason);
-		error_set(&client->trouble, -ENOTCONN,
-			"the client gave up after %u s without a connection: %s",
-			(uint32_t)(lost_ns / NS_PER_MS / 1000), reason.text);
+		if (!client_is_excluded(client)) {
+			error_set(&client->trouble, -ENOTCONN,
+				"the client gave up after %u s without a connection: %s",
+				(uint32_t)(lost_ns / NS_PER_MS / 1000), reason.text);
+		}
+		client->trouble.code = -ENOTCONN;
 		client_give_up(client);
 	}
 }

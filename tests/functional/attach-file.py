@@ -376,7 +376,9 @@ class File(attach_tool.Case):
                 self.assertRaises(OSError, os.pread, file.fileno(), 4096, 8 << 20)
         fenced = "fenced: this node may not use the server until it is unfenced"
         self.assertIn(fenced, self.attachments()[0]["state"])
-        self.assertIn(fenced, self.gmblock("attach", "--list")[1])
+        listed = self.gmblock("attach", "--list")[1]
+        self.assertIn(fenced, listed)
+        self.assertNotIn("gave up", listed)
         # The end of the fence does not bring the disk back: it may have changed.
         self.assertEqual(self.gmblock("unfence", "a", "--server", self.path("control"))[0], 0)
         self.assertIn(fenced, self.attachments()[0]["state"])
