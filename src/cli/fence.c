@@ -142,6 +142,41 @@ static int fence_done(const char *name, const char *node)
 	return print_end(&error) != 0 ? cli_failure(name, &error) : CLI_OK;
 }
 
+/* Reports that the node is not fenced at a server. */
+static void say_open(const char *node, const struct fence_server *server)
+{
+	print_peer_text(node);
+	printf(": not fenced%s%s\n", server->server != NULL ? " at " : "",
+		server->server != NULL ? quote(server->server) : "");
+}
+
+/* Reports the error of a server. at_others: other servers have done it. */
+static void say_failed(
+	const char *name, const struct fence_job *job, struct fence_server *server, bool at_others)
+{
+	bool answers = server->result == -EINPROGRESS || server->result == -EBUSY;
+	const char *shown = server->server != NULL ? quote(server->server) : "";
+	const char *at = server->server != NULL ? " at " : "";
+
+	switch (job->action) {
+	case FENCE_JOB_FENCE:
+		error_prefix(&server->error, "not fenced%s%s%s", at, shown,
+			at_others ? " (but at others)" : "");
+		break;
+	case FENCE_JOB_UNFENCE:
+		error_prefix(&server->error, "cannot unfence the node%s%s%s", at, shown,
+			at_others ? " (but at others)" : "");
+		break;
+	case FENCE_JOB_CHECK:
+	default:
+		error_prefix(&server->error,
+			answers ? "the fence is not complete%s%s" : "cannot ask the server%s%s", at,
+			shown);
+		break;
+	}
+	(void)cli_failure(name, &server->error);
+}
+
 static int fence_do(struct fence_arguments *arguments, const char *name, const char *node)
 {
 	const struct fence_job job = {
@@ -154,26 +189,27 @@ static int fence_do(struct fence_arguments *arguments, const char *name, const c
 		.timeout_ns = arguments->timeout_ns,
 	};
 	uint32_t failed = fence_run(&job);
-	bool is_open = failed > 0;
+	bool at_others = job.server_count > 1 && failed < job.server_count;
+	bool is_open = arguments->check && failed > 0;
+	struct error error;
 
 	for (uint32_t i = 0; i < job.server_count; i++) {
 		struct fence_server *server = &job.servers[i];
 
-		is_open &= server->result == 0 || server->result == -ESRCH;
-		if (server->result == 0) {
-			continue;
+		if (arguments->check && server->result == -ESRCH) {
+			say_open(node, server);
+		} else if (server->result != 0) {
+			is_open = false;
+			say_failed(name, &job, server, at_others);
 		}
-		error_prefix(&server->error,
-			name[0] == 'u' ? "not unfenced%s%s%s" : "not fenced%s%s%s",
-			server->server != NULL ? " at " : "",
-			server->server != NULL ? quote(server->server) : "",
-			job.server_count > 1 && failed < job.server_count ? " (but at others)"
-									  : "");
-		(void)cli_failure(name, &server->error);
 	}
-	return failed == 0		     ? fence_done(name, node)
-	       : arguments->check && is_open ? FENCE_IS_OPEN
-					     : CLI_FAILURE;
+	if (failed == 0) {
+		return fence_done(name, node);
+	}
+	if (is_open && print_end(&error) != 0) {
+		return cli_failure(name, &error);
+	}
+	return is_open ? FENCE_IS_OPEN : CLI_FAILURE;
 }
 
 static int fence_or_unfence(const char *name, const char *help, const char *notes,

@@ -187,14 +187,17 @@ static int explain_connect(const char *path, int code, struct error *error)
 	}
 	if (code == -EXDEV) {
 		return error_set(error, code,
-			"%s: the listening process belongs to another user than the directory, "
+			"%s: the listening process belongs to another user than the folder, "
 			"or its process ID does not match the name of the socket",
 			path);
 	}
 	return error_set(error, code, "%s: cannot connect: %s%s", path, strerror(-code),
-		code == -ECONNREFUSED ? "; no process listens there"
-		: code == -ENOENT     ? "; no such server is running"
-				      : "");
+		code == -ECONNREFUSED
+			? "; no process listens there: the server has ended, so start it again"
+		: code == -ENOENT ? "; no server has this control socket (\"gmblock list --local\" "
+				    "lists the servers of this machine)"
+		: code == -EACCES ? "; run the command as root or as the user of the server"
+				  : "");
 }
 
 /* Sends a text. Errors are ignored, because reading the answer then also fails. */

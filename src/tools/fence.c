@@ -2,6 +2,7 @@
 #include "tools/fence.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <pthread.h>
 #include <string.h>
 #include <strings.h>
@@ -16,12 +17,15 @@
 
 #define PAUSE_NS     UINT64_C(5000000) /* first pause between two requests */
 #define PAUSE_MAX_NS UINT64_C(200000000)
+#define QUIET_NS     UINT64_C(1000000000) /* before the user learns what is in the way */
 
 /* A server and the thread that asks it. */
 struct asker {
 	const struct fence_job *job;
 	struct fence_server *server;
+	uint64_t start_ns;
 	uint64_t end_ns;
+	bool has_said; /* what is in the way */
 	pthread_t thread;
 	bool has_thread;
 };
@@ -105,6 +109,37 @@ static bool can_change(int rc)
 	       rc != -EPROTONOSUPPORT;
 }
 
+/* Removes the path of the control socket from the beginning of the message, because the caller
+ * names the server. */
+static void fence_drop_path(struct fence_server *server)
+{
+	size_t bytes = server->server != NULL ? strlen(server->server) : 0;
+	char *text = server->error.text;
+
+	if (bytes > 0 && strncmp(text, server->server, bytes) == 0 &&
+		strncmp(text + bytes, ": ", 2) == 0) {
+		memmove(text, text + bytes + 2, strlen(text + bytes + 2) + 1);
+	}
+}
+
+/* Reports once that a server cannot be reached. A server that answers has its own log. */
+static void say_waiting(struct asker *asker)
+{
+	const struct fence_server *server = asker->server;
+	uint64_t now_ns = clock_now_ns();
+
+	if (asker->has_said || now_ns - asker->start_ns < QUIET_NS ||
+		server->result == -EINPROGRESS || server->result == -EBUSY ||
+		server->result == -EAGAIN) {
+		return;
+	}
+	asker->has_said = true;
+	log_warning("%s%s%s; trying again for %" PRIu64 " s",
+		server->server != NULL ? quote(server->server) : "",
+		server->server != NULL ? ": " : "", server->error.text,
+		(asker->end_ns - MIN(now_ns, asker->end_ns)) / UINT64_C(1000000000));
+}
+
 static void pause_for(uint64_t ns)
 {
 	const struct timespec time = { .tv_nsec = (long)ns };
@@ -122,12 +157,16 @@ static void *ask_server(void *context)
 	for (;;) {
 		server->result = is_uri ? ask_nbd(asker, &server->error)
 					: ask_control(asker, &server->error);
+		if (server->result < 0) {
+			fence_drop_path(server);
+		}
 		/* The last answer counts, so a request for which hardly any time is left is not
 		 * made. */
 		if (!can_change(server->result) || asker->job->action == FENCE_JOB_CHECK ||
 			clock_now_ns() + 2 * pause_ns >= asker->end_ns) {
 			return NULL;
 		}
+		say_waiting(asker);
 		pause_for(pause_ns);
 		pause_ns = MIN(2 * pause_ns, PAUSE_MAX_NS);
 	}
@@ -136,14 +175,17 @@ static void *ask_server(void *context)
 uint32_t fence_run(const struct fence_job *job)
 {
 	struct asker askers[FENCE_SERVERS_MAX];
-	uint64_t end_ns = clock_now_ns() + job->timeout_ns;
+	uint64_t start_ns = clock_now_ns();
 	uint32_t failed = 0;
 
 	for (uint32_t i = 0; i < job->server_count; i++) {
 		struct asker *asker = &askers[i];
 		int code;
 
-		*asker = (struct asker){ .job = job, .server = &job->servers[i], .end_ns = end_ns };
+		*asker = (struct asker){ .job = job,
+			.server = &job->servers[i],
+			.start_ns = start_ns,
+			.end_ns = start_ns + job->timeout_ns };
 		code = pthread_create(&asker->thread, NULL, ask_server, asker);
 		asker->has_thread = code == 0;
 		if (code != 0) {

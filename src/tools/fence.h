@@ -6,6 +6,8 @@
  * is repeated until the work is done or the time is over. So a server can be
  * restarted or upgraded between two requests.
  *
+ * If a server cannot be reached for a second, a message says so, and the request is repeated.
+ *
  * Threading: the caller waits; one thread for each server. Ownership: the caller owns everything.
  * Errors: for each server, a negative errno and a message that says what is in the way.
  */

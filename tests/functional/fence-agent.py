@@ -68,6 +68,11 @@ class Agent(serve_fence.Fencing):
         self.assertEqual(self.by_input("off", port="b"), (0, "", "")) # as older managers name it
         self.assertEqual(self.listed(), {"a": (False, False), "b": (True, True)})
 
+    def test_a_dead_server_is_reported_before_the_time_limit(self):
+        self.check_is_reported([
+            sys.executable, "-B", AGENT, "-o", "off", "-n", "a", "-s", self.path("lost"), "-t", "3600",
+            "-p", support.program()])
+
     def test_list_and_monitor(self):
         self.assertEqual(self.by_input("monitor", nodes="a,b")[0], 0)
         self.assertEqual(self.by_input("list", nodes="a b"), (0, "a,\nb,\n", ""))

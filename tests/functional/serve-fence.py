@@ -4,7 +4,9 @@ import contextlib
 import fcntl
 import json
 import os
+import select
 import shutil
+import signal
 import socket
 import struct
 import subprocess
@@ -54,6 +56,13 @@ class Fencing(support.Case):
 
     def check_unfenced(self, node):
         self.assertEqual(self.fence(node, command="unfence"), (0, UNFENCED.format(node), ""))
+
+    def check_is_reported(self, command):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True) as process:
+            ready, _, _ = select.select([process.stderr], [], [], support.WAIT_SECONDS)
+            line = process.stderr.readline() if ready else ""
+            os.killpg(process.pid, signal.SIGKILL)
+        self.assertRegex(line, rf"{self.path('lost')}: cannot connect: No such file.*; trying again for \d+ s")
 
     def nodes(self):
         """Name of a node -> what the statistics say of it."""
@@ -551,9 +560,19 @@ class Commands(Fencing):
         code, output, errors = self.run_gmblock("fence", "a", "--server", lost, "--server", self.control,
                                                 "--timeout", "300ms")
         self.assertEqual((code, output), (1, ""))
-        self.assertIn(f"not fenced at {lost} (but at others): {lost}: cannot connect: No such file", errors)
+        self.assertIn(f"not fenced at {lost} (but at others): cannot connect: No such file", errors)
+        self.assertIn("; no server has this control socket", errors)
         self.assertEqual(len(errors.splitlines()), 1)
         self.check_refused_client(server.uri)
+        code, output, errors = self.run_gmblock("unfence", "a", "--server", lost, "--server", self.control,
+                                                "--timeout", "300ms")
+        self.assertEqual((code, output), (1, ""))
+        self.assertIn(f"cannot unfence the node at {lost} (but at others): cannot connect: No such file", errors)
+        # A server that cannot be asked might have fenced the node, or not.
+        code, output, errors = self.run_gmblock("fence", "a", "--check", "--server", lost, "--server", self.control)
+        self.assertEqual((code, output), (1, f"a: not fenced at {self.control}\n"))
+        self.assertIn(f"fence: cannot ask the server at {lost}: cannot connect: No such file", errors)
+        self.assertNotIn("not fenced", errors)
         with socket.socket(socket.AF_UNIX) as silent:
             silent.bind(lost)
             silent.listen()
@@ -561,10 +580,14 @@ class Commands(Fencing):
             self.assertEqual(code, 1)
             self.assertIn("the server sent no response", errors)
 
+    def test_a_dead_server_is_reported_before_the_time_limit(self):
+        """A user need not wait for the time limit to learn that a server is dead."""
+        self.check_is_reported([support.program(), "fence", "a", "--server", self.path("lost"), "--timeout", "1h"])
+
     def over_nbd(self, uri, *arguments, command="fence"):
         code, output, errors = self.run_gmblock(command, *arguments, "--server", uri)
         done = (FENCED if command == "fence" else UNFENCED).format(arguments[0])
-        self.assertEqual(output, done if code == 0 else "")
+        self.assertEqual(output, {0: done, 3: f"{arguments[0]}: not fenced at {uri}\n"}.get(code, ""))
         return code, errors
 
     def test_over_nbd(self):
