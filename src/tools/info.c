@@ -438,7 +438,9 @@ static void print_contexts(const struct nbd_offers *offers, const struct nbd_off
 
 static void print_offer(const struct nbd_offers *offers, const struct nbd_offer *offer)
 {
-	print_quoted("Export", offer->name);
+	if (!offers->is_nameless) {
+		print_quoted("Export", offer->name);
+	}
 	if (offer->canonical_name != NULL && strcmp(offer->canonical_name, offer->name) != 0) {
 		print_quoted("Canonical name", offer->canonical_name);
 	}
@@ -585,7 +587,8 @@ static json_t *json_offer(const struct nbd_offers *offers, const struct nbd_offe
 {
 	json_t *object = json_object();
 
-	json_object_set_new(object, "name", print_json_text(offer->name));
+	json_object_set_new(
+		object, "name", print_json_text(offers->is_nameless ? NULL : offer->name));
 	json_object_set_new(object, "canonical_name", print_json_text(offer->canonical_name));
 	json_object_set_new(object, "description", print_json_text(offer->description));
 	json_object_set_new(object, "refusal", print_json_text(offer->refusal));
@@ -779,6 +782,7 @@ static int probe_vhost(
 	*offers = (struct nbd_offers){ .protocol = "vhost-user-blk",
 		.flags_known = NBD_FLAG_READ_ONLY | NBD_FLAG_SEND_FLUSH | NBD_FLAG_SEND_TRIM |
 			       NBD_FLAG_SEND_WRITE_ZEROES,
+		.is_nameless = true,
 		.listed = true };
 	if (err != 0) {
 		return foreign_error(error, &theirs);

@@ -95,11 +95,11 @@ class Qemu(Case):
         self.assertRegex(output, r"no   read-only")
         self.assertRegex(output, r"yes  flush")
         self.assertRegex(output, r"yes  write zeroes")
-        for missing in ("Contexts", "fast zero", "multi-conn", "cache", "rotational", "status payload"):
+        for missing in ("Export", "Contexts", "fast zero", "multi-conn", "cache", "rotational", "status payload"):
             self.assertNotIn(missing, output) # what the protocol cannot say
         self.check_refused(["info", "--map", self.uri()], 1, "the protocol of this URI does not report allocation")
         export, = json.loads(self.run_gmblock("info", "--json", self.uri())[1])["exports"]
-        self.assertEqual((export["transmission_flags"], export["contexts"]), (None, None))
+        self.assertEqual((export["name"], export["transmission_flags"], export["contexts"]), (None, None, None))
         self.assertEqual({key: value for key, value in export["capabilities"].items() if value is not None},
                          {"read_only": False, "flush": True, "trim": True, "write_zeroes": True})
         self.assertEqual(self.run_gmblock("list", self.uri()), (0, "disk\n", ""))

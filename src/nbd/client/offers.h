@@ -74,6 +74,7 @@ struct nbd_offers {
 	/* Flags and contexts that the protocol has. 0: those of NBD. Otherwise, there are no
 	 * contexts. */
 	uint16_t flags_known;
+	bool is_nameless; /* the protocol has no export names: those in the list are not printed */
 	struct nbd_protection protection;
 	bool fixed; /* fixed newstyle, otherwise the original newstyle */
 	bool no_zeroes;
