@@ -176,7 +176,7 @@ static int take_credential(struct place *place, const char *text, size_t bytes, 
 		return *known[i].field != NULL ? 0 : error_oom_for(error, "a destination");
 	}
 	return error_set(error, -EINVAL,
-		"'%s' is not valid after a destination and its port; only tls-certificates=DIR, "
+		"'%s' is not valid after a destination and its port; only tls-certificates=FOLDER, "
 		"tls-psk-file=FILE, tls-username=NAME and tls-hostname=NAME can follow",
 		shown);
 }
@@ -191,7 +191,7 @@ static int check_credentials(const struct place *place, struct error *error)
 		problem = "only nbds:PLACE can have TLS credentials";
 	} else if (place->tls &&
 		   (place->tls_certificates != NULL) == (place->tls_psk_file != NULL)) {
-		problem = "nbds:PLACE needs either tls-certificates=DIR or tls-psk-file=FILE";
+		problem = "nbds:PLACE needs either tls-certificates=FOLDER or tls-psk-file=FILE";
 	} else if ((place->tls_psk_file != NULL) != (place->tls_username != NULL)) {
 		problem = "tls-psk-file and tls-username require each other: the user name selects "
 			  "the key";

@@ -245,7 +245,7 @@ const char *field_form(const struct field *field, char out[FIELD_FORM_BYTES])
 
 bool field_is_path(const struct field *field)
 {
-	static const char *const paths[] = { "FILE", "PATH", "DIR", "FOLDER" };
+	static const char *const paths[] = { "FILE", "PATH", "FOLDER" };
 	size_t bytes = field->form != NULL ? strcspn(field->form, "|") : 0;
 
 	for (size_t i = 0; i < ARRAY_COUNT(paths); i++) {

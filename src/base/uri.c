@@ -252,7 +252,7 @@ const char *uri_unix_advice(const char *socket_path, int err)
 	case EACCES:
 	case EPERM:
 		return "connecting requires write permission on the socket file and access to its "
-		       "directory";
+		       "folder";
 	case EPIPE:
 	case ECONNRESET:
 		return "the server closed the connection immediately; it may have reached its "

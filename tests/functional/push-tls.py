@@ -258,7 +258,7 @@ class PushTls(push_tool.Case):
         pki = shutil.copytree(self.creds("good"), self.path("pki"))
         os.chmod(os.path.join(pki, "client-key.pem"), 0o644)
         for rule, status, *fragments in (
-                ("nbds:10.0.0.1", 2, "either tls-certificates=DIR or tls-psk-file=FILE"),
+                ("nbds:10.0.0.1", 2, "either tls-certificates=FOLDER or tls-psk-file=FILE"),
                 ("nbd:10.0.0.1,tls-certificates=/x", 2, "only nbds:PLACE can have TLS credentials"),
                 ("nbds:/run/s,tls-certificates=/x", 2, "add tls-hostname=NAME"),
                 ("nbds:10.0.0.1,tls-psk-file=/x", 2, "tls-username"),

@@ -218,7 +218,7 @@ class Stats(support.Case):
         os.chown(user, uid - 1000, uid - 1000)  # who could have put a link there
         code, _, errors = self.run_gmblock("stats", pid)
         self.assertEqual(code, 1)
-        self.assertIn("belongs to another user than the directory", errors)
+        self.assertIn("belongs to another user than the folder", errors)
         os.chown(user, uid, uid)
         os.rename(user + "/gmblock/serve", self.path("elsewhere"))
         os.symlink(self.path("elsewhere"), user + "/gmblock/serve")

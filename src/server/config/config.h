@@ -340,8 +340,8 @@ extern const char *const server_tls_records[];
 		.type = FIELD_WORD, .words = server_tls_modes, SERVER_TLS_AT(at, mode),            \
 		.heading = "TLS of nbd addresses; the configuration file can override this for "   \
 			   "each address:" },                                                      \
-		{ "tls-certificates", "DIR",                                                       \
-			"directory with ca-cert.pem, server-cert.pem, server-key.pem and "         \
+		{ "tls-certificates", "FOLDER",                                                       \
+			"folder with ca-cert.pem, server-cert.pem, server-key.pem and "         \
 			"optionally ca-crl.pem",                                                   \
 			.type = FIELD_TEXT, SERVER_TLS_AT(at, certificates) },                     \
 		{ "tls-psk", "FILE", "file with pre-shared keys, in the format of psktool",        \

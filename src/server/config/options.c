@@ -423,7 +423,7 @@ static const struct field fields[] = {
 		"nbds+unix: like --tls=require); gmb://HOST[:PORT][?provider=tcp|verbs|ofi-tcp] "
 		"(add insecure-network=yes beyond loopback) or gmb+unix:///?socket=PATH; for "
 		"virtual machines, vhost-user-blk+unix:///EXPORT?socket=PATH or "
-		"vhost-user-blk+unix:///?folder=DIR (a socket for each export); for "
+		"vhost-user-blk+unix:///?folder=FOLDER (a socket for each export); for "
 		"gmblock push, push and push+unix in the same form; port 0 picks a free port; can "
 		"be repeated (default: nbd://127.0.0.1:10809)",
 		.letter = 'l', .flags = FIELD_REPEATS | FIELD_RESTART, .set = add_listen,
@@ -441,15 +441,16 @@ static const struct field fields[] = {
 		.letter = 'c', .type = FIELD_TEXT, .flags = FIELD_ONCE, AT(config_path) },
 	{ "check", "FILE", "check a configuration file and exit", .type = FIELD_TEXT,
 		.flags = FIELD_ONCE, AT(check_path) },
-	{ "export-folder", "DIR",
-		"directory below which \"gmblock export add\" can serve files; can be repeated",
+	{ "export-folder", "FOLDER",
+		"folder below which \"gmblock export add\" can serve files; can be repeated",
 		.flags = FIELD_REPEATS | FIELD_RESTART | FIELD_IN_FILE, .set = add_export_folder,
 		.same = same_folders },
 	{ "push-to", "PLACE",
-		"permit pushes to this destination: a Unix socket, a directory of sockets (ending "
+		"permit pushes to this destination: a Unix socket, a folder of sockets (ending "
 		"in /), or ADDRESS[/BITS][,port=N|any]; nbd:PLACE for servers that support only "
 		"NBD; nbds:PLACE,CREDENTIALS for NBD over TLS, with "
-		"tls-certificates=DIR[,tls-hostname=NAME] or tls-psk-file=FILE,tls-username=NAME; "
+		"tls-certificates=FOLDER[,tls-hostname=NAME] or "
+		"tls-psk-file=FILE,tls-username=NAME; "
 		"root and the server's user need this only for nbd: over TCP and for nbds:; can be "
 		"repeated",
 		.flags = FIELD_REPEATS | FIELD_RESTART | FIELD_IN_FILE, .set = add_push_place,
@@ -485,7 +486,7 @@ static const struct field fields[] = {
 		.type = FIELD_TEXT,
 		.flags = FIELD_ONCE | FIELD_NOT_EMPTY | FIELD_RESTART | FIELD_IN_FILE, AT(user),
 		.same = same_users },
-	{ "state-folder", "DIR",
+	{ "state-folder", "FOLDER",
 		"folder for the list of fenced nodes and for leases; each server needs its own "
 		"(default: $STATE_DIRECTORY, or /var/lib/gmblock if the configuration file has "
 		"nodes)",
