@@ -45,8 +45,7 @@ static const struct cli_subcommand commands[] = {
 	{ "detach", cmd_detach, "remove an attached disk" },
 };
 
-/* The kinds of stores, then the filters in the order in which they wrap a store, the innermost
- * first. */
+/* The kinds of stores, then the filters, the innermost first. */
 static const struct store_kind *const store_kinds[] = {
 	&file_store_kind,
 	&memory_store_kind,

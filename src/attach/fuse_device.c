@@ -255,7 +255,7 @@ static int prepare_mount_point(struct fuse_file *file, const char *wanted, struc
 		close(fd);
 	}
 	real = realpath(wanted, NULL);
-	/* asks a daemon that may have died, instead of the kernel's cache of attributes */
+	/* asks a daemon that could have died, instead of the kernel's cache of attributes */
 	rc = real == NULL ? -errno : 0;
 	if (rc == 0 && (statx(AT_FDCWD, real, AT_STATX_FORCE_SYNC, STATX_TYPE, &fresh) != 0 ||
 			       stat(real, &status) != 0)) {

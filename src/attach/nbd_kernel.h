@@ -54,7 +54,7 @@ GMB_MUST_CHECK int nbd_kernel_listen(struct netlink *netlink);
 /* No-op if the connection is closed. */
 void nbd_kernel_close(struct netlink *netlink);
 
-/* Returns those of the export flags that the running kernel supports (P136 in
+/* Returns the export flags that the running kernel supports (P136 in
  * docs/protocol/nbd.md). */
 uint16_t nbd_kernel_flags(uint16_t flags);
 

@@ -4,7 +4,7 @@
  * sequentially through the page cache. The kernel's default of 128 KiB is a fraction of what a
  * link with a round trip of a millisecond can carry.
  *
- * With READAHEAD_AUTO, a thread with its own connection measures the round trip and the rate of the
+ * READAHEAD_AUTO: a thread with its own connection measures the round trip and the rate of the
  * server, and sets twice their product, within READAHEAD_MIN_BYTES and READAHEAD_MAX_BYTES.
  *
  * Threading: one thread calls these functions. Ownership: readahead_start() allocates,

@@ -245,7 +245,7 @@ static int start_queue(struct ublk_disk *disk, uint32_t idx, struct error *error
 	return rc;
 }
 
-/* Connects all queues after the first, then lets all of them serve. */
+/* Connects all queues after the first, then lets all queues serve. */
 static int start_queues(struct ublk_disk *disk, struct error *error)
 {
 	int rc = 0;

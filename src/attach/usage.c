@@ -169,7 +169,7 @@ static int check_swaps(const char *name, const struct disks *disks, struct error
 
 /* --- processes ----------------------------------------------------------------------------- */
 
-/* Paths by which a mounted file can be opened. */
+/* Paths with which a mounted file can be opened. */
 struct names {
 	char *list[NAMES_MAX];
 	uint32_t count;

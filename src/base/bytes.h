@@ -4,7 +4,7 @@
  * not compile; plus checked and power-of-two arithmetic on lengths.
  *
  * Threading: pure functions. Ownership: none. Errors: the checked functions return false when the
- * mathematical result does not fit, and then store nothing meaningful.
+ * mathematical result does not fit; the stored value is then undefined.
  */
 #pragma once
 

@@ -3,8 +3,8 @@
  * Errors for people: a negative errno for the program, and one sentence that says what failed, on
  * which object, why, and what to do.
  *
- * Threading: the caller's object. Ownership: self-contained, nothing to free. Errors: a text that
- * does not fit is cut with "...", never dropped.
+ * Threading: the caller's object. Ownership: self-contained, without memory to free. Errors: a text
+ * that does not fit is cut with "...", never dropped.
  */
 #pragma once
 
@@ -15,7 +15,7 @@
 enum { ERROR_TEXT_BYTES = 768 };
 
 struct error {
-	int code;	 /* negative errno, 0 while nothing failed */
+	int code;	 /* negative errno, or 0 before the first failure */
 	const char *key; /* set by error_advise(), or NULL */
 	char text[ERROR_TEXT_BYTES];
 };

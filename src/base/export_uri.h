@@ -20,8 +20,8 @@
  * A listening Unix socket can have socket-mode=MODE and socket-group=GROUP.
  *
  * Threading: pure functions. Ownership: export_uri_parse() allocates, export_uri_fini() frees.
- * Errors: -EINVAL with an error message that names the part that is wrong and why; there is nothing
- * to free then.
+ * Errors: -EINVAL with an error message that names the part that is wrong and why; no memory
+ * has to be freed then.
  */
 #pragma once
 

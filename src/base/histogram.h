@@ -11,7 +11,7 @@
  * sum and count are exact.
  *
  * Threading: one owner; threads count separately and merge. Ownership: self-contained, 114 KiB,
- * nothing to free; zeroed memory is an empty histogram. Errors: none; counters do not wrap in
+ * no memory to free; zeroed memory is an empty histogram. Errors: none; counters do not wrap in
  * practice.
  */
 #pragma once

@@ -153,7 +153,7 @@ int identity_dn_add(struct identity_dn *dn, bool joins, const char *oid, size_t 
 	return 0;
 }
 
-/* Attribute types of distinguished names: those of RFC 4514, section 3, and further ones that
+/* Attribute types of distinguished names: from RFC 4514, section 3, and further ones that
  * certtool and openssl print. */
 static const struct {
 	const char *name, *oid;

@@ -15,7 +15,7 @@
 #include "base/error.h"
 
 enum {
-	/* An identity that exceeds one of these limits is rejected. */
+	/* An identity that exceeds a limit is rejected. */
 	IDENTITY_VALUES_MAX = 128,
 	IDENTITY_VALUE_BYTES_MAX = 8192, /* longest canonical form of a distinguished name */
 	/* maximum size of all other values, and of one attribute of a distinguished name */

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Intrusive doubly linked list: a ring of nodes that includes the head. Insertion and removal are
- * O(1) and allocate nothing. An unlinked node points to itself, so list_is_linked() and a second
+ * O(1) and allocate no memory. An unlinked node points to itself, so list_is_linked() and a second
  * list_remove() are well defined.
  *
  * Threading: the owner's thread. Ownership: the list never owns its entries.

@@ -110,5 +110,5 @@ static inline const char *quote_into(char out[QUOTE_BYTES], const char *text)
 }
 
 /* Like log_escape(), for a sentence in which a peer has already escaped the names. Quotes and
- * backslashes stay as they are, so that nothing is escaped twice. */
+ * backslashes stay as they are, so that no text is escaped twice. */
 const char *log_escape_sentence(char *out, size_t out_bytes, const char *sentence);

@@ -16,7 +16,7 @@
  * network contains no IPv4 address.
  *
  * Threading: pure functions. Ownership: place_parse() allocates, place_fini() frees. Errors:
- * -EINVAL, -ERANGE or -ENOMEM with an error message; there is nothing to free then.
+ * -EINVAL, -ERANGE or -ENOMEM with an error message; no memory has to be freed then.
  */
 #pragma once
 

@@ -65,7 +65,7 @@ bool text_same(const char *a, const char *b);
 struct near {
 	const char *word;
 	const char *name;  /* nearest name so far, or NULL */
-	uint32_t distance; /* distance of that name */
+	uint32_t distance; /* distance of this name */
 };
 
 void near_begin(struct near *near, const char *word);
@@ -96,7 +96,7 @@ bool text_print_metrics(FILE *out, const char *text, size_t len);
 
 /* --- UTF-8 ----------------------------------------------------------------------------------- */
 
-/* UTF-8 as the Unicode standard defines it: no overlong forms, no surrogates, nothing above
+/* UTF-8 as the Unicode standard defines it: no overlong forms, no surrogates, no code point above
  * U+10FFFF. */
 
 /* Returns the length of the valid sequence at p (1 to 4 bytes), or 0. left > 0. */

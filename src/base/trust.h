@@ -15,7 +15,7 @@
 /*
  * Checks the file, each folder above it and each symbolic link on the way. Each must be owned by
  * root or this user, and not be writable by others. Entries of a sticky folder such as /tmp are
- * safe from users other than their owner. The user's own group may have write permission, because
+ * safe from users other than their owner. The user's own group can have write permission, because
  * groups with one member are common; root's group may not.
  */
 GMB_MUST_CHECK int trust_path(const char *path, struct error *error);

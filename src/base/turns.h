@@ -161,7 +161,7 @@ static inline void turns_in_vain(struct turn *turn, struct turns_round *round)
 }
 
 /* Ends a pass after all waiters were tried. The groups from which a member was served move behind
- * the other groups, in the order in which they were served. They move even if another of their
+ * the other groups, first those that were served first. They move even if another of their
  * members could not be served. */
 static inline void turns_end(struct turns *turns, struct turns_round *round)
 {

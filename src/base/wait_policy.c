@@ -198,7 +198,7 @@ static void make_way(struct wait_policy *policy)
 }
 
 /* Called for a window that contains a pause of the traffic, so that its time per request means
- * nothing. After several such windows in a row, requests are so rare that only BLOCK makes sense. A
+ * nothing. After several such windows in a row, requests are too rare for anything but BLOCK. A
  * trial then ends, because it might otherwise never end. */
 static void paused_window_done(struct wait_policy *policy)
 {

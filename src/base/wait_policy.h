@@ -55,7 +55,8 @@ struct wait_turn {
 	uint64_t now_ns;
 	uint32_t requests; /* number of requests that arrived or were answered */
 	/* The requests came from an event source (ring/ring.h), such as memory shared with the
-	 * peer. One completion announces a whole batch of them, so BATCH would only delay them. */
+	 * peer. One completion announces a whole batch of requests, so BATCH would only delay them.
+	 */
 	bool by_source;
 	/* While the thread polled, another thread took its CPU. */
 	bool was_crowded;

@@ -357,7 +357,7 @@ struct disposal_work {
 	int fds[];
 };
 
-/* Closes a peer's descriptor. Clears SO_LINGER first: the peer may have set this option, and
+/* Closes a peer's descriptor. Clears SO_LINGER first: the peer could have set this option, and
  * close() could then block until the socket's unsent data has been delivered. */
 static void close_of_peer(int fd)
 {

@@ -2,8 +2,8 @@
 /*
  * Worker threads for operations that must not block a thread that serves clients: mapping and
  * populating memory, touching memory that an untrusted process can truncate, and closing
- * descriptors and unmapping memory. An untrusted process can make any of these block for as long as
- * it likes (by punching holes repeatedly, with FUSE, or with SO_LINGER).
+ * descriptors and unmapping memory. An untrusted process can make any such call block for as long
+ * as it likes (by punching holes repeatedly, with FUSE, or with SO_LINGER).
  *
  * A process has at most WORKERS_MAX worker threads; further work waits. Work that might never end
  * (in_doubt) can occupy only WORKERS_IN_DOUBT_MAX threads, of which each owner (the peer's user)

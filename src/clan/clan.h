@@ -184,7 +184,7 @@ struct clan_provider {
 	void (*reject)(struct clan_conn *conn, const char *text);
 	/* Called after the transition to CLOSING from any earlier state. Releases the resources of
 	 * the connection, drops each share as soon as the peer cannot reach it, and sets CLOSED
-	 * when nothing of the connection is in use any more. */
+	 * when the connection is no longer in use. */
 	void (*close)(struct clan_conn *conn);
 	void (*destroy)(struct clan_conn *conn); /* called in state CLOSED */
 	/* Called in the child after fork() for each connection and each listener (the other

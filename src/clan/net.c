@@ -360,7 +360,7 @@ void net_conn_end(struct net_conn *conn, int status, const char *reason)
 }
 
 /* Returns true if a connector got no answer to HELLO: the port was open, but its service closed the
- * connection. libfabric's tcp provider reports this with various errors of its own. */
+ * connection. libfabric's tcp provider reports this with various errors. */
 static bool is_no_answer(const struct net_conn *conn, int error)
 {
 	return conn->conn.state == CLAN_CONNECTING && conn->phase >= NET_DIALING &&

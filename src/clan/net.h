@@ -462,7 +462,7 @@ size_t net_system_bytes(enum net_system_type type);
 /* Marks the connection as having data to publish. */
 void net_changed(struct net_conn *conn);
 void net_publish_conn(struct net_conn *conn);
-/* Processes a frame. Returns 0, or -EPROTO if the connection has ended and no more of its data may
+/* Processes a frame. Returns 0, or -EPROTO if the connection has ended and no further data may
  * be processed. */
 int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes);
 /* Called when a frame has been sent; its buffer is free again. */
@@ -470,7 +470,7 @@ void net_frame_sent(struct net_conn *conn, struct net_buffer *buffer);
 /* Fires READY for each class whose ring has room now for the last message that found none, and for
  * cookies if there is room for another one. */
 void net_look_room(struct net_conn *conn);
-/* Returns true if there is room for a message of that many bytes. If there is no room at first,
+/* Returns true if there is room for a message of this size. If there is no room at first,
  * processes the events of the transport, which can free room or end the connection. */
 bool net_room(struct net_conn *conn, enum net_class class, size_t bytes);
 /* Called when there is no room. Returns -EAGAIN, and fires READY later; or -ENOTCONN if the
@@ -556,7 +556,7 @@ void net_ticket_released(
 int net_ticket_find(struct net_conn *conn, const struct clan_cookie *cookie, uint32_t right,
 	uint64_t offset, uint64_t bytes, struct net_ticket **ticket_out);
 bool net_cookie_room(struct net_conn *conn);
-/* Called when the endpoint is closed: no more data arrives. */
+/* Called when the endpoint is closed and all data has arrived. */
 void net_memory_end(struct net_conn *conn);
 /* Called when the program closes the connection: drops its pending events, and prevents others. */
 void net_memory_close(struct net_conn *conn);

@@ -456,13 +456,12 @@ static bool net_frame_head_is_valid(
 		struct net_out *out = &conn->out[class];
 
 		if (head->taken[class] - out->taken > out->write - out->taken) {
-			net_broken(conn, 3,
-				"the count of consumed messages exceeds that of sent messages");
+			net_broken(conn, 3, "more messages were consumed than sent");
 			return false;
 		}
 	}
 	if (head->popped - conn->peer_popped > conn->pushed - conn->peer_popped) {
-		net_broken(conn, 4, "the count of consumed cookies exceeds that of sent cookies");
+		net_broken(conn, 4, "more cookies were consumed than sent");
 		return false;
 	}
 	return true;

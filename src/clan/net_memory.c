@@ -508,7 +508,7 @@ static void net_memory_revocation_end(struct net_revocation *revocation, int sta
 }
 
 /* The peer has not answered a strict revocation in time. Ending the connection ends all its
- * operations, so no more data arrives. */
+ * operations, so no further data arrives. */
 static void net_memory_strict_expired(struct clan_deadline *deadline)
 {
 	struct net_revocation *revocation = container_of(deadline, struct net_revocation, deadline);

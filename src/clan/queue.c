@@ -417,8 +417,8 @@ int clan_queue_arm(struct clan_queue *queue)
 }
 
 /* Gives one event of each source. The program can react to it, above all by setting a connection's
- * context, before the next event of that source. Sources with another event go to the end of the
- * queue. */
+ * context, before the next event of the same source. Sources with another event go to the end of
+ * the queue. */
 static uint32_t give_events(struct clan_queue *queue, struct clan_event *events, uint32_t max)
 {
 	struct list_node again;

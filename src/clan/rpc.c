@@ -92,7 +92,7 @@ static void put_or_wait(struct rpc_link *link, uint32_t value)
 	uint32_t room = 2 * link->node->rpc->options.calls;
 
 	if (result == -EAGAIN && link->waiting_count == room) {
-		/* The queue would have room if the peer obeyed rule R4, by which it may reuse a
+		/* The queue would have room if the peer obeyed rule R4, which permits it to reuse a
 		 * slot only after it has received the reply. */
 		rpc_node_end(link->node, -EPROTO);
 	} else if (result == -EAGAIN) {

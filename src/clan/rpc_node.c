@@ -388,7 +388,7 @@ static bool hello_is_valid(const struct rpc_hello *hello, size_t bytes)
 }
 
 /* Adds a new connection to the node that its hello names. A node needs all of its connections, so
- * it ends if one of them cannot be accepted. */
+ * it ends if one cannot be accepted. */
 void rpc_node_offered(struct clan_rpc *rpc, struct clan_conn *conn)
 {
 	const char *reason = "the connection does not use the clan RPC protocol";

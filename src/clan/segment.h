@@ -17,13 +17,13 @@ enum {
 	SEGMENT_SEALED_SIZE = 0x0002 | 0x0004, /* the size is fixed */
 	/* like SEGMENT_SEALED_SIZE; also no new writable mappings */
 	SEGMENT_SEALED_READ_ONLY = SEGMENT_SEALED_SIZE | 0x0010,
-	SEGMENT_SEALED_WRITER = 0x0010 | 0x0001, /* no new writable mappings, and no more seals */
+	SEGMENT_SEALED_WRITER = 0x0010 | 0x0001, /* no new writable mappings and no further seals */
 };
 
 /* Returns the size of a page in bytes. */
 size_t segment_page_bytes(void);
 
-/* Returns a memfd of that size that can be sealed, or a negative errno. */
+/* Returns a memfd of this size that can be sealed, or a negative errno. */
 GMB_MUST_CHECK int segment_memfd(const char *name, size_t bytes);
 
 /* Creates a segment that only this process can write: maps it, zeroed and populated, seals it

@@ -41,8 +41,8 @@ static inline struct shm_queue *shm_queue(const struct clan_queue *queue)
 
 /* Up to conns_max connections between this queue and one queue of one peer process
  * (docs/protocol/clan.md §2.1). They share one pair of group heads, so that one request for a
- * wake-up (arm) and one wake-up (bell) serve all of them. The last connection that leaves frees the
- * group. */
+ * wake-up (arm) and one wake-up (bell) serve all connections. The last connection that leaves frees
+ * the group. */
 struct shm_group {
 	struct list_node node; /* in groups */
 	struct list_node active_node;
@@ -337,7 +337,7 @@ void shm_conn_established(struct shm_conn *conn);
  * processed first, except after a broken rule (-EPROTO). */
 void shm_conn_end(struct shm_conn *conn, int status, const char *reason);
 void shm_conn_handshake_ended(struct shm_conn *conn);
-/* In CLOSING: sets CLOSED if nothing of the connection is in use any more. */
+/* In CLOSING: sets CLOSED if the connection is no longer in use. */
 void shm_conn_join(struct shm_conn *conn);
 
 /* --- shm_socket.c ----------------------------------------------------------------------------- */
@@ -405,7 +405,7 @@ bool shm_arm(struct clan_queue *queue);
  * it. */
 static inline void shm_changed(struct shm_conn *conn, uint32_t reasons)
 {
-	/* The peer of a lost connection reads nothing, so it need not be woken. */
+	/* The peer of a lost connection does not read, so it need not be woken. */
 	if (conn->conn.state != CLAN_OPEN) {
 		return;
 	}
@@ -416,8 +416,8 @@ static inline void shm_changed(struct shm_conn *conn, uint32_t reasons)
 }
 /* Publishes the recorded changes of one connection. */
 void shm_publish_conn(struct shm_conn *conn);
-/* Called when the connection has none of the data or room that the program is waiting for. Requests
- * notification by the peer, then checks again, because the change may have come just before the
+/* Called when the program waits for data or room that the connection does not have. Requests
+ * notification by the peer, then checks again, because the change could have come just before the
  * request. */
 void shm_want(struct shm_conn *conn);
 /* Checks everything that the peer can have changed and fires the enabled events. Returns true if
@@ -431,7 +431,7 @@ int shm_send(struct clan_conn *conn, uint32_t cls, uint32_t type, const struct i
 int shm_recv(struct clan_conn *conn, uint32_t classes, struct clan_message *message, void *buffer,
 	uint32_t bytes);
 ssize_t shm_readv(struct clan_conn *conn, const struct iovec *iov, uint32_t iov_count, bool peek);
-/* Returns true if the ring has room for a message with a payload of that many bytes, including its
+/* Returns true if the ring has room for a message with this payload size, including its
  * head and padding. Can end the connection if the peer's read index breaks K12. */
 bool shm_room(struct shm_conn *conn, enum shm_class class, size_t bytes);
 /* Writes a message. The caller has checked the room. */
@@ -439,7 +439,7 @@ void shm_put_message(struct shm_conn *conn, enum shm_class class, uint8_t type,
 	const struct iovec *iov, uint32_t iov_count, size_t bytes);
 /* Returns true if the peer has published messages that have not been received. */
 bool shm_has_message(struct shm_conn *conn, enum shm_class class);
-/* Processes system records, at most twice as many as the ring has slots. Returns true if there were
+/* Processes system records, at most two for each slot of the ring. Returns true if there were
  * any. */
 bool shm_take_system(struct shm_conn *conn);
 /* Publishes our read index, so that the peer can reuse the slots. */

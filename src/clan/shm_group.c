@@ -461,7 +461,7 @@ static bool look_now(struct shm_conn *conn)
 	return found || ready != 0;
 }
 
-/* Repeats until look_now() finds nothing after the request was stored. The peer makes any later
+/* Repeats until look_now() finds no change after the request was stored. The peer makes any later
  * change after our fence, so it sees the request and notifies us. */
 void shm_want(struct shm_conn *conn)
 {
@@ -494,7 +494,7 @@ bool shm_look(struct shm_conn *conn)
 	return found;
 }
 
-/* All connections of a group share its head, so a broken rule in the head ends all of them. */
+/* All connections of a group share its head, so a broken rule in the head ends them all. */
 static void group_broken(struct shm_group *group, uint32_t rule, const char *what)
 {
 	for (uint32_t i = 0; i < group->conns_slots; i++) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The shared memory and the socket messages of docs/protocol/clan.md §2 to §4, as structs with the
- * names of that document. Little-endian, like every machine that this provider is built for.
+ * the names there. Little-endian, like every machine that this provider is built for.
  *
  * Threading: each word is written by one side only. Ownership: none. Errors: none.
  */

@@ -129,7 +129,7 @@ static void region_removed(struct shm_peer_region *region)
 	shm_conn_join(conn);
 }
 
-/* From now on, the program cannot hold the region. The region is removed as soon as nothing holds
+/* The program can no longer hold the region. The region is removed as soon as no operation holds
  * it. */
 static void shm_region_leaves(struct shm_peer_region *region)
 {

@@ -38,8 +38,7 @@ static bool load_read(struct shm_conn *conn, enum shm_class class)
 	uint32_t read = atomic_load_explicit(&conn->peer->read[class], memory_order_acquire);
 
 	if (read - out->read_seen > out->published - out->read_seen) {
-		shm_broken(
-			conn, 12, "the count of consumed messages exceeds that of sent messages");
+		shm_broken(conn, 12, "more messages were consumed than sent");
 		return false;
 	}
 	out->read_seen = read;
@@ -389,8 +388,8 @@ static int shm_ring_nothing_left(struct shm_conn *conn, uint32_t classes)
 	return conn->conn.state == CLAN_OPEN ? -EAGAIN : -ENOTCONN;
 }
 
-/* Control messages come first. After CONTROL_IN_ROW_MAX of them a waiting bulk message is received,
- * so that bulk messages are not delayed without limit. */
+/* Control messages come first. After CONTROL_IN_ROW_MAX control messages, a waiting bulk message is
+ * received, so that bulk messages are not delayed without limit. */
 int shm_recv(struct clan_conn *base, uint32_t classes, struct clan_message *message, void *buffer,
 	uint32_t bytes)
 {
@@ -414,7 +413,7 @@ int shm_recv(struct clan_conn *base, uint32_t classes, struct clan_message *mess
 }
 
 /* Reads across messages until the vector is full or the next message is of another kind. A peek
- * reads from the current message only, so nothing has to be undone. */
+ * reads from the current message only, so no state has to be undone. */
 ssize_t shm_readv(struct clan_conn *base, const struct iovec *iov, uint32_t iov_count, bool peek)
 {
 	struct shm_conn *conn = shm_conn(base);
@@ -546,8 +545,7 @@ bool shm_cookie_room(struct shm_conn *conn)
 		popped = atomic_load_explicit(&conn->peer->cookies_popped, memory_order_acquire);
 		if (popped - conn->peer_popped_seen >
 			conn->cookies_pushed - conn->peer_popped_seen) {
-			shm_broken(conn, 22,
-				"the count of consumed cookies exceeds that of sent cookies");
+			shm_broken(conn, 22, "more cookies were consumed than sent");
 			return false;
 		}
 		conn->peer_popped_seen = popped;

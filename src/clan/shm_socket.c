@@ -633,7 +633,8 @@ static int region_arrived(struct shm_conn *conn, struct arrival *arrival)
 	return shm_region_arrived(conn, &message, fd);
 }
 
-/* Processes a message. Returns nonzero if no more messages of the connection may be processed. */
+/* Processes a message. Returns nonzero if no further messages of the connection may be processed.
+ */
 static int shm_socket_message_arrived(struct shm_conn *conn, struct arrival *arrival)
 {
 	struct shm_socket_head head;

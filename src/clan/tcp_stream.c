@@ -23,7 +23,7 @@ enum {
 	TURN_CALLS = 64,
 };
 
-/* Returns true if the connection has ended, so no more of its data may be processed. */
+/* Returns true if the connection has ended, so its data must not be processed. */
 static bool tcp_stream_is_over(const struct tcp_conn *conn)
 {
 	return conn->net.phase != NET_TALKING || list_is_linked(&conn->net.dying_node);

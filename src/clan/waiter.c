@@ -2,8 +2,9 @@
 /*
  * How a queue sleeps; see waiter.h.
  *
- * With io_uring, the ring polls the epoll set. The poll is one-shot: its completion sets set_ready,
- * the set is checked, and poll_wanted requests the next one. So at most one poll is in flight.
+ * If io_uring is used, the ring polls the epoll set. The poll is one-shot: its completion sets
+ * set_ready, the set is checked, and poll_wanted requests the next one. So at most one poll is in
+ * flight.
  */
 #include <errno.h>
 #include <liburing.h>

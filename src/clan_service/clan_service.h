@@ -10,7 +10,7 @@
  *                              │                                       └▶ clan_service_accept()
  *                              └▶ after the events ──────────▶ ops->take() for each hungry session
  *
- * The queue is created with the first listener or connection, so a session kind costs nothing until
+ * The queue is created with the first listener or connection, so a session kind has no cost until
  * it is used.
  *
  * Threading: the ring's thread. Ownership: the struct is the first member of the kind's service, so

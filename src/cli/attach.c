@@ -120,7 +120,8 @@ static int set_lease(struct arguments *arguments)
 	return CLI_GO_ON;
 }
 
-/* Gives the disk a random name, by which the server recognizes it as the holder of its lease. */
+/* Gives the disk a random name. The server uses it to recognize the disk as the holder of its
+ * lease. */
 static int name_lease(struct arguments *arguments, struct error *error)
 {
 	uint8_t *id = arguments->attach.lease.id;

@@ -414,7 +414,7 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 		watcher.see(command, watcher.context);
 		return CLI_OK;
 	}
-	optind = 0; /* restarts getopt, which may have parsed other arguments before */
+	optind = 0; /* restarts getopt, which might have parsed other arguments before */
 	opterr = 0;
 	while (status == CLI_GO_ON &&
 		(code = getopt_long(argc, argv, letters, table, NULL)) != -1) {

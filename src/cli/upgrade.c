@@ -325,7 +325,7 @@ static int start_process(const int files[OFFER_FILES], const json_t *offer, int 
 	close(report[1]);
 	if (pid > 0) {
 		(void)waitpid(pid, NULL, 0);
-		/* A successful start closes the pipe, and then there is nothing to read. */
+		/* A successful start closes the pipe without writing. */
 		if (read(report[0], &code, sizeof(code)) == (ssize_t)sizeof(code)) {
 			char end;
 

@@ -94,7 +94,7 @@ struct command {
 	const struct iovec *iov; /* READ, WRITE: length bytes from iov_skip on */
 	uint32_t iov_count;
 	uint64_t iov_skip;
-	/* COPY: facts of the connection to the source export, which has a client of its own. */
+	/* COPY: facts of the connection to the source export, which has its own client. */
 	const struct carrier_facts *source;
 	uint64_t source_offset;
 	int result;		      /* set by the carrier before carrier_done */
@@ -161,7 +161,7 @@ struct carrier_ops {
 	void (*lose)(struct carrier *carrier);
 	void (*leave)(struct carrier *carrier);
 	/* Called after carrier_stopped. Returns the oldest command that is not done, in its state
-	 * before add; NULL: there is none. *was_sent: the server may have executed it. */
+	 * before add; NULL: there is none. *was_sent: the server could have executed it. */
 	struct command *(*take_back)(struct carrier *carrier, bool *was_sent);
 };
 

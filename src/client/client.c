@@ -138,7 +138,7 @@ static struct connection *connection_with_room(struct gmb_client *client)
 }
 
 /* Returns the list whose first request is next, or NULL if both are empty. Long ranges and other
- * requests alternate, so that no list has to wait until the other one is empty. */
+ * requests alternate, so that no list has to wait until the other is empty. */
 static struct list_node *next_list(struct gmb_client *client)
 {
 	bool range = !list_is_empty(&client->ranges) &&
@@ -314,7 +314,7 @@ static bool may_be_several(const struct gmb_client *client)
 }
 
 /* Closes all connections except `only`. Required if a server returns without the guarantee that
- * several connections see the same data. Does nothing while the server may still execute commands
+ * several connections see the same data. No-op while the server may still execute commands
  * of a lost connection, because one of the others must first take over from it. */
 static void leave_others(struct gmb_client *client, const struct connection *only)
 {

@@ -104,7 +104,7 @@ struct connection {
 	/* the server is shutting down, so it gets no new commands (rule P127) */
 	bool draining;
 	bool leaving;	     /* closed on purpose: no reconnect */
-	bool retiring;	     /* gets no new commands, and leaves when it has none */
+	bool retiring;	     /* gets no new commands, and leaves after its last command */
 	struct error reason; /* reason why the connection was lost */
 
 	struct carrier *carrier;
@@ -331,8 +331,8 @@ void connection_name(const struct connection *connection, char out[CARRIER_TOKEN
 void connection_flush(struct connection *connection);
 /* Ends the connection because of an error; the client decides when it reconnects. */
 void connection_lose(struct connection *connection, const struct error *error);
-/* Ends the connection, with a goodbye if it is ready. It becomes idle at once or some iterations of
- * the loop later, and does not reconnect. */
+/* Ends the connection, with a goodbye if it is ready. It becomes idle immediately or some
+ * iterations of the loop later, and does not reconnect. */
 void connection_leave(struct connection *connection);
 /* Closes a connection when its commands have been answered. It does not reconnect, except to
  * replace a lost connection, which can be itself. */

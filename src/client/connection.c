@@ -19,7 +19,7 @@
 
 enum {
 	/* Signs of life are requested at intervals of request_timeout / ALIVE_SHARE. The server
-	 * sends one when it has sent nothing for one to two intervals, so a sign can be three
+	 * sends one when it was silent for one to two intervals, so a sign can be three
 	 * intervals late before request_timeout ends the connection. */
 	ALIVE_SHARE = 5,
 	ALIVE_MS_MIN = 10, /* servers need not support shorter intervals */

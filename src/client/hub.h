@@ -58,7 +58,7 @@ struct hub_user_ops {
 	 * is in hub->hungry. */
 	void (*event)(struct hub_user *user, const struct clan_event *event);
 	void (*take)(struct hub_user *user);
-	/* Shares a buffer with the server, which can take a while: the user then goes on with its
+	/* Shares a buffer with the server, which can take a while: the user then continues with its
 	 * commands. */
 	enum hub_access (*share)(struct hub_user *user, uint32_t number);
 	/* Ends the connection for this reason. */
@@ -137,7 +137,7 @@ void hub_pool_put(struct hub *hub, struct hub_run *run);
 
 /* Marks these buffers (bit mask) as tainted, except imported ones. */
 void hub_taint(struct hub *hub, uint32_t buffers);
-/* Returns whether one of these buffers (bit mask) is tainted. */
+/* Returns whether any of the buffers in the bit mask is tainted. */
 bool hub_is_tainted(const struct hub *hub, uint32_t buffers);
 /* Gives new pages to tainted buffers (whose pages a server may still access) that no connection
  * shares any more, and frees buffers for which gmb_buffer_free() was called. */

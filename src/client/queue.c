@@ -241,7 +241,7 @@ void gmb_queue_wake(struct gmb_queue *queue)
 	ring = atomic_load(&queue->wake_ring);
 	if (ring == NULL) { /* released */
 		atomic_store(&queue->woken, true);
-		/* gmb_queue_acquire() may have created a ring after the first load. The thread of
+		/* gmb_queue_acquire() could have created a ring after the first load. The thread of
 		 * the queue may then sleep without having seen `woken`, so it needs the message. */
 		ring = atomic_load(&queue->wake_ring);
 	}

@@ -257,7 +257,7 @@ static void end_now(struct gmb_client *client, struct gmb_request *request, int 
 {
 	struct request_state *state = request_state(request);
 
-	state->whole = true; /* no more commands will follow; gmb_cancel() returns -EALREADY */
+	state->whole = true; /* all commands were sent; gmb_cancel() returns -EALREADY */
 	request->result = err;
 	if (err == 0 && request->operation == GMB_STATUS) {
 		/* STATUS of an empty range is invalid, because it has no extents */
@@ -369,7 +369,7 @@ static uint64_t range_part(
 	return align_down(offset, bytes) + bytes - offset;
 }
 
-/* Adapts the size of the commands into which long ranges are split, to the duration of one of them
+/* Adapts the size of the commands into which long ranges are split, to the duration of one command
  * that has ended. */
 static void range_learn(struct gmb_client *client, const struct command *command)
 {
@@ -448,7 +448,7 @@ bool request_split(struct gmb_client *client, struct gmb_request *request, struc
 
 /* --- results ------------------------------------------------------------------------------- */
 
-/* Ends a request if it is completely split into commands and all of them have returned. */
+/* Ends a request if it is completely split into commands and all commands have returned. */
 static void client_request_end(struct gmb_client *client, struct gmb_request *request)
 {
 	struct request_state *state = request_state(request);

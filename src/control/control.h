@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The control plane: one protocol by which gmblock commands talk to a server or to the daemon of an
- * attachment, over a Unix socket. One connection is one command. docs/protocol/control.md defines
- * the format of the lines.
+ * The control plane: one protocol with which gmblock commands talk to a server or to the daemon of
+ * an attachment, over a Unix socket. One connection is one command. docs/protocol/control.md
+ * defines the format of the lines.
  *
  *   control client                         control server
  *   control_connect()   ── command ──▶     control_command.begin()
  *   control_receive()   ◀── note ─────     control_note()              any number
- *                       ◀── result ───     control_reply()             exactly one of these
+ *                       ◀── result ───     control_reply()             exactly one result or error
  *                       ◀── error ────     control_fail()
  *
  * A module that answers a command registers it. The server never waits for a client, has a bounded

@@ -25,7 +25,7 @@ enum {
 	SECTOR_BYTES = 512,
 	PROBE_BYTES_MAX = 65536,
 	PREFERRED_BYTES_MAX = 1 << 20,
-	/* limit on tries, with CLAIM_PAUSE_NS between two of them: one second in total */
+	/* limit on tries, with CLAIM_PAUSE_NS between two tries: one second in total */
 	CLAIM_TRIES_MAX = 40,
 	CLAIM_PAUSE_NS = 25000000,
 };
@@ -435,8 +435,8 @@ int disk_claim_reading(const char *path, int fd, bool frozen, int *claim_out, st
 			"stop that server, or add readonly to the export there",
 			path);
 	}
-	/* Without the lock there is no claim, but reading is permitted: the filesystem may have no
-	 * locks, or another program may have locked the whole file. */
+	/* Without the lock there is no claim, but reading is permitted: the filesystem might have
+	 * no locks, or another program might have locked the whole file. */
 	if (lock_byte(claim, F_RDLCK, READER_OFFSET) < 0 && !frozen) {
 		close(claim);
 		claim = -1;

@@ -288,7 +288,7 @@ int disk_shared_resize(struct disk_shared *shared, uint64_t size, struct error *
 	if (result < 0) {
 		int emptied = ftruncate(shared->fd, 0);
 
-		GMB_UNUSED(emptied); /* ftruncate() can fail, too; the first error is reported */
+		GMB_UNUSED(emptied); /* ftruncate() can also fail; the first error is reported */
 		return result;
 	}
 	return disk_shared_map(shared, size, 0, error);

@@ -80,7 +80,7 @@ void access_get(struct access *access);
 void access_put(struct access *access);
 
 /* Difference between two rule lists. Equal rules at the beginning and at the end are left out. The
- * texts are those of the first differing rules and belong to the sets. NULL: there is no such rule,
+ * texts are from the first differing rules and belong to the sets. NULL: there is no such rule,
  * or it has no text. */
 struct access_difference {
 	const char *added;

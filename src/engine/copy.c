@@ -98,7 +98,8 @@ struct session_copy {
 
 	struct list_node idle;
 	struct list_node busy;
-	/* the piece that is a running clone or range, or NULL; no other piece starts meanwhile */
+	/* the piece that is a running clone or range, or NULL; no other piece starts until it ends
+	 */
 	struct piece *serial;
 	struct arena_buf room;
 	/* Used if `room` could not be allocated. */

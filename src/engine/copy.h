@@ -9,7 +9,7 @@
  *    │                   └─ moved   path: read ─▶ arena ─▶ write, COPY_PIECES at a time
  *    └── a piece is done ◀── path
  *
- * Each piece uses the first of these methods that is possible. If the stores reject a method, this
+ * Each piece uses the first possible method. If the stores reject a method, this
  * copy does not try it again. Moved pieces use the engine's payload memory: device memory if both
  * stores bypass the page cache and can use it, otherwise RAM. Clone and range run on one worker
  * thread at a time, and only between stores without filters.
@@ -20,7 +20,7 @@
  * session. The whole copy uses one request slot of the session.
  *
  * Without STORE_FUA, the copy is durable only after a flush of the target. If a range of the source
- * changes during the copy, the copied contents of that range are undefined. The reasons are in
+ * changes during the copy, the copied contents of the range are undefined. The reasons are in
  * docs/design/0016-copies-within-a-server.md.
  *
  * Threading: the engine's. Ownership: the session's kind owns a copy from session_copy_start() to

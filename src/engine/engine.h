@@ -5,14 +5,14 @@
  *
  *   endpoint ─▶ engine_accept() ─▶ kind->accept() ─▶ session_init()
  *
- *                accept              export chosen            no more requests are accepted
+ *                accept              export chosen            requests are no longer accepted
  *   (new) ──▶ NEGOTIATING ──────▶ READY ──────────────────────▶ DRAINING
  *                 │                 │ │ drain() called            │ nothing in flight
  *                 │                 │ └──────────▶ LINGERING ◀────┘
  *                 │  peer violation,│                │ end of stream, deadline
  *                 │  socket error   ▼                ▼
  *                 └─────────────▶ TERMINATING ◀──────┘ ──▶ kind->abort()
- *                                                    │ kind->join(): nothing in flight
+ *                                                    │ kind->join(): no request in flight
  *                                                    ▼ kind->close(): closed and freed
  *
  * A session kind implements one protocol. A kind is a table of functions, registered in
@@ -172,7 +172,7 @@ struct engine_export *engine_export_from(struct engine *engine, uint64_t serial)
 const struct path_export *engine_export_measured(
 	const struct engine *engine, const struct export *export);
 /* Returns the entry of an export, or NULL. *hint_inout makes the search fast for a caller that
- * looks up all exports in the order in which they were added. The caller sets *hint_inout to 0
+ * looks up all exports from the oldest to the newest. The caller sets *hint_inout to 0
  * before the first call. */
 const struct engine_export *engine_export_entry(
 	const struct engine *engine, const struct export *export, uint32_t *hint_inout);
@@ -192,7 +192,7 @@ struct engine_door {
 
 /* State of a paused session, see session_kind.rest(). */
 enum session_rest {
-	SESSION_RESTS,	 /* no request is in flight, but one may have been received in part */
+	SESSION_RESTS,	 /* no request is in flight, but one can have been received in part */
 	SESSION_IS_BUSY, /* a request is in the store, or between the store and the peer */
 	SESSION_WAITS_FOR_PEER, /* the peer has to receive replies first */
 };

@@ -39,7 +39,7 @@ void export_use_put(struct export_use *use)
 
 /* Ends one use of an export. Each engine that serves the export uses it, and so does each older
  * export that it replaces. When the last use ends, the exports that replace this one stop waiting
- * for it, and its uses of them end as well. */
+ * for it, and these uses end as well. */
 static void use_end(struct export_use *use)
 {
 	struct export_wait *next;

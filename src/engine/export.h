@@ -28,7 +28,7 @@ struct export_wait;
 
 /* Counts how many engines still use an export. Can exist longer than the export. An export that
  * replaces others counts as in use while one of the others is in use. So a later export that
- * replaces it waits for all of them. */
+ * replaces it waits for all engines. */
 struct export_use {
 	_Atomic uint32_t references;
 	_Atomic uint32_t engines;   /* engines that use the export, plus waits_for */

@@ -205,7 +205,7 @@ void lease_detach(struct export *export)
 }
 
 /* Removes the holders whose time without a session is over. None while another process gets the
- * holders: it gives them their full time again, and is told of them by their index. */
+ * holders: it gives them their full time again, and receives their indices. */
 static void lease_expire(struct lease *lease, uint64_t now_ns)
 {
 	if (lease->book->held) {

@@ -66,7 +66,7 @@ _Static_assert(RATE_BURST_NS_MIN / RATE_HOLD_PART > RATE_PAUSE_NS,
 struct rate_limits {
 	uint64_t per_second[RATE_UNIT_COUNT]; /* 0 = no limit */
 	/* the burst as a duration: after a pause, three quarters of the work that the rate permits
-	 * in this time can start at once */
+	 * in this time can start together */
 	uint64_t burst_ns;
 };
 

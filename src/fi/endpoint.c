@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * Endpoints, passive endpoints and their connections (fi_cm(3)). Port P is clan's abstract Unix
- * socket clan-fi/P. Each side accepts only peers of its own user and of root. Any user can bind
+ * socket clan-fi/P. Each side accepts only peers of the same user and of root. Any user can bind
  * such a name, so the connector checks the user of the process that listens.
  */
 #include "fi/absent.h"

@@ -809,7 +809,7 @@ int prov_cq_open(
 	return 0;
 }
 
-/* Returns 0 if the caller may sleep on the descriptors of all objects, or -FI_EAGAIN if one of them
+/* Returns 0 if the caller may sleep on the descriptors of all objects, or -FI_EAGAIN if one
  * has entries. */
 int prov_trywait(struct fid_fabric *fid, struct fid **fids, int count)
 {

@@ -268,8 +268,8 @@ struct fi_provider prov_provider = {
 	.fabric = prov_fabric_open,
 };
 
-/* The only symbol of the library (fi_provider(7)). libfabric holds a lock here, so none of its
- * functions may be called. */
+/* The only symbol of the library (fi_provider(7)). libfabric holds a lock here, so its
+ * functions must not be called. */
 __attribute__((visibility("default"))) struct fi_provider *fi_prov_ini(void);
 struct fi_provider *fi_prov_ini(void)
 {

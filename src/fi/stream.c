@@ -15,11 +15,11 @@
  *
  * Rules for peers; a violation ends the connection:
  *   F1  the kind is known, reserved bits are 0
- *   F2  a side has no more operations in flight than it announced in its hello
+ *   F2  a side has at most as many operations in flight as its hello announced
  *   F3  an ANSWER or PIECE names an operation that waits for it
- *   F4  PIECEs have the next offset, and no more bytes than requested
+ *   F4  PIECEs have the next offset, and at most the requested bytes
  *   F5  the data of an ANSWER is an errno or 0; 0 for a READ comes after all of its PIECEs
- *   F6  there are no messages of clan except those of the stream
+ *   F6  all clan messages belong to the stream
  */
 #include "fi/provider.h"
 

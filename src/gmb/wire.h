@@ -273,7 +273,7 @@ enum native_reply_kind { NATIVE_REPLY_BARE, NATIVE_REPLY_EXTENTS, NATIVE_REPLY_C
 
 /* Checks rule G1. */
 const char *native_welcome_parse(const void *bytes, size_t len, struct native_welcome *welcome);
-/* Parses a REPLY (G3, G14, G20). kind, extents_max and length are those of its request. */
+/* Parses a REPLY (G3, G14, G20). kind, extents_max and length are from its request. */
 const char *native_reply_parse(const void *bytes, size_t len, enum native_reply_kind kind,
 	uint32_t extents_max, uint64_t length, struct native_reply *reply);
 /* Extracts the tag, which is needed before the rest can be parsed; false: the message is too

@@ -164,7 +164,7 @@ struct trace_result {
 };
 
 /*
- * Performs the reads. Never writes to the disk. Errors: those of opening, examining and reading the
+ * Performs the reads. Never writes to the disk. Errors: of opening, examining and reading the
  * disk, and of creating the ring and the threads; -ENOMEM; -EOPNOTSUPP if the file does not support
  * direct reads, -EINVAL if a size or offset is not a multiple of the disk's block, -ERANGE if the
  * disk is too small. *result must be freed in any case.

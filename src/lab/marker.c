@@ -14,7 +14,7 @@
  *           random marker, new for each read, is stored at the end of each chunk. The disk reads
  *           into the slot's memory, never into the part's.
  * send      While reads are in flight, a timer examines the markers in ascending order. If the
- *           marker of a chunk and those of all chunks before it are overwritten, the chunk is
+ *           markers of a chunk and of all chunks before it are overwritten, the chunk is
  *           copied to the part's memory and reported. Exactly this copy leaves the machine early.
  *           The last chunk is never reported before the end. A chunk whose data equals the marker
  *           is not reported early either, nor are the chunks after it.
@@ -43,7 +43,7 @@ struct marker_store {
 	struct store base;
 	char *path;
 	_Atomic bool is_off; /* a byte changed after it was reported */
-	/* Relaxed order for all of these: the numbers are only logged. */
+	/* All in relaxed order: the numbers are only logged. */
 	_Atomic uint64_t watched_count;
 	_Atomic uint64_t watched_bytes;
 	_Atomic uint64_t progress_bytes;

@@ -379,7 +379,7 @@ static void trace_run_signals_take(struct sigaction before[ARRAY_COUNT(stop_sign
 	asked_to_stop = 0;
 	for (size_t i = 0; i < ARRAY_COUNT(stop_signals); i++) {
 		(void)sigaction(stop_signals[i], NULL, &before[i]);
-		/* A signal that is ignored stays ignored: the parent may have started the program
+		/* A signal that is ignored stays ignored: the parent could have started the program
 		 * so that it survives the signal. */
 		if (before[i].sa_handler != SIG_IGN) {
 			(void)sigaction(stop_signals[i], &catch, NULL);

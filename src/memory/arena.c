@@ -15,7 +15,7 @@
  *   block: [  8 KiB ][4K][4K][ 16 KiB ...   state[1]: 0 (inside a block)
  *
  * Free blocks of one order form a list through links[]. A returned block first goes to a small
- * stack for its order, without being merged with its neighbours. The next request of that size
+ * stack for its order, without being merged with its neighbours. The next request of the same size
  * takes the block from the stack in a few instructions, and the block is most likely still in the
  * CPU cache. The stacks are merged into the buddy lists when an allocation would fail otherwise.
  */

@@ -7,7 +7,7 @@
  *
  *   arena ── slab 0 (4 MiB) ── slab 1 ── ...      slabs of RAM are mapped (huge pages when the
  *             └ blocks of 2^12 .. 2^20 bytes      kernel gives them) and registered with the ring
- *                                                 when first needed, those of a device at the start
+ *                                                 when first needed; a device's at the start
  *
  * Threading: the ring's thread. Ownership: arena_get() lends a buffer; arena_put() returns it after
  * the last I/O on it. A new buffer still contains data of an earlier request: never send bytes that

@@ -31,7 +31,7 @@ static bool mapping_replace(uintptr_t address)
 		/* Acquire pairs with the release in slot_take(): bytes belongs to start. */
 		uintptr_t start = atomic_load_explicit(&slots[i].start, memory_order_acquire);
 		uint64_t bytes = atomic_load_explicit(&slots[i].bytes, memory_order_acquire);
-		/* If another thread meanwhile gives the slot to another mapping, and bytes are the
+		/* If another thread has given the slot to another mapping, and bytes are the
 		 * new ones, the acquire shows that start has changed. */
 		bool is_same = atomic_load_explicit(&slots[i].start, memory_order_relaxed) == start;
 

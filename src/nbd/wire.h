@@ -298,7 +298,7 @@ const char *nbd_option_name(uint32_t option);
 const char *nbd_command_name(uint32_t command);
 
 /* Maps a negative errno, or 0, to the error on the wire (P118); EIO for each errno that has no
- * error of its own. */
+ * own error. */
 uint32_t nbd_error_from_errno(int code);
 /* Maps an error on the wire to a negative errno, for clients. Unknown values become -EINVAL
  * (P119). */

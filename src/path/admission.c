@@ -483,7 +483,7 @@ void admission_wait(struct path_request *request, bool is_short)
 	if (!list_is_linked(&request->stalled_node)) {
 		/* A write is queued behind other writes, but in front of all reads. Otherwise they
 		 * could wait for each other: a read waits until the peer receives its data, and the
-		 * peer may receive nothing until it has sent its write. */
+		 * peer might not receive until it has sent its write. */
 		struct list_node *next = client->stalled.next;
 
 		while (request->op == STORE_WRITE && next != &client->stalled &&

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "push/pieces.h"
 
-/* Returns the index of the gap that contains all of these bytes, gap_count if there is none. */
+/* Returns the index of the gap that contains all bytes; gap_count: no gap does. */
 static uint32_t find_gap(const struct push_pieces *pieces, uint64_t offset, uint64_t length)
 {
 	uint32_t i = 0;

@@ -22,7 +22,7 @@ struct push_pieces {
 	struct push_wire_range gaps[PUSH_GAPS_MAX]; /* unsorted */
 };
 
-/* Marks consecutive pieces as handled. Fails if one of them was handled before, or if there would
+/* Marks consecutive pieces as handled. Fails if any piece was handled before, or if there would
  * be too many gaps. */
 const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64_t length);
 /* Marks pieces that were marked as handled as not handled again. Fails if there would be too many

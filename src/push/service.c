@@ -448,7 +448,7 @@ static void session_resume(struct session *base)
 	}
 }
 
-/* Does nothing, because clan makes sent messages visible to the peer when the service's queue next
+/* A no-op, because clan makes sent messages visible to the peer when the service's queue next
  * waits for events. */
 static void session_flush(struct session *base, bool alone)
 {

@@ -59,7 +59,7 @@ struct push_session {
 	uint8_t *held;
 	struct push_source *source; /* or NULL */
 	struct push_sink *sink;	    /* or NULL */
-	uint32_t rights;	    /* enum engine_rights: the job ends if one of them is revoked */
+	uint32_t rights;	    /* enum engine_rights: the job ends if one is revoked */
 	bool detached;		    /* the job continues without its coordinator */
 	bool is_opening;	    /* START has not been answered */
 	/* an additional connection of a destination: the job belongs to another session */

@@ -199,8 +199,8 @@ static bool is_in_the_way(const struct push_job *job, const struct push_job *oth
 	       other->offset < job->offset + job->length;
 }
 
-/* Returns an entry for a new job: a free one, or that of the oldest ended job. Returns NULL with
- * *result and *text if the job cannot be added. */
+/* Returns an entry for a new job: a free one, or the entry of the oldest ended job. Returns NULL
+ * with *result and *text if the job cannot be added. */
 static struct push_job **table_find_entry(
 	const struct push_job *job, int *result, const char **text)
 {

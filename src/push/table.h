@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * State of the process, shared by all its engines: the key of the tickets, the unused tickets, and
+ * State of the process, shared by all its engines: the ticket key, the unused tickets, and
  * the jobs, running and ended.
  *
  *   GRANT ─▶ ticket ── used once ─▶ job (destination)        START ─▶ job (source)

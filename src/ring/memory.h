@@ -13,8 +13,9 @@
  * ring's socket operations, and mem_address() for the ring itself.
  *
  * Threading: a reference is a value, which any thread can copy. A region changes only on the thread
- * of the ring with which it is registered. Ownership: a reference owns nothing. The region must
- * outlive all references to it. Errors: using memory without the right to is a bug, and asserted.
+ * of the ring with which it is registered. Ownership: a reference does not own memory. The region
+ * must outlive all references to it. Errors: using memory without the right to is a bug, and
+ * asserted.
  */
 #pragma once
 
@@ -87,7 +88,7 @@ static inline struct mem_ref mem_add(struct mem_ref memory, uint64_t bytes)
 	return memory;
 }
 
-/* Returns the reference with only those of its rights that are also in `rights`. */
+/* Returns the reference, with its rights reduced to `rights`. */
 static inline struct mem_ref mem_limit(struct mem_ref memory, uint32_t rights)
 {
 	memory.rights &= (uint8_t)rights;

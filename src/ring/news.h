@@ -46,7 +46,7 @@ static inline bool ring_news_exist(const struct ring_news *news)
 GMB_MUST_CHECK int ring_news_create(struct ring_news *news, struct io_uring *uring, int wake_fd);
 /* Closes the set. */
 void ring_news_fini(struct ring_news *news);
-/* Adds the descriptor of an event source, or removes it. It is open, or -1: nothing to do. */
+/* Adds the descriptor of an event source, or removes it. It is open, or -1 for a no-op. */
 void ring_news_watch(struct ring_news *news, int fd);
 void ring_news_ignore(struct ring_news *news, int fd);
 /* Forgets the completions that were signalled, and calls of ring_news_tell(). */

@@ -108,7 +108,7 @@ struct ring_options {
 /* Counters since the ring was created; read by the owning thread. */
 struct ring_counters {
 	uint64_t enters; /* io_uring_enter system calls */
-	uint64_t waits;	 /* number of these calls that could block */
+	uint64_t waits;	 /* number of calls that could block */
 	uint64_t completions;
 	uint64_t submissions;
 	uint64_t messages;
@@ -126,7 +126,7 @@ GMB_MUST_CHECK int ring_create(
 
 /* Checks that the kernel restricts the ring: submits a forbidden operation that has no effect, and
  * expects an error. A server does not start if its ring is not restricted. No operation is in
- * flight. The simulation checks nothing. -EPERM: the ring is not restricted. */
+ * flight. The simulation does not check. -EPERM: the ring is not restricted. */
 GMB_MUST_CHECK int ring_check_restricted(struct ring *ring, struct error *error);
 
 /* Frees the ring. Nothing is in flight. NULL is a no-op. */

@@ -263,7 +263,7 @@ int sandbox_enter(struct sandbox *sandbox, enum sandbox_mode mode, struct error 
 		log_info("sandbox: off");
 		return 0;
 	}
-	/* Landlock and seccomp require no_new_privs. Setting it costs nothing, because the process
+	/* Landlock and seccomp require no_new_privs. Setting it has no cost, because the process
 	 * does not start any program later that could gain privileges. */
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0) {
 		return sandbox_judge(mode, "no_new_privs", -errno, error);

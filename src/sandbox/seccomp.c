@@ -3,7 +3,7 @@
  * System call filters (seccomp(2)), built with libseccomp. The first filter is a list of allowed
  * calls, some by argument. The second, applied once everything listens, removes calls that only
  * the start needs. The kernel caches calls that are allowed with any arguments, so the length of
- * the list costs nothing.
+ * the list has no cost.
  */
 #include <errno.h>
 #include <fcntl.h>

@@ -25,6 +25,6 @@ void device_close(struct device *device);
 void device_probe(struct device *device, struct export *const *exports, uint32_t count);
 
 struct p2pmem *device_memory(struct device *device);
-/* The reactor's share in bytes; 0: it has none, because the memory is too small to be divided, and
+/* The reactor's share in bytes; 0: the memory is too small to be divided, and
  * reactor 0 has all of it. */
 uint64_t device_share_bytes(const struct device *device, uint32_t reactor);

@@ -9,7 +9,7 @@
  * Threading: create, call and destroy on the main thread; dispatch, drain and session_count on any
  * thread; ring only for ring_post() or on the reactor's own thread. Ownership: the reactor owns its
  * thread, ring, engine and the endpoints passed to it; its engine holds references to the exports.
- * Errors: create fails with an error message and leaves nothing behind.
+ * Errors: create fails with an error message, and releases everything.
  */
 #pragma once
 

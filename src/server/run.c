@@ -12,7 +12,7 @@
 
 #include "base/log.h"
 
-/* Variables that a child does not inherit. The server sets new values for some of them. The others
+/* Variables that a child does not inherit. The server sets new values for some. The others
  * are for the server alone, because a child must not talk to the service manager. */
 static const char *const replaced_variables[] = { "uri", "unixsocket", "NOTIFY_SOCKET",
 	"WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES" };

@@ -380,7 +380,7 @@ struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name)
 		const struct sim_page *page = list_entry(node, struct sim_page, node);
 		struct sim_page *to = sim_page_make(copy, page->index);
 		uint8_t keep = page_survivors(disk, page);
-		/* By chance, a dirty page was written back just before the crash. */
+		/* A dirty page was written back by chance just before the crash. */
 		const uint8_t *device =
 			page->cache_dirty && sim_random() % 2 == 0 ? page->cache : page->current;
 

@@ -33,7 +33,7 @@ struct sim_pipe {
 	size_t visible;
 	bool finished; /* the end of the stream has arrived: the sender has closed its direction */
 	bool dead;     /* no more data will arrive */
-	bool held;     /* the link is down: nothing arrives */
+	bool held;     /* the link is down: no data arrives */
 	size_t held_bytes;
 	bool held_end;
 	bool held_reset;

@@ -591,7 +591,7 @@ static void messages_arrive(void *arg, uint64_t value)
 	struct ring *ring = arg;
 
 	GMB_UNUSED(value);
-	/* By now the ring may be destroyed, or an earlier batch may have delivered the message. */
+	/* The ring may be destroyed, or an earlier batch might have delivered the message. */
 	list_for_each(node, &sim_world.rings)
 	{
 		if (node == &ring->node) {

@@ -12,7 +12,7 @@
  *     └────▶ sim_step() ... advances the clock, runs the rings' completions ... ──▶ sim_stop()
  *
  * Fault model:
- * - Independent operations complete in any order after random delays, some of them very long.
+ * - Independent operations complete in any order after random delays, some very long.
  * - Reads, writes, sends and receives may transfer fewer bytes than requested (direct disk I/O in
  *   whole sectors).
  * - Memory is accessed at random times between submission and completion: a send or write reads its
@@ -23,12 +23,12 @@
  * - Connections break (reset, close, half-close) after a chosen byte.
  * - Disks keep written sectors in a volatile cache until a flush or a durable write has completed.
  *   sim_disk_crash() keeps or drops each unflushed sector by chance. A failed flush makes some of
- *   them durable and marks all of them clean, as page caches do.
+ *   them durable and marks all pages clean, as page caches do.
  * - Zones of host-managed devices must be written in order, and only the written part can be read.
  *   A crash keeps a prefix of each zone, or undoes a reset.
  * - Not modelled: processor time, memory pressure, bit rot.
  *
- * Misuse aborts with the broken rule: two operations use a buffer and one of them writes it; an
+ * Misuse aborts with the broken rule: two operations use a buffer and one writes it; an
  * operation is submitted twice, or changed or freed while in flight; I/O on a closed descriptor;
  * closing with I/O in flight; a fixed-buffer index whose region does not contain the buffer;
  * blocking disk calls from a completion.
@@ -50,7 +50,7 @@ struct sim_faults {
 	uint32_t again_ppm;	 /* -EAGAIN: disk reads and writes */
 	uint32_t send_short_ppm; /* a send that stops early, or with -EINTR before its first byte */
 	uint32_t read_error_ppm; /* -EIO */
-	uint32_t write_error_ppm;  /* -EIO, some sectors may have been written */
+	uint32_t write_error_ppm;  /* -EIO, some sectors can have been written */
 	uint32_t no_space_ppm;	   /* -ENOSPC for writes, zeroing and allocation */
 	uint32_t flush_error_ppm;  /* -EIO from fsync; each unflushed sector is lost or kept */
 	uint32_t range_error_ppm;  /* -EIO from discard, zero, allocate, extent */
@@ -257,7 +257,7 @@ struct sim_disk *sim_disk_crash_copy(struct sim_disk *disk, const char *name);
  * only have been read before. Tests need an update if a new process opens the disk before the old
  * one has ended. */
 struct sim_disk *sim_disk_kill_copy(struct sim_disk *disk, const char *name);
-/* Returns how many bytes are in sectors of these pages that could be lost in a crash now. */
+/* Returns the number of bytes in sectors of dirty pages that could be lost in a crash now. */
 uint64_t sim_disk_unflushed_bytes(const struct sim_disk *disk, uint64_t offset, uint64_t length);
 /* Makes reads and/or writes that overlap the range fail with -EIO. length 0: no range. */
 void sim_disk_set_bad(

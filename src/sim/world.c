@@ -455,7 +455,7 @@ void sim_op_memory(struct sim_op *sop, const struct iovec *iov, size_t count, bo
 			const struct sim_op *other = list_entry(node, struct sim_op, node);
 
 			if (other != sop && (writes_memory || other->writes_memory)) {
-				/* Two operations may use the same memory only if both of them only
+				/* Two operations may use the same memory only if both only
 				 * read it. */
 				GMB_ASSERT(!memory_overlaps(other, &iov[i]));
 			}

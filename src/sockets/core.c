@@ -158,7 +158,7 @@ static void sockets_core_unlock(void)
 	}
 }
 
-/* Wakes all sleeping threads. Each of them checks whether its own wait is over. */
+/* Wakes all sleeping threads. Each thread checks whether its own wait is over. */
 static void kick(void)
 {
 	uint64_t one = 1;
@@ -403,7 +403,7 @@ int core_sleep(uint64_t *epoch_out)
 	return 0;
 }
 
-/* Counts a thread that the last kick() has woken. The last of these threads makes kick_fd
+/* Counts a thread that the last kick() has woken. The last such thread makes kick_fd
  * unreadable again. */
 static void count_kick(uint64_t epoch)
 {

@@ -328,7 +328,7 @@ static ssize_t tcp_before_look(struct conn *conn)
 	return got < 0 ? -errno : got;
 }
 
-/* The ring is empty: checks TCP. Returns 0 for the end, -EAGAIN if there is nothing, 1 if there are
+/* The ring is empty: checks TCP. Returns 0 for the end, -EAGAIN if there is no data, 1 if there are
  * bytes that should not be there, or another negative errno. */
 static ssize_t tcp_behind_ring(struct conn *conn)
 {
@@ -421,8 +421,8 @@ static bool has_more(struct conn *conn)
 			       : tcp_has_bytes(conn));
 }
 
-/* See sockets.h. The loop alternates between the ring and TCP: when one of them is empty, the
- * events of libclan are processed, because they can show that the next byte is in the other one.
+/* See sockets.h. The loop alternates between the ring and TCP: when one is empty, the
+ * events of libclan are processed, because they can show that the next byte is in the other.
  * `looks` limits the rounds. */
 ssize_t data_receive(struct conn *conn, const struct iovec *iov, int iov_count, int flags)
 {
@@ -553,8 +553,8 @@ bool data_grows(struct conn *conn)
 }
 
 /* Checks for events before a write, because a program that only writes makes no other calls that
- * check. Messages are processed before each write: after a SWITCH of the peer, no more bytes may be
- * written to the ring. The descriptors, which show that a peer was killed, are checked every
+ * check. Messages are processed before each write: after a SWITCH of the peer, no further bytes may
+ * be written to the ring. The descriptors, which show that a peer was killed, are checked every
  * SENDS_BETWEEN_LOOKS writes. */
 static void look_before_send(struct conn *conn)
 {
@@ -804,8 +804,8 @@ ssize_t data_recv(
 	return done > 0 ? (ssize_t)done : got;
 }
 
-/* Sends all bytes, or as many as a non-blocking send can. The caller holds the lock, which is
- * released during waits. Returns 0, or the negative errno that ended the send. *done_out: number
+/* Sends all bytes, or the bytes that a non-blocking send accepts. The caller holds the lock, which
+ * is released during waits. Returns 0, or the negative errno that ended the send. *done_out: number
  * of bytes sent. If 0 is returned with fewer bytes than requested, the connection has left the ring
  * or was freed. */
 static int send_locked(

@@ -197,7 +197,7 @@ EXPORT ssize_t recv(int fd, void *buffer, size_t bytes, int flags)
 	return hooks_data_received(&call, REAL(recv)(fd, buffer, bytes, flags), flags);
 }
 
-/* The message gets no address and no control data, because a stream has none. */
+/* The message gets no address and no control data, because streams do not have them. */
 EXPORT ssize_t recvmsg(int fd, struct msghdr *message, int flags)
 {
 	PLAIN_CALL call = { 0 };

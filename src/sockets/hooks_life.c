@@ -390,7 +390,7 @@ static bool hooks_life_make_room(int from, int to)
 		return false;
 	}
 	/* The C library's own streams (stdin, stdout, stderr) bypass our functions, so a connection
-	 * that replaces one of them returns to TCP. */
+	 * that replaces one returns to TCP. */
 	if (to <= STDERR_FILENO && !core_calls()) {
 		(void)hooks_leave(from);
 	}
@@ -423,8 +423,8 @@ EXPORT int close(int fd)
 	} else if (!ends(fd)) {
 		return -1;
 	} else if (core_owns(fd)) {
-		/* Our descriptors must stay open: some programs close all numbers, also those of
-		 * files that they did not open. */
+		/* Our descriptors must stay open: some programs close all numbers, including those
+		 * that belong to files that they did not open. */
 		errno = EBADF;
 		return -1;
 	}

@@ -81,8 +81,8 @@ static bool plain_poll_enter(struct plain_poll *plain, const struct pollfd *fds,
 
 /* A thread in the kernel's poll() does not see a ring. So while it waits, no MAY (the peer's
  * permission to use the ring) is sent for its connections. A single-threaded program need not
- * count, because no other thread can send MAY. *ours: the call must be emulated, and nothing was
- * done. */
+ * count, because no other thread can send MAY. *ours: the call must be emulated, and was not
+ * begun. */
 static int poll_plain(struct pollfd *fds, nfds_t count, const struct timespec *timeout,
 	const sigset_t *mask, bool *ours)
 {

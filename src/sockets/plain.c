@@ -12,7 +12,7 @@
 #include "sockets/sockets.h"
 
 /* Counts reads of an acceptor and writes of a connector. Returns true if conn_advance() must be
- * called before the call goes on. */
+ * called before the call continues. */
 static bool plain_is_due(struct conn *conn, enum conn_state state, bool writes)
 {
 	uint32_t next = atomic_load_explicit(&conn->next_look, memory_order_relaxed);

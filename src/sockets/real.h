@@ -4,8 +4,8 @@
  * loaded, because the loader must not be called in a signal handler. A function that is called
  * before that is looked up at its first call.
  *
- * Threading: any thread. Ownership: none. Errors: those of the functions. Calling a function that
- * the C library does not have aborts the program.
+ * Threading: any thread. Ownership: none. Errors: as the functions themselves. Calling a function
+ * that the C library does not have aborts the program.
  */
 #pragma once
 

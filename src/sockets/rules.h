@@ -62,7 +62,7 @@ bool rules_apply(const struct rules *rules);
 /* Converts a socket address. Returns false if it is neither IPv4 nor IPv6. */
 bool rules_address_of(const struct sockaddr *from, socklen_t length, struct rules_address *address);
 
-/* Returns true if a rule of that kind matches the address. */
+/* Returns true if a rule of this kind matches the address. */
 bool rules_match(
 	const struct rules *rules, enum rules_kind kind, const struct rules_address *address);
 /* Compares the port only: for a listener at the unspecified address, whose connections can have any

@@ -427,7 +427,7 @@ void conn_leave_group(const struct compare *group, enum sockets_reason reason);
 /* If the connection uses rings, returns it to TCP for good. Otherwise stops tracking it. */
 void conn_unfit(struct conn *conn, enum sockets_reason reason);
 /* Returns to TCP all connections for which choose() returns true, and waits for this up to
- * timeout_ms. The lock is released meanwhile, so connections can be closed. */
+ * timeout_ms. The lock is released during the wait, so connections can be closed. */
 void conn_bring_back(
 	bool (*choose)(struct conn *conn), enum sockets_reason reason, uint32_t timeout_ms);
 /* Returns one connection to TCP, like conn_bring_back(). Returns true if it is on TCP or closed. */
@@ -515,12 +515,12 @@ int wait_poll(
 	struct pollfd *fds, nfds_t count, const struct timespec *timeout, const sigset_t *mask);
 /* Sleeps until the state of the connection might have changed. The lock is released in between, and
  * the connection might no longer be tracked (CONN_FREE). events: conditions of the TCP socket to
- * wait for; 0 = only those of core.epoll_fd. Returns 0, -EAGAIN if the deadline (0: none) has
+ * wait for; 0 = only the events of core.epoll_fd. Returns 0, -EAGAIN if the deadline (0: none) has
  * passed, -EINTR, or -EBADF if it was closed. */
 int wait_conn(struct conn *conn, short events, uint64_t deadline_ns);
 /* Sleeps until any event, up to ms. The lock is released in between. Not a cancellation point. */
 void wait_moment(uint32_t ms);
-/* Returns true if poll() of these descriptors must be emulated. */
+/* Returns true if poll() of the descriptors must be emulated. */
 bool wait_is_ours(struct pollfd *fds, nfds_t count);
 
 /* --- epoll.c ---------------------------------------------------------------------------------- */
@@ -573,7 +573,7 @@ void process_exec_failed(bool began);
 /* Called before and after a call that starts another program with descriptors of this one. */
 bool process_before_spawn(void);
 void process_after_spawn(const bool *began);
-/* Called for a message that can pass descriptors to another process. Returns false if one of them
+/* Called for a message that can pass descriptors to another process. Returns false if one
  * has unread bytes, which would be lost. */
 GMB_MUST_CHECK bool process_passes(const struct msghdr *message);
 

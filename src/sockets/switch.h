@@ -13,7 +13,7 @@
  * have been read, the connection is plain again. No byte is sent twice, there are no marks in the
  * TCP stream, and no side waits for an answer.
  *
- * Called by conn.c, meet.c and data.c. Threading: no state of its own; the caller's lock.
+ * Called by conn.c, meet.c and data.c. Threading: stateless; the caller's lock.
  * Ownership: the caller's memory. Errors: -EPROTO if the peer broke a rule.
  */
 #pragma once

@@ -184,7 +184,7 @@ static int merge(struct pollfd *fds, const struct pollfd *rest, nfds_t count)
 		struct set *set = set_at(fds[i].fd);
 
 		/* The kernel reports a set that contains core.epoll_fd as readable for events of
-		 * the library, too. So the kernel's result for such a set is ignored. */
+		 * the library itself. So the kernel's result for such a set is ignored. */
 		if (rest[i].fd >= 0 && (set == NULL || !set_has_core(set))) {
 			fds[i].revents = (short)(fds[i].revents | rest[i].revents);
 		}

@@ -400,7 +400,7 @@ static void store_file_submit(struct store_queue *queue, struct store_part *part
 /* --- queues -------------------------------------------------------------------------------- */
 
 /* Opens a descriptor for flushing and checks that it refers to the same file. Since the store was
- * opened, the file may have been renamed, or its name may now belong to another file. */
+ * opened, the file could have been renamed, or its name may now belong to another file. */
 static int open_sync(const struct file_store *store, int *fd_out, struct error *error)
 {
 	bool read_only = (store->base.info.caps & STORE_CAP_WRITE) == 0;

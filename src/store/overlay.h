@@ -271,7 +271,7 @@ void overlay_change_resume(struct store_part *part, enum overlay_step step);
 
 /* Called under the lock before blocks become present: records that their pages have changed. */
 void overlay_pages_changed(struct overlay_store *store, uint64_t first, uint64_t end);
-/* Returns whether the bits of these blocks are durable. */
+/* Returns whether the bits of the blocks are durable. */
 bool overlay_is_saved(const struct overlay_store *store, uint64_t first, uint64_t end);
 /* Makes all changes durable that were complete before this call, then finishes the part. */
 void overlay_commit(struct store_part *part);

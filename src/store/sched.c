@@ -13,7 +13,7 @@
  * (idle_end_ns()): a client with one request in flight needs some time until it sends the next one,
  * and as long as this takes less time than seeking to another stream and back, waiting is cheaper.
  * Next is the waiting stream that has not had the disk for the longest time. The other parts, which
- * belong to no stream, get a turn when one of them has waited OTHERS_BETWEEN_NS, if a run has just
+ * belong to no stream, get a turn when one part has waited OTHERS_BETWEEN_NS, if a run has just
  * ended, or OTHERS_WAIT_NS. The owner of the disk changes when all parts of the previous owner are
  * done. If no stream exists, no part waits.
  *
@@ -45,8 +45,8 @@ enum {
 	STREAM_PARTS_MIN = 3,  /* consecutive parts that make a stream, if they are long enough */
 	STREAM_PAUSES_MIN = 3, /* pauses after which these parts are several requests */
 	GAP_SHIFT = 2,	       /* weight of a new value in the average gap: one quarter */
-	/* one part in so many is the weight of a new value in the average time of parts that seek,
-	 * and of a larger value in the least time of others */
+	/* divisor for the weight of a new value in the average time of parts that seek,
+	 * and of a larger value in the least time of other parts */
 	SEEK_WEIGHT = 8,
 	LEAST_WEIGHT = 32,
 	/* maximum number of parts without a stream that get the disk in one turn while streams
@@ -100,7 +100,7 @@ struct stream {
 	enum store_op op;
 	uint64_t next_offset;
 	uint32_t part_count;	  /* 0: the entry is free */
-	bool is_moved;		  /* the sequence was a stream before it went on elsewhere */
+	bool is_moved;		  /* the sequence was a stream before it continued elsewhere */
 	uint32_t pause_count;	  /* pauses of the client in the sequence; not counted further */
 	uint64_t row_bytes;	  /* length of the sequence */
 	uint64_t row_start_ns;	  /* arrival of its first part */
@@ -257,7 +257,7 @@ static void row_begin(struct stream *stream, bool is_moved, uint64_t now_ns)
 	stream->is_moved = is_moved;
 }
 
-/* Returns the stream that goes on elsewhere with this part, or NULL. A client that reads one file
+/* Returns the stream that continues elsewhere with this part, or NULL. A client that reads one file
  * after the other has a single stream, and no other parts: its sequence before this part is a
  * stream of several parts, and the latest of its sequences, and no other one had a part since this
  * one began. A single part is no sequence: a random reader's requests can be as long. */
@@ -691,8 +691,8 @@ static void sched_deliver(struct ring *ring, struct ring_message *message)
 	sched_unlock(&work);
 }
 
-/* Returns whether the part may have to wait: it moves the heads of the disk, and is not a durable
- * write (FUA). */
+/* Returns whether the part can be made to wait: it moves the heads of the disk, and is not a
+ * durable write (FUA). */
 static bool is_scheduled(const struct sched_store *store, const struct store_part *part)
 {
 	return part->op == STORE_READ ? store->read_seeks
@@ -733,7 +733,7 @@ static void sched_submit(struct store_queue *queue, struct store_part *part)
 /* Measures the time since the part was granted or the previous part was done, whichever is later.
  * Parts that do not seek are measured only in a run: otherwise, parts of several requesters are at
  * the disk at the same time. The least of their times counts, because a flush or a durable write
- * (FUA) can delay some of them. */
+ * (FUA) can delay some requests. */
 static void time_part(struct sched_store *store, struct store_part *part, uint64_t now_ns)
 {
 	const struct sched_scratch *scratch = store_scratch(part);

@@ -20,10 +20,10 @@
  * it.
  *
  * After a flush, or a part with STORE_FUA, has failed, every later flush or FUA part gets the same
- * error until the store is reopened, because the operating system may have dropped the data that it
- * could not write: a retry would only hide the loss. Other parts still run. Failures that lose no
- * data have no such effect: durable parts that fail for lack of space or support, and flushes with
- * STORE_NOTHING_LOST.
+ * error until the store is reopened, because the operating system could have dropped the data that
+ * it could not write: a retry would only hide the loss. Other parts still run. Failures that lose
+ * no data have no such effect: durable parts that fail for lack of space or support, and flushes
+ * with STORE_NOTHING_LOST.
  *
  * A store can report the progress of a read that is not complete by store_progress(). There are
  * three sources of progress: completion (the default: no report before done), counter (a producer
@@ -156,7 +156,7 @@ struct store_info {
 	uint32_t atomic_bytes;
 	bool is_volatile; /* contents are lost when the process ends */
 	/* Epoch: a number that changes when unflushed writes might have been lost, see struct
-	 * export. Valid after the start; 0: the store has none of its own. */
+	 * export. Valid after the start; 0: the store does not have one. */
 	uint64_t epoch;
 	/* Identity of the disk: equal only in stores, also of other servers, that have the same
 	 * bytes. Zeroes: none of its own. */

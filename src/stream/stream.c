@@ -59,7 +59,7 @@ static bool is_within_machine(int fd)
 }
 
 /* Congestion control with pacing, such as BBR, sends small pieces by timers. Within a machine
- * nothing can be congested, and pacing doubles the processor time of large replies. Every kernel
+ * there is no congestion, and pacing doubles the processor time of large replies. Every kernel
  * has Reno, which does not pace. */
 static void set_no_pacing(int fd)
 {

@@ -3,7 +3,7 @@
  * The byte stream between a connection and the ring. All operations on a socket after it is
  * accepted or connected go through here.
  *
- *   session, carrier ──▶ stream ──▶ ring            a plain socket: inline, nothing in between
+ *   session, carrier ──▶ stream ──▶ ring            a plain socket: inline, without a layer
  *                           └─▶ layer ──▶ ring      kernel TLS, a record layer: struct stream_ops
  *
  *   STREAM_PLAIN ── stream_upgrade() ──▶ STREAM_UPGRADING ── start() succeeded ──▶ STREAM_LAYERED
@@ -48,11 +48,11 @@ struct stream_ops {
 	/* Called when the socket is being shut down. Anything else for which the layer waits must
 	 * end soon as well. */
 	void (*shutdown)(struct stream *stream);
-	/* Called when no more data will be sent: the layer tells its peer before the socket is
+	/* Called when all data was sent: the layer notifies its peer before the socket is
 	 * closed for sending. */
 	void (*shutdown_send)(struct stream *stream);
 	/* Called after the socket was shut down. Returns true if all of the layer's own operations
-	 * have completed. If the last of them completes later, the layer calls
+	 * have completed. If the last one completes later, the layer calls
 	 * stream_became_idle(). */
 	bool (*is_idle)(const struct stream *stream);
 	/* Frees the layer, which is idle. The socket is closed afterwards. */
@@ -134,8 +134,8 @@ void stream_shutdown_send(struct stream *stream);
 /* True if the stream can be closed once the caller's own operations have completed. After
  * stream_shutdown() or stream_abort() it becomes true without further calls. */
 bool stream_is_idle(const struct stream *stream);
-/* Called by a layer when one of its own operations has completed, because the owner might be
- * waiting to close the stream. The call must be the layer's last step, because it may free the
+/* Called by a layer when an operation that it started itself has completed, because the owner might
+ * be waiting to close the stream. The call must be the layer's last step, because it may free the
  * stream and the layer. */
 static inline void stream_became_idle(struct stream *stream)
 {

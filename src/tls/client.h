@@ -33,7 +33,7 @@ GMB_MUST_CHECK int tls_client_create_for_driver(
 typedef void tls_client_explain(const struct tls_context *context, struct error *error);
 /* As tls_client_create(), for connections to any server of a destination with TLS. The
  * destination's credentials are used. The only setting used from a server's URI is tls-hostname, if
- * the destination has none. */
+ * the destination has no name. */
 GMB_MUST_CHECK int tls_client_create_for_place(const struct place *place,
 	tls_client_explain *explain, struct tls_client **tls_out, struct error *error);
 /* Frees the object, which no connection may be using. NULL is a no-op. */

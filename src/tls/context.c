@@ -202,7 +202,7 @@ static int copy_datum(gnutls_datum_t *out, const void *data, uint32_t bytes)
 	return 0;
 }
 
-/* Called by GnuTLS for the key of a name. GnuTLS wipes the key afterwards. */
+/* Called by GnuTLS to find a key by its name. GnuTLS wipes the key afterwards. */
 static int server_key(gnutls_session_t session, const gnutls_datum_t *name, gnutls_datum_t *key)
 {
 	struct tls_check *check = gnutls_session_get_ptr(session);

@@ -7,7 +7,7 @@
  *   context_certs.c    a folder of certificates, checked while it is loaded
  *   context_verify.c   verification of a peer's chain, in the handshake and later
  *   context_identity.c the identity of a peer, from its certificate or key
- *   context_handover.c     encoding of that identity for another process
+ *   context_handover.c     encoding of the identity for another process
  *
  * Threading: one thread fills in a context, which then never changes. Ownership: see each function.
  * Error messages name the file, and never contain a key.
@@ -124,7 +124,7 @@ void tls_bytes_free(struct tls_bytes *bytes);
 /* Returns whether the file differs from what was loaded. */
 bool tls_file_is_stale(const struct tls_file *file);
 
-/* Loads the keys of a file, or of keys.psk in a folder. */
+/* Loads keys from a file, or from keys.psk in a folder. */
 GMB_MUST_CHECK int tls_psk_load(struct tls_context *context, const char *path, struct error *error);
 /* Finds a key by its name. Returns NULL if there is none. */
 const struct tls_psk *tls_psk_find(

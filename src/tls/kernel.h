@@ -11,7 +11,7 @@
  *          └─▶ EIO: a control message is next ─▶ read it ─▶ new key for receiving, or the end
  *   send ─▶ [our key must change: KeyUpdate, new key for sending] ─▶ data
  *
- * Between TCP_ULP and TLS_TX the socket would send plain bytes, so nothing is sent until both keys
+ * Between TCP_ULP and TLS_TX the socket would send plain bytes, so no data is sent until both keys
  * are installed. MSG_WAITALL is never used for receives, because Linux 7.2 does not return from
  * such a receive if a control message interrupts the data. RFC 8446 (TLS 1.3), RFC 5288 and 7905
  * (TLS 1.2); Linux's Documentation/networking/tls.rst.
@@ -78,7 +78,7 @@ struct tls_keys {
  * stored. */
 void tls_keys_keep_secrets(
 	struct tls_keys *keys, const void *receive, const void *send, size_t secret_bytes);
-/* Gets the current keys of a session whose secrets are stored already. -EOPNOTSUPP: the kernel
+/* Gets the current keys. The secrets of the session must be stored already. -EOPNOTSUPP: the kernel
  * does not have this cipher or version. */
 GMB_MUST_CHECK int tls_keys_of_session(struct tls_keys *keys, struct gnutls_session_int *session);
 void tls_keys_wipe(struct tls_keys *keys);
@@ -163,7 +163,7 @@ bool tls_kernel_is_wanted(enum tls_records records, int fd);
 
 /*
  * Hands the session's records over to the kernel. The handshake is complete, its last byte was
- * sent, and nothing was received beyond it. keys: with the stored secrets; wiped in any case.
+ * sent, and no byte was received beyond it. keys: with the stored secrets; wiped in any case.
  * error: receives the description of later failures, and must exist as long as *kernel_out.
  * Afterwards the session is unusable, and the caller frees it.
  *

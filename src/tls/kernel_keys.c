@@ -32,7 +32,7 @@ static const struct cipher {
 
 _Static_assert(sizeof(((union tls_crypto *)NULL)->aes_256.key) <= TLS_KEY_BYTES_MAX, "fits");
 
-/* --- keys of a session ----------------------------------------------------------------------- */
+/* --- session keys ---------------------------------------------------------------------------- */
 
 void tls_keys_keep_secrets(
 	struct tls_keys *keys, const void *receive, const void *send, size_t secret_bytes)

@@ -41,7 +41,7 @@ static void handshake_free(struct tls_layer *layer)
 	}
 }
 
-/* Completes layer->starting, the operation of stream_ops.start(), when nothing of the handshake is
+/* Completes layer->starting, the operation of stream_ops.start(), when no part of the handshake is
  * in flight. */
 static void start_step(struct tls_layer *layer)
 {
@@ -622,8 +622,8 @@ static void layer_shutdown(struct stream *stream)
 	if (layer->kernel != NULL) {
 		tls_kernel_shutdown(layer->kernel);
 	}
-	/* In all other states nothing has to be ended here: operations on the socket end with its
-	 * shutdown, and a worker ends by itself. */
+	/* In all other states no operation has to be ended here: those on the socket end with its
+	 * shutdown, and a worker always ends. */
 	if (layer->state == TLS_LAYER_PLACE) {
 		layer_fail(layer, -ECANCELED, "the connection is closed");
 	}
@@ -668,7 +668,7 @@ static ssize_t layer_send_now(struct stream *stream, const struct msghdr *messag
 				     : tls_records_send_now(layer, message);
 }
 
-/* With kernel records, all accepted data is in the socket already, so there is nothing to flush. */
+/* If the kernel makes the records, all accepted data is in the socket, so a flush has no work. */
 static bool layer_flush(struct stream *stream, struct ring_op *op, ring_done_fn *done)
 {
 	struct tls_layer *layer = stream->layer;

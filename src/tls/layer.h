@@ -12,7 +12,7 @@
  *   both:   WORKER ─▶ [SENDING] ─▶ HEADER ─▶ [BODY] ─▶ WORKER ... ─▶ OPEN
  *   after an error: [REFUSING] ─▶ ENDED
  *
- * Before the layer is open, it receives nothing beyond the current record, so early data stays in
+ * Before the layer is open, it receives only the current record, so early data stays in
  * the socket. The caller must reject bytes that it received before the upgrade (CVE-2021-3716): it
  * upgrades only if none are left. A layer never falls back to plain bytes.
  *
@@ -20,8 +20,9 @@
  * Ownership: the stream owns its layer from stream_upgrade() on; the layer holds a reference to the
  * context. Errors: -EPROTO: the peer violated TLS; -EACCES: we rejected the peer; -EKEYREJECTED:
  * the peer rejected us; -EAGAIN: no free slot for a handshake, or the peer was silent while other
- * handshakes waited; -ECANCELED: the stream was shut down; -ENOMEM; and those of the socket and of
- * starting a worker. A record that cannot be authenticated is -EBADMSG and ends both directions.
+ * handshakes waited; -ECANCELED: the stream was shut down; -ENOMEM; and the errors of the socket
+ * and of starting a worker. A record that cannot be authenticated is -EBADMSG and ends both
+ * directions.
  */
 #pragma once
 

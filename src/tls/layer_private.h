@@ -43,7 +43,7 @@ enum tls_layer_state {
 	TLS_LAYER_SENDING,  /* waits until the socket has accepted our messages */
 	TLS_LAYER_REFUSING, /* waits until the socket has accepted our alert */
 	TLS_LAYER_OPEN,
-	TLS_LAYER_ENDED, /* nothing is received or sent any more */
+	TLS_LAYER_ENDED, /* no data is received or sent any longer */
 	TLS_LAYER_STATE_COUNT
 };
 

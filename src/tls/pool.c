@@ -71,7 +71,7 @@ int tls_pool_create(
 	for (uint32_t i = 0; i < BUCKETS; i++) {
 		list_init(&pool->buckets[i]);
 	}
-	/* A failure is ignored. The key of the hash then stays 0, so that clients can more easily
+	/* A failure is ignored. The hash key then stays 0, so that clients can more easily
 	 * choose addresses that make a hash chain long. */
 	(void)gnutls_rnd(GNUTLS_RND_NONCE, &pool->hash_key, sizeof(pool->hash_key));
 	pthread_mutex_init(&pool->lock, NULL);
@@ -271,7 +271,7 @@ static void places_grant(struct tls_pool *pool)
 }
 
 /* Called when too many handshakes wait: rejects a handshake of the source (a user or address) from
- * which most of them come. */
+ * which most connections come. */
 static void refuse_one(struct tls_pool *pool)
 {
 	struct tls_place *refused = NULL;

@@ -470,8 +470,8 @@ ssize_t tls_records_receive_now(struct tls_layer *layer, struct msghdr *message)
 
 	GMB_ASSERT(layer->receiving == NULL);
 	into_begin(layer, message, false);
-	/* Receives until there is data. Then goes on only if the last receive has filled the batch,
-	 * because otherwise the socket is empty. */
+	/* Receives until there is data. Then continues only if the last receive has filled the
+	 * batch, because otherwise the socket is empty. */
 	while (open_records(layer) == OPENED_DRY &&
 		(layer->got == 0 || result == TLS_BATCH_BYTES)) {
 		result = fill_now(layer);
@@ -571,7 +571,7 @@ static ssize_t seal_all(struct tls_layer *layer, const struct msghdr *message)
 }
 
 /* Encrypts a part of the message into layer->out. Returns the length of the part, or a negative
- * errno, with nothing in layer->out. */
+ * errno; layer->out is then empty. */
 static ssize_t seal(struct tls_layer *layer, const struct msghdr *message)
 {
 	ssize_t taken;

@@ -2,7 +2,7 @@
 /*
  * "gmblock bench": keeps a number of requests in flight on an export and measures them.
  *
- *   bench_run() ─▶ one worker per thread ─▶ links (connections) ─▶ slots (requests, depth of them)
+ *   bench_run() ─▶ one worker per thread ─▶ links (connections) ─▶ slots (`depth` requests)
  *                  queue, histograms         gmb_client             buffer, start time
  *
  * Without a rate, a slot is submitted again from the callback of its completion, so the depth is
@@ -115,7 +115,7 @@ struct bench_result {
 
 /*
  * Runs the workload. SIGINT and SIGTERM end it early, with a result; a second signal ends the
- * program. progress: print a line on standard error each second. Errors: those of gmb_open(), of
+ * program. progress: print a line on standard error each second. Errors: as for gmb_open(), of
  * the first request that failed, -EROFS, -EINVAL and -ERANGE from bench_range(), -EEXIST: contents
  * would be overwritten without work->force, -EINTR: interrupted before there was a result,
  * -ENODATA: no request was completed in the time.

@@ -8,7 +8,7 @@
  *                         or: COPY_FROM, where one server has both ends
  *
  * Threading: the thread of the loop. Ownership: callers own the structs; an end holds an operation
- * and its buffer from copy_end_submit() until done, and is closed when nothing is in flight.
+ * and its buffer from copy_end_submit() until done, and is closed when no operation is in flight.
  * Errors: a negative errno and an error message. An operation's result is 0 or a negative errno;
  * then end->failure names the end, the range and the reason.
  */
@@ -399,7 +399,7 @@ struct copy_rescue {
 	struct copy_io io;
 	uint64_t end;
 	uint64_t bad_start;  /* start of the current run of unreadable blocks; UINT64_MAX: none */
-	struct error reason; /* error of the first block of that run */
+	struct error reason; /* error of the first block of the run */
 };
 
 /* Starts a rescue. failed: the read that failed; its buffer is reused. */

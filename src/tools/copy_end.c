@@ -255,7 +255,7 @@ static void signal_done(struct ring_op *op, int result)
 	loop->stop_signal = caught_signal;
 }
 
-/* Called for events of the queue and for the tick. Does nothing: the event has already ended the
+/* Called for events of the queue and for the tick. A no-op: the event has already ended the
  * wait in copy_loop_turn(), and the next turn processes the queue. */
 static void turn_ends(struct ring_op *op, int result)
 {

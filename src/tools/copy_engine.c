@@ -20,7 +20,7 @@
 #define SERVER_COPY_BYTES (UINT64_C(64) << 20)
 
 /* The number of pieces in flight adapts to the latency of the ends, so that the copy can reach
- * WINDOW_BYTES_PER_US. The latency is the shortest time of an answer, when nothing is queued. Few
+ * WINDOW_BYTES_PER_US. The latency is the shortest time of an answer, with empty queues. Few
  * pieces keep the buffers in the processor's caches (over TCP on loopback 4 to 6 pieces of 512 KiB
  * took a tenth to a sixth less time than 8, or than 16 of 256 KiB; over Unix sockets 6 to 8 were
  * best). Many pieces fill a connection with a long latency. */

@@ -5,7 +5,7 @@
 #include "base/bytes.h"
 #include "tools/copy.h"
 
-/* Limit for one query. With large queries, large holes need few of them. With a limit, a server
+/* Limit for one query. Large holes then need few queries. With a limit, a server
  * does not have to search a whole disk for one answer. */
 #define ASK_BYTES_MAX (UINT64_C(1) << 30)
 

@@ -87,7 +87,7 @@ struct lookup {
 };
 
 /* Looks up the path in a child process. If the file system does not answer, the child cannot even
- * be killed, and is left behind. So it keeps nothing open but the pipe. */
+ * be killed, and is left behind. So it keeps only the pipe open. */
 static _Noreturn void stat_in_child(const char *path, int end)
 {
 	struct stat status;

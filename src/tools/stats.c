@@ -16,8 +16,8 @@ enum { VALUE_BYTES = 64 };
 
 /* --- asking -------------------------------------------------------------------------------- */
 
-/* Replaces "pid" in the document by the process ID from the kernel, unless the kernel has none
- * because the server is in another PID namespace. */
+/* Replaces "pid" in the document by the process ID from the kernel, unless the kernel does not know
+ * it because the server is in another PID namespace. */
 static void set_pid(json_t *document, const struct ucred *peer)
 {
 	if (peer->pid > 0) {

@@ -196,7 +196,7 @@ static bool send_one(struct native_carrier *carrier, struct native_call *call)
 }
 
 /* Clan makes these messages visible to the server when the ring next polls the clan queue or is
- * about to sleep, so that one wake-up covers all of them. */
+ * about to sleep, so that one wake-up covers all messages. */
 void native_flush(struct carrier *base)
 {
 	struct native_carrier *carrier = native_carrier_of(base);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * The gmb server: a session kind of the engine (docs/protocol/gmb.md). Its endpoints are connected
- * Unix sockets of type SOCK_SEQPACKET, and the connections of its own network listeners.
+ * Unix sockets of type SOCK_SEQPACKET, and the connections of the network listeners of this kind.
  */
 #pragma once
 

@@ -497,7 +497,7 @@ void native_session_export_changed(struct session *base, enum export_change chan
 
 /* Sends what waits for room in the client's ring: the answer to LIST or OPEN, an event, and
  * replies. Clan makes these messages visible to the client when the service's queue next waits for
- * events, so one wake-up covers all of them. */
+ * events, so one wake-up covers all messages. */
 void native_session_flush(struct session *base, bool alone)
 {
 	struct native_session *session = gmb_session_of(base);

@@ -438,7 +438,7 @@ void nbd_client_input_drop(struct nbd_client *client)
 /* --- processing received bytes ---------------------------------------------------------------- */
 
 /* Called when reply i is not as predicted: copies everything received from its prefix on to
- * client->spill, as consecutive bytes. left: number of these bytes. *len: number of bytes in spill,
+ * client->spill, as consecutive bytes. left: number of bytes. *len: number of bytes in spill,
  * which begin with the bytes that were already in the stage. */
 static int spill_fill(
 	struct nbd_client *client, uint32_t i, size_t left, size_t *len, struct error *error)

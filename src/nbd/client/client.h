@@ -11,7 +11,7 @@
  * Receiving in place. The length of a payload is known only after its header has been read, and a
  * receive that stops there costs one system call for each reply. Therefore the client predicts: it
  * lays out headers and payloads of the next replies, assuming that the server answers in order, and
- * receives many of them with one call. After a wrong prediction the misplaced bytes are copied to
+ * receives many replies with one call. After a wrong prediction the misplaced bytes are copied to
  * where they belong (counted in moved_bytes), and fewer replies are predicted for a while. Without
  * predictions each receive is the rest of one payload and the header after it, which is never
  * wrong.
@@ -224,7 +224,7 @@ GMB_MUST_CHECK int nbd_client_received(
 void nbd_client_input_drop(struct nbd_client *client);
 
 /* Returns the oldest call of a broken client, in its state before nbd_client_add(); NULL if none is
- * left. *was_sent: the server may have executed it. */
+ * left. *was_sent: the server could have executed it. */
 struct nbd_call *nbd_client_take_back(struct nbd_client *client, bool *was_sent);
 
 /* Writes a DISC request (rule P80). Returns its size. */

@@ -46,7 +46,7 @@ size_t nbd_client_missing(const struct nbd_client *client);
 /* Returns the size of the header, and of all other bytes before the payload, of the expected reply
  * to a call. */
 size_t nbd_client_prefix_bytes(const struct nbd_client *client, const struct nbd_call *call);
-/* Returns whether the prefix is exactly that of the expected reply. */
+/* Returns whether the prefix is exactly the expected reply's. */
 bool nbd_client_prefix_matches(
 	const struct nbd_client *client, const struct nbd_call *call, const uint8_t *prefix);
 

@@ -137,7 +137,7 @@ static void encrypted(struct stream *stream, int result)
 	}
 }
 
-/* The server has agreed to TLS. From here on, nothing is sent or accepted in cleartext. */
+/* The server has agreed to TLS. Cleartext is neither sent nor accepted from here on. */
 static void encrypt(struct nbd_dial *dial)
 {
 	struct tls_layer_options options = {

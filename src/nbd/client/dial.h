@@ -7,7 +7,7 @@
  *   (LOADING) ─▶ CONNECTING ─▶ SHAKING ─▶ (ENCRYPTING ─▶ SHAKING) ─▶ ENDING ─▶ done
  *
  * With TLS a thread reads the credentials first, and the stream is encrypted as soon as the server
- * agrees. The URI alone decides whether TLS is used; nothing can bypass it (rule P57).
+ * agrees. The URI alone decides whether TLS is used, and cannot be bypassed (rule P57).
  *
  * Threading: the ring's thread; nbd_dial_wait() any thread. Ownership: the struct, the URI and its
  * struct tls_client are borrowed until the stream is closed. After done() the stream is open only

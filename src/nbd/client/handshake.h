@@ -69,7 +69,7 @@ struct nbd_handshake_options {
 	const char *const *replaces;
 	uint32_t replaces_count; /* at most NBD_HANDSHAKE_REPLACES_MAX */
 	/* With a token: requests a sign of life at this interval, while commands wait and the
-	 * server has nothing else to send. 0: no request. */
+	 * server has no other data to send. 0: no request. */
 	uint32_t alive_ms;
 	/* With a token: the lease to take, as text (base/lease.h). A server without leases is
 	 * refused with -EOPNOTSUPP. NULL: none. */

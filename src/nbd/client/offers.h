@@ -45,7 +45,7 @@ struct nbd_offer {
 	char *name;	      /* as requested or listed; "" is the default export */
 	char *canonical_name; /* the server's own name for the export, or NULL */
 	char *description;    /* or NULL */
-	/* reason why the server provides no more information, or NULL; escaped */
+	/* reason why the server provides no further information, or NULL; escaped */
 	char *refusal;
 	bool known;	/* size and flags are valid */
 	uint16_t flags; /* transmission flags */
@@ -71,7 +71,7 @@ struct nbd_protection {
 struct nbd_offers {
 	uint32_t host;	      /* the server, an index for export_uri_at() */
 	const char *protocol; /* static text; NULL: NBD */
-	/* Flags and contexts that the protocol has. 0: those of NBD. Otherwise, there are no
+	/* Flags and contexts that the protocol has. 0: NBD's. Otherwise, there are no
 	 * contexts. */
 	uint16_t flags_known;
 	bool is_nameless; /* the protocol has no export names: those in the list are not printed */

@@ -837,8 +837,7 @@ static int feed_step(struct nbd_client *client, const uint8_t *bytes, size_t len
 		*more = true; /* the owner zeroes first */
 		return 0;
 	case NBD_CLIENT_DATA:
-		/* A chunk's header has the length of the prefix, beyond which nothing was received.
-		 */
+		/* A chunk's header has the length of the prefix, which is all that was received. */
 		GMB_ASSERT(!client->is_lent);
 		nbd_client_memory_write(client->current, client->data_place, bytes, part);
 		client->moved_bytes += part;

@@ -6,10 +6,10 @@
 #include "nbd/server/session.h"
 
 /*
- * Converts the byte stream to requests. Bytes are received into one of these buffers:
+ * Converts the byte stream to requests. Bytes are received into one of three buffers:
  *
  * - rx_small, 8 KiB in the session: idle and light connections, requests without payload
- * - rx_large, 256 KiB from the arena: many small writes at once, each stored from the buffer
+ * - rx_large, 256 KiB from the arena: a batch of small writes, each stored from the buffer
  * - a stream of the path: payload of a large write, received directly into its final buffer
  * - rx_told: bytes that the previous process received, if rx_small is too small for them
  *
@@ -373,7 +373,7 @@ static void take_size_request(struct nbd_session *session, const struct request_
 }
 
 /* Processes the next request, whose header is complete. Returns false if it waits for its payload
- * or a limit, or if no more requests follow. */
+ * or a limit, or if the client sends no further requests. */
 static bool nbd_receive_take_request(struct nbd_session *session)
 {
 	uint32_t head_bytes = session->head_bytes;
@@ -536,7 +536,7 @@ static void received_end(struct nbd_session *session)
 		session_terminate(&session->base,
 			"the client closed the connection in the middle of a request's payload");
 	} else {
-		/* The peer may have closed only its direction, so its requests are still answered
+		/* The peer might have closed only its direction, so its requests are still answered
 		 * (P130). */
 		session->end_of_stream = true;
 		session_drain(session);

@@ -198,7 +198,7 @@ uint32_t request_disk_error(const struct nbd_request *request)
  * - the export is configured to reply that way (overlap=off),
  * - it is a simple reply, which cannot report an error once it has begun, or
  * - it is one chunk for DF, unless the part size is configured: no other reply can be sent during
- *   that chunk, so all of them would wait for the disk with it.
+ *   that chunk, so all would wait for the disk with it.
  */
 void request_plan(const struct nbd_session *session, struct request_head *head)
 {

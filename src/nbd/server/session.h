@@ -9,7 +9,7 @@
  * as P79 in their comments are rules of docs/protocol/nbd.md.
  *
  * x-gmblock:alive (docs/protocol/nbd.md): a timer runs while there are requests, or while one waits
- * for its rate limit. If nothing was sent since the timer was set, the next flush sends a chunk
+ * for its rate limit. If no data was sent since the timer was set, the next flush sends a chunk
  * that only shows that the server is alive. This chunk uses no request slot and no memory, and does
  * not require that a request is read.
  *
@@ -205,7 +205,7 @@ struct nbd_session {
 
 	uint64_t alive_ns; /* interval of signs of life that the peer requested; 0: none */
 	struct ring_op alive_op;
-	bool alive_due; /* nothing was sent since the timer was set although requests wait */
+	bool alive_due; /* no data was sent since the timer was set although requests wait */
 	bool has_sent;	/* sent since the timer was set */
 
 	bool says_size;	     /* x-gmblock:size was negotiated */
@@ -234,7 +234,7 @@ struct nbd_session {
 	bool rx_into_stream;			/* the receive in flight writes to rx_stream */
 	/* stream.raw_bytes when the peer was last checked for progress */
 	uint64_t rx_raw_bytes;
-	/* a receive was interrupted to count partial data, and nothing has arrived since */
+	/* a receive was interrupted to count partial data, and no data has arrived since */
 	bool rx_probed;
 	/* memory of rx_data for bytes that another process has received, if they do not fit into
 	 * rx_small; or NULL */
@@ -295,7 +295,7 @@ void session_fail(struct nbd_session *session, const char *rule, const char *for
 /* Creates a session for a connection whose handshake the caller starts or skips. Returns NULL if
  * there is no memory. */
 struct nbd_session *nbd_session_create(void *service, const struct endpoint *endpoint);
-/* The client sends no more requests: stops reading, and closes when everything is answered. */
+/* The client has sent its last request: stops reading, and closes when everything is answered. */
 void session_drain(struct nbd_session *session);
 /* Ends a session that stops or drains, if everything is answered and sent. */
 void session_drain_check(struct nbd_session *session);

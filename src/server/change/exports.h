@@ -23,7 +23,7 @@ struct served_export {
 	 * last '@' of the entry's name. NULL for other exports. Borrowed; this entry's export holds
 	 * a reference to it. */
 	struct export *parent;
-	/* What the process that this one replaces holds on the disk, or NULL; see struct
+	/* Claims of the replaced process on the disk, or NULL; see struct
 	 * store_options. */
 	const struct store_claim *inherited;
 	uint32_t item; /* private to change.c: 1 + index of the entry's item, or 0 */

@@ -32,8 +32,8 @@ struct job_kind {
 	/* Reads files, compares, and opens disks, without changing what is served. Sets `lines`,
 	 * and what the commit needs. Blocks. */
 	int (*run)(struct job *job, struct error *error);
-	/* Puts the results of run() into effect; on an error, nothing has changed. After that, the
-	 * reactors check their connections. NULL: there is nothing to commit. */
+	/* Puts the results of run() into effect; has no effect on an error. After that, the
+	 * reactors check their connections. NULL: no results to commit. */
 	int (*commit)(struct job *job, struct error *error);
 	/* Logs the result, usually with job_log(), and may complete the error message. */
 	void (*finish)(struct job *job);

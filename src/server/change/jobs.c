@@ -222,7 +222,7 @@ int job_commit(struct job *job, struct error *error)
 		rc = change_prepare(job->change, error);
 	}
 	if (rc < 0) {
-		/* Other nodes have the rules by which clients are accepted: the previous ones. */
+		/* The previous nodes remain, because clients are accepted by their rules. */
 		if (job->config != NULL &&
 			fencing_configure(jobs->options.fencing, before, false, &ignored) < 0) {
 			log_error("%s", ignored.text);
@@ -345,7 +345,7 @@ static void wait_for_work(struct jobs *jobs)
 	struct timespec look = seconds_from_now(LOOK_S);
 	int rc = 0;
 
-	/* While this thread did not wait, the last disk of a parked job may have closed. */
+	/* While this thread did not wait, the last disk of a parked job could have closed. */
 	(void)tell_parked(jobs);
 	while (!jobs->stopping && rc == 0 && jobs->step != JOBS_REVIEW &&
 		(jobs->step != JOBS_IDLE || !jobs->begun ||

@@ -141,7 +141,7 @@ static int take_snapshot(struct job *job, const json_t *arguments, struct error 
 	return job->name != NULL && job->snapshot != NULL ? 0 : error_oom(error);
 }
 
-/* Begins the change, and finds the export of the disk and that of the snapshot, which may be
+/* Begins the change, and finds the exports of the disk and of the snapshot, which may be
  * NULL. */
 static int begin_change(struct job *job, struct served_export **parent_out,
 	struct served_export **served_out, struct error *error)

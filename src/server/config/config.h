@@ -247,12 +247,12 @@ struct server_rule {
 	char text[SERVER_RULE_BYTES]; /* the conditions, in the syntax of --access */
 };
 
-/* Returns the idx-th key of a rule. The first one, "rights" or "rate", is required. */
+/* Returns the idx-th rule key. The first one, "rights" or "rate", is required. */
 const struct field *server_access_field(uint32_t idx);
 const struct field *server_rate_field(uint32_t idx);
-/* Returns the idx-th key of a node. The first one, "name", is required. */
+/* Returns the idx-th node key. The first one, "name", is required. */
 const struct field *server_node_field(uint32_t idx);
-/* Sets one key of a rule. */
+/* Sets one rule key. */
 GMB_MUST_CHECK int server_rule_set(struct server_rule *rule, const struct field *field,
 	const char *value, struct error *error);
 /* Adds a complete rule. Takes ownership of the rule, even on failure. origin is copied. */
@@ -277,7 +277,7 @@ void server_access_options_fini(struct server_config *config);
  * fulfil. */
 GMB_MUST_CHECK int server_access_finish(const struct server_config *config, struct error *error);
 
-/* Returns the idx-th list of access rules, those of the rates and nodes excepted; NULL after the
+/* Returns the idx-th list of access rules, except the lists of rates and nodes; NULL after the
  * last one. */
 const struct server_access *server_access_list(const struct server_config *config, uint32_t idx);
 /* Sets lists to the lists of rules of an export, in order; NULL: no list. */
@@ -286,8 +286,8 @@ void server_access_of(const struct server_config *config, const struct server_ex
 /* Rejects a rule that can never match. The condition ACCESS_NODE is ignored. */
 GMB_MUST_CHECK int server_access_check_rule(const struct access_rule *rule, struct error *error);
 
-/* Fills sets with the rules of each export: first those of the command line, then those of the
- * file. Exports without rules of their own get the rules of server_access_common(). */
+/* Fills sets with the rules of each export: first the command line's, then the
+ * file's. Exports without rules of their own get the rules of server_access_common(). */
 GMB_MUST_CHECK int server_access_build(
 	const struct server_config *config, struct access **sets, struct error *error);
 /* Returns the rules for exports that have no rules of their own; NULL: there are none. */
@@ -304,7 +304,7 @@ enum { SERVER_NODE_BYTES_MAX = 63 };
 GMB_MUST_CHECK int server_node_check_name(const char *name, struct error *error);
 /* Checks the access rules that name a node. */
 GMB_MUST_CHECK int server_nodes_finish(const struct server_config *config, struct error *error);
-/* Replaces each rule with the condition ACCESS_NODE by one rule for each rule of that node, which
+/* Replaces each rule with the condition ACCESS_NODE by one rule for each rule of the node, which
  * has the conditions of both. Writes all rules to out, unless it is NULL; their memory belongs to
  * the two lists. Returns their number. */
 uint32_t server_nodes_expand(const struct server_access *nodes, const struct server_access *access,
@@ -322,7 +322,7 @@ bool server_rates_same(const struct server_rates *a, const struct server_rates *
 
 /* --- addresses and their TLS (tls.c) -------------------------------------------------------- */
 
-/* Returns the idx-th key of an address in a configuration file; the first one is "uri". The others
+/* Returns the idx-th address key of a configuration file; the first one is "uri". The others
  * are also fields of struct server_tls. */
 const struct field *server_listen_field(uint32_t idx);
 
@@ -340,8 +340,8 @@ extern const char *const server_tls_records[];
 		.type = FIELD_WORD, .words = server_tls_modes, SERVER_TLS_AT(at, mode),            \
 		.heading = "TLS of nbd addresses; the configuration file can override this for "   \
 			   "each address:" },                                                      \
-		{ "tls-certificates", "FOLDER",                                                       \
-			"folder with ca-cert.pem, server-cert.pem, server-key.pem and "         \
+		{ "tls-certificates", "FOLDER",                                                    \
+			"folder with ca-cert.pem, server-cert.pem, server-key.pem and "            \
 			"optionally ca-crl.pem",                                                   \
 			.type = FIELD_TEXT, SERVER_TLS_AT(at, certificates) },                     \
 		{ "tls-psk", "FILE", "file with pre-shared keys, in the format of psktool",        \

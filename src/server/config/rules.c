@@ -144,7 +144,7 @@ static int set_rule_memory(void *object, const char *value, struct error *error)
 
 enum { OF_RATES = 1, OF_ACCESS = 4, OF_FENCE, OF_NODE, OF_CONDITIONS };
 
-/* The name of a node, the keys of rate rules, those of access rules, and the conditions of all. */
+/* The name of a node, the keys of rate rules and of access rules, and the conditions of all. */
 static const struct field fields[] = {
 	{ "name", "NODE", .set = add_node },
 	[OF_RATES] = { "rate", "RATE[:requests=N][:burst=TIME]", .set = set_rule_rate },

@@ -37,7 +37,7 @@ void config_yaml_close(struct config_yaml *yaml);
 typedef int config_read(void *context, const struct config_node *node, const struct field *field,
 	struct error *error);
 
-/* Reads the keys of a group. Every key must be a field of the table, and occur once. */
+/* Reads a group's keys. Every key must be a field of the table, and occur once. */
 GMB_MUST_CHECK int config_yaml_group(const struct config_node *group, field_at *at,
 	config_read *read, void *context, struct error *error);
 /* Reads each entry of a list. */

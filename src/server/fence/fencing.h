@@ -48,7 +48,7 @@ void fencing_stop(struct fencing *fencing);
 void fencing_destroy(struct fencing *fencing);
 
 /* Replaces the nodes and rights after a change of the configuration. Fenced nodes also keep their
- * previous rules. keeps: other nodes keep them, too, until fencing_settle(), because clients can
+ * previous rules. keeps: other nodes also keep them, until fencing_settle(), because clients can
  * still be accepted by the previous configuration. Called on the main thread. */
 GMB_MUST_CHECK int fencing_configure(struct fencing *fencing, const struct server_config *config,
 	bool keeps, struct error *error);

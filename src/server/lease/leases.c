@@ -58,7 +58,7 @@ static bool hex_take(const json_t *object, const char *key, void *bytes, size_t 
 	return true;
 }
 
-/* What people and programs may know of a holder. */
+/* Public facts about a holder, for people and programs. */
 static json_t *show_holder(const struct lease_view *view)
 {
 	json_t *object = json_pack("{s:s%, s:s, s:s, s:s, s:I}", "export", view->export,

@@ -9,7 +9,7 @@
  * borrows the reactors, and the listeners until acceptor_start(); the listeners' descriptors must
  * stay open until stopped() was called. acceptor_create() fills in their ports. Errors: a failed
  * accept is logged, with a rate limit, and its socket pauses for a moment. If only the new
- * connection is lost, the socket does not pause, and nothing is logged.
+ * connection is lost, the socket does not pause, and no message is logged.
  */
 #pragma once
 

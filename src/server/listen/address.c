@@ -109,7 +109,7 @@ static bool any_covers(const struct listener *listeners, uint32_t listener_count
 	return false;
 }
 
-/* Returns the number of addresses of the URI. *served: how many of them the listeners serve. */
+/* Returns the number of addresses of the URI. *served: the number that the listeners serve. */
 static uint32_t count_served(const struct listener *listeners, uint32_t listener_count,
 	const struct export_uri *uri, uint32_t *served)
 {

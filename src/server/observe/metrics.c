@@ -13,7 +13,8 @@
 enum {
 	LABEL_BYTES = 64,
 	/* The buckets of a histogram: the first has the upper limit of latency class BUCKET_FIRST,
-	 * the last that of class BUCKET_LAST. Each limit is twice that of the bucket before. */
+	 * the last one the limit of class BUCKET_LAST. Each limit is twice the limit of the bucket
+	 * before. */
 	BUCKET_FIRST = 1,
 	BUCKET_LAST = 22 * PATH_LATENCY_PARTS - 1,
 };
@@ -25,7 +26,7 @@ _Static_assert(
 /* The object that a sample describes. */
 struct subject {
 	const char *label; /* name of the first label, "export" or "client"; or NULL */
-	const char *value; /* value of that label, untrusted text */
+	const char *value; /* value of the label, untrusted text */
 	size_t value_bytes;
 	const char *second; /* name of the second label, or NULL */
 	const char *second_value;

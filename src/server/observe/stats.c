@@ -253,7 +253,7 @@ static json_t *layers_json(const struct totals_export *about, const struct store
 	return all;
 }
 
-/* Adds the counters of an export, some of them in nested objects. */
+/* Adds the counters of an export, some in nested objects. */
 static void parts_add(json_t *whole, const struct totals_export *about)
 {
 	for (size_t i = 0; i < TOTALS_PARTS; i++) {

@@ -183,7 +183,7 @@ static void totals_add_export(
 	keep_fastest(&sum->writes, &measured->writes, store_rate(measured->queue, STORE_WRITE));
 }
 
-/* Finds or adds the client of that name. NULL: no memory. */
+/* Finds or adds the client of this name. NULL: no memory. */
 static struct totals_client *find_client(struct totals *totals, const char *name)
 {
 	struct totals_client *grown;

@@ -19,7 +19,7 @@ GMB_MUST_CHECK int upgrade_added_write(
  * server_export_fini(). */
 GMB_MUST_CHECK int upgrade_added_read(const struct upgrade_message *message,
 	struct server_export *about_out, struct error *error);
-/* Stores the keys of a snapshot in the configuration until the snapshot is served. Takes ownership
+/* Stores the snapshot's keys in the configuration until the snapshot is served. Takes ownership
  * of *about. */
 GMB_MUST_CHECK int upgrade_added_keep_snapshot(
 	struct server_config *config, struct server_export *about, struct error *error);

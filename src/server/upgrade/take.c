@@ -679,7 +679,7 @@ static int take_session(struct upgrade_take *take, const struct upgrade_taker *t
 		return keep_deferred(take, kind, message, error);
 	}
 	acceptor_adopt(taker->acceptor, kind, record, message->fd);
-	close_fds(&message->record); /* the session has duplicates of those that it uses */
+	close_fds(&message->record); /* the session has its own duplicates */
 	return 0;
 }
 

@@ -41,7 +41,7 @@ struct upgrade_sockets {
 	const struct listener *metrics;
 };
 
-/* Initializes the struct. No message may have been sent over the channel before. */
+/* Initializes the struct. Must precede all messages of the channel. */
 void upgrade_tell_init(struct upgrade_tell *tell, int channel);
 /* Returns true if the call that returned rc failed only because the socket was full, or too many
  * descriptors are in flight. The caller then repeats the call, which continues where it stopped. */

@@ -171,7 +171,7 @@ static bool revoke_offer(struct upgrade *upgrade)
 	struct upgrade_message message;
 	struct error error;
 
-	/* From here on the new process cannot send STARTED. It may have sent STARTED before: in
+	/* From here on the new process cannot send STARTED. It could have sent STARTED before: in
 	 * state HANDED_OVER, that means that it has taken over. */
 	(void)shutdown(upgrade->tell.channel, SHUT_RD);
 	while (upgrade_receive(upgrade->tell.channel, 0, bytes, &message, &error) == 0) {

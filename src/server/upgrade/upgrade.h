@@ -77,7 +77,7 @@ extern const struct control_command upgrade_command;
 void upgrade_enable(struct upgrade *upgrade, struct acceptor *acceptor,
 	struct server_control *control, struct scrape *scrape);
 /* Called when the server stops: gives up an upgrade in progress, unless the new process already
- * serves. Returns true if the acceptor has already been told to stop. */
+ * serves. Returns true if the acceptor is already stopping. */
 bool upgrade_stop(struct upgrade *upgrade);
 
 /* Called after upgrade_run() or upgrade_stop(), when the control socket is no longer used. The new

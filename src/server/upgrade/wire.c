@@ -349,7 +349,7 @@ int upgrade_receive(int channel, int timeout_ms, uint8_t bytes[UPGRADE_PACKET_BY
 	if (got < 0 && errno == ECONNRESET) {
 		/* The other end has closed without reading all of our messages. The kernel reports
 		 * that once, as ECONNRESET, and then still delivers the messages that the other end
-		 * had sent. One of them can contain the reason for closing. */
+		 * had sent. A message can contain the reason for closing. */
 		got = recvmsg(channel, &packet, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
 	}
 	if (got <= 0) {

@@ -82,7 +82,7 @@ struct upgrade_message {
 	uint32_t handed_over_count;
 	uint32_t ended_count;
 
-	/* For ADDED and SNAPSHOT: the name, the path, then each key with its value. The value
+	/* ADDED and SNAPSHOT contain the name, the path, then each key with its value. The value
 	 * starts with '=', or is empty if there is none. Each string ends with a zero. See
 	 * added.h. */
 	const char *strings;

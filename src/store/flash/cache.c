@@ -314,8 +314,8 @@ static bool is_being_filled(struct flash *flash, uint64_t lpn)
 	return false;
 }
 
-/* Returns the segment with the block's version on the device, or GC_NO_SEGMENT if it has none or
- * its map page is not in memory. */
+/* Returns the segment with the block's version on the device, or GC_NO_SEGMENT if it is not there
+ * or its map page is not in memory. */
 static uint32_t home_of(struct flash *flash, uint64_t lpn)
 {
 	const struct flash_slot *page = flash_map_find(flash, (uint32_t)(lpn / FLASH_NODE_ENTRIES));
@@ -402,7 +402,7 @@ void flash_cache_restore(struct flash *flash, uint32_t slot, const struct flash_
 
 /* --- records with newer contents ------------------------------------------------------------- */
 
-/* Marks the dirty pages of these blocks as superseded by the record being filled. */
+/* Marks the dirty pages of the blocks as superseded by the record being filled. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count)
 {
 	struct flash_cache *cache = &flash->cache;
@@ -650,7 +650,7 @@ bool flash_cache_holds(const struct flash *flash)
 	return store_barrier(flash->below, false) == STORE_BARRIER_OPEN;
 }
 
-/* Appends the picked pages to the log, as many as fit into one record. Returns false if they must
+/* Appends the picked pages to the log, up to one record. Returns false if they must
  * wait. */
 static bool write_picks(struct flash *flash)
 {

@@ -221,9 +221,9 @@ bool flash_cache_has_room(struct flash *flash);
 /* Stores data, one block, as the newest contents of block lpn. The data survives a kill of the
  * process. There must be room. */
 void flash_cache_put(struct flash *flash, uint64_t lpn, const uint8_t *data);
-/* Called when newer contents of these blocks were appended to the record being filled. */
+/* Called when newer contents of the blocks were appended to the record being filled. */
 void flash_cache_supersede(struct flash *flash, uint64_t lpn, uint32_t count);
-/* Discards the pages of these blocks, which read as zeroes from now on. No record contains this
+/* Discards the pages of the blocks, which read as zeroes from now on. No record contains this
  * change. All blocks must be in one page of the map. */
 void flash_cache_drop(struct flash *flash, uint64_t lpn, uint32_t count);
 /* Called for each entry of record seq after the entry was applied to the map: discards a cached

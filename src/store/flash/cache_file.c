@@ -55,7 +55,7 @@ static void make_path(
 	snprintf(path, PATH_BYTES, "%s/%s%016llx.cache", folder, prefix, (unsigned long long)tag);
 }
 
-/* Returns a random number that is not 0, or 0 if the system has none. */
+/* Returns a random number that is not 0, or 0 if the system cannot provide one. */
 static uint64_t make_random(void)
 {
 	uint64_t number = 0;
@@ -158,8 +158,8 @@ static int find_in(struct search *search, const char *folder, struct error *erro
 	if (result < 0) {
 		return result;
 	}
-	/* Check the file again now that it is claimed: before the claim, its owner may have reused
-	 * or removed it. */
+	/* Check the file again now that it is claimed: before the claim, its owner could have
+	 * reused or removed it. */
 	if (!is_meant(search->anchor, search->file.bytes, search->file.size, &search->head)) {
 		disk_shared_close(&search->file, false);
 		return -ENOENT;
@@ -301,7 +301,7 @@ static int judge(struct flash *flash, const struct flash_cache_options *options,
 		return cache_file_lose(flash, "no cache file", search->path);
 	}
 	/* A process uses the file, and the file belongs to another disk. So this store is a copy
-	 * that was made while the server of that disk was running. */
+	 * that was made while the disk's server was running. */
 	if (result == -EBUSY && search->is_others) {
 		return cache_file_lose(flash,
 			"the store was copied while a server held the changes in its cache file",

@@ -5,7 +5,7 @@
  * and the trace tool both use this code.
  *
  *             newest                                     oldest
- *    dirty    [ hot: 100 - x % of them ][ cold: x % of them ] -> cache_lru_oldest()
+ *    dirty    [ hot: 100 - x %         ][ cold: x %         ] -> cache_lru_oldest()
  *    clean    [ written, kept until a slot is needed        ] -> cache_lru_take()
  *    busy     taken for new data, or being written: on no list
  *    free

@@ -30,7 +30,7 @@ enum step {
 	STEP_DONE, /* the change is complete, or there was progress */
 };
 
-/* The first or last block of the current change, if the change covers only a part of that block. */
+/* The first or last block of the current change, if the change covers only a part of the block. */
 struct flash_edge {
 	uint8_t *bytes;
 	uint32_t crc;
@@ -343,7 +343,7 @@ static enum step cached_edge(struct flash *flash, struct flash_edge *edge, uint6
 	return edge_get(flash, edge, lpn);
 }
 
-/* Writes the part to the cache and answers it: each block goes to a slot of its own, so there is no
+/* Writes the part to the cache and answers it: each block has its own slot, so there is no
  * record to wait for. */
 static enum step cache_step(struct flash *flash, struct store_part *part)
 {
@@ -388,7 +388,7 @@ static bool has_blocks(const struct flash_slot *slot, uint64_t first, uint64_t e
 	return false;
 }
 
-/* Zeroes a part of a block. If the block has no data and no record in flight, nothing is done. */
+/* Zeroes a part of a block. No-op if the block has no data and no record in flight. */
 static enum step clear_edge(struct flash *flash, struct store_part *part, uint64_t lpn)
 {
 	const struct flash_slot *slot =

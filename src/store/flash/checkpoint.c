@@ -223,7 +223,7 @@ static bool write_pages(struct flash *flash, uint32_t *blocks)
 	return true;
 }
 
-/* Appends changed pages of the segment table, at most *blocks of them. Returns false if some
+/* Appends at most *blocks changed pages of the segment table. Returns false if some
  * remain. */
 static bool write_tables(struct flash *flash, uint32_t *blocks)
 {
@@ -268,7 +268,7 @@ static struct upper upper_at(const struct flash *flash, uint32_t level, uint32_t
 	return upper;
 }
 
-/* Appends the dirty nodes among number to end - 1, at most max of them. The first copies of all
+/* Appends at most max dirty nodes from number to end - 1. The first copies of all
  * these nodes come first, then their second copies. Both copies of a node are in one record, and so
  * in one segment. */
 static void append_twice(
@@ -343,8 +343,8 @@ static bool may_share(const struct flash *flash)
 		       flash->anchor.geometry.reserve_segments + FLASH_RECORD_SEGMENTS;
 }
 
-/* Returns the number of blocks of the next step: at least as many as pages have become dirty since
- * the last step, so that pages are written at least as fast as they become dirty. */
+/* Returns the number of blocks of the next step: at least the number of pages that became dirty
+ * since the last step, so that pages are written at least as fast as they become dirty. */
 static uint32_t step_blocks(const struct flash *flash)
 {
 	uint32_t part = flash->anchor.geometry.segment_blocks / STEP_PART;
@@ -660,7 +660,7 @@ bool flash_checkpoint_step(struct flash *flash)
 		return true;
 	case FLASH_CHECKPOINT_ANCHOR_FIRST:
 	case FLASH_CHECKPOINT_ANCHOR_SECOND:
-		/* A move of the log writes the anchors, too. The two writes must not overlap. */
+		/* A move of the log also writes the anchors. The two writes must not overlap. */
 		if (flash_move_anchors(flash)) {
 			return false;
 		}
@@ -678,7 +678,7 @@ void flash_quiesce(struct flash *flash, struct store_part *part)
 	flash_checkpoint_ask(flash);
 }
 
-/* Performs steps and blocking transfers in turn until there is nothing to do. */
+/* Performs steps and blocking transfers in turn until all are done. */
 static void work(struct flash *flash)
 {
 	do {
@@ -698,7 +698,7 @@ static void write_at_end(struct flash *flash)
 	work(flash);
 }
 
-/* Logs the changes that remain in the cache file: after an error nothing can be written, and a
+/* Logs the changes that remain in the cache file: after an error no write is possible, and a
  * snapshot with on-full=refuse can leave no room. */
 static void tell_left(const struct flash *flash, uint32_t left)
 {

@@ -19,7 +19,7 @@ struct flash_slot;
 
 enum flash_checkpoint_state {
 	FLASH_CHECKPOINT_NONE,
-	/* waits until the records in flight are complete; changes wait meanwhile */
+	/* waits until the records in flight are complete; changes wait as well */
 	FLASH_CHECKPOINT_DRAIN,
 	FLASH_CHECKPOINT_LEVEL_0, /* changed nodes are appended to the log in steps */
 	FLASH_CHECKPOINT_LEVEL_1,

@@ -2,9 +2,9 @@
 /*
  * Creates flash stores, and checks them (`gmblock check`).
  *
- * A check opens the store read-only, with memory of its own, and runs the recovery. So it finds
- * what a start would find, and changes nothing. It does not claim the device, so its results are
- * reliable only while no server writes the store.
+ * A check opens the store read-only, with its own memory, and runs the recovery. So it finds
+ * what a start would find, without changes to the store. It does not claim the device, so its
+ * results are reliable only while no server writes the store.
  */
 #include <endian.h>
 #include <errno.h>

@@ -5,7 +5,7 @@
  *
  * Invariant: every operation that is counted in io_count ends with flash_io_ended(), and every
  * event leads to flash_pump(). So a part that waits is retried, and the last part leaves the store
- * only when nothing is in flight.
+ * only when no operation is in flight.
  */
 #include "store/flash/flash.h"
 
@@ -66,9 +66,9 @@ void flash_io_ended(struct flash *flash)
 		flash_pump(flash);
 	}
 	flash_snapshots_io_ended(flash);
-	/* The parts in `held` can complete when nothing is in flight. They can also complete if
-	 * another part or a snapshot request has arrived since: the store cannot be closed before
-	 * that is done. */
+	/* The parts in `held` can complete when no operation is in flight. They can also complete
+	 * if another part or a snapshot request has arrived since: the store cannot be closed
+	 * before that is done. */
 	if (flash->io_count > 0 && !flash_may_work(flash)) {
 		return;
 	}
@@ -643,10 +643,10 @@ static int flash_open(struct store *base, const struct store_options *options,
 	}
 	/* The claim is taken before the contents are read. */
 	result = open_below(flash, options, error);
-	/* The page cache may have anchors that could not be written to the disk. So the anchors are
-	 * read past the page cache, or their pages are dropped first. (flash_recover() later writes
-	 * records again, but no anchors.) In an upgrade, the anchors are read again when the other
-	 * process has made them durable. */
+	/* The page cache can contain anchors that could not be written to the disk. So the anchors
+	 * are read past the page cache, or their pages are dropped first. (flash_recover() later
+	 * writes records again, but no anchors.) In an upgrade, the anchors are read again when the
+	 * other process has made them durable. */
 	if (result == 0 && !flash->is_read_only && !flash_has_zones(flash) && !open_disk(flash)) {
 		disk_drop_cache(flash->fd, 0, FLASH_ANCHORS * FLASH_BLOCK_BYTES);
 	}

@@ -212,7 +212,7 @@ void flash_init(struct flash *flash, uint8_t *memory);
  * while I/O is in flight. */
 void flash_finish(struct store_part *part, int result);
 /* Ends one operation that was counted in io_count. Completes the start and the parts in `held` once
- * nothing is in flight. */
+ * no operation is in flight. */
 void flash_io_ended(struct flash *flash);
 /* Logs error and makes all later changes fail with it. Later calls have no effect. what: the
  * clause of the message that names the fault. */
@@ -272,7 +272,7 @@ static inline uint32_t flash_page_of(const struct flash *flash, uint32_t tree, u
 {
 	return tree * flash->anchor.geometry.page_count + (uint32_t)(lpn / FLASH_NODE_ENTRIES);
 }
-/* Returns the address and checksum of the page's node on the device; zeroes if it has none. */
+/* Returns the address and checksum of the page's node on the device; zeroes without a node. */
 static inline struct flash_entry flash_page_entry(const struct flash *flash, uint32_t page)
 {
 	uint32_t count = flash->anchor.geometry.page_count;

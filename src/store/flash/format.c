@@ -14,7 +14,7 @@
 #include "base/bytes.h"
 #include "base/crc32c.h"
 
-/* minimum number of spare segments, in addition to those of a checkpoint */
+/* minimum number of spare segments, in addition to the segments of a checkpoint */
 enum { SPARE_SEGMENTS = 4 };
 enum {
 	CACHE_VERSION = 2,

@@ -12,7 +12,7 @@
  *   anchor ─▶ level 2 ─▶ level 1 ─▶ level 0: pages of the map, then pages of the segment table
  *
  * The nodes of levels 2, 1 and 0 form a tree. Nodes of levels 1 and 2 are written twice. Tree 0 is
- * the disk. Each snapshot has a tree of its own, which begins as a copy of tree 0.
+ * the disk. Each snapshot has its own tree, which begins as a copy of tree 0.
  *
  * Invariant: every decoder accepts arbitrary bytes, and a decoded value is within its limits: block
  * and segment numbers, counts and names need no further check.
@@ -84,7 +84,7 @@ struct flash_geometry {
 };
 
 /* Derives the other members from disk_blocks, segment_count and segment_blocks. Returns false if
- * one of them is out of range or the disk does not fit into the segments. */
+ * a value is out of range or the disk does not fit into the segments. */
 GMB_MUST_CHECK bool flash_geometry_init(struct flash_geometry *geometry);
 /* Finds the largest disk for a device of device_blocks blocks. Returns -EINVAL, with a sentence in
  * which "it" is the device, if the device is too small or too large. */
@@ -236,7 +236,7 @@ enum flash_entry_kind {
 	/* lpn: block of the disk; source: 0, or the device block that a cached page replaces. */
 	FLASH_DATA = 1,
 	FLASH_COPY = 2, /* block lpn, moved by garbage collection from block source of the device */
-	/* The `source` blocks from lpn on become zeroes. All of them are in one map page. The entry
+	/* The `source` blocks from lpn on become zeroes. All blocks are in one map page. The entry
 	 * has no data block. */
 	FLASH_TRIM = 3,
 	FLASH_NODE = 4, /* node lpn of level source % FLASH_LEVELS in tree source / FLASH_LEVELS */
@@ -356,7 +356,7 @@ static inline uint64_t flash_cache_file_bytes(uint32_t slot_count)
 
 void flash_cache_head_encode(const struct flash_cache_head *head, uint8_t block[FLASH_BLOCK_BYTES]);
 /* Decodes the first block of a file of file_bytes bytes. Returns false if it is not a valid head,
- * or not that of a file of this size. */
+ * or is wrong for a file of this size. */
 GMB_MUST_CHECK bool flash_cache_head_decode(
 	const uint8_t block[FLASH_BLOCK_BYTES], uint64_t file_bytes, struct flash_cache_head *head);
 /* Change the head of a file that is in use: flash_cache_head_follow() stores `followed`, with

@@ -34,7 +34,7 @@ enum {
 	/* Replaces CREDIT when the number of free segments is closer to the reserve than to
 	 * begin_segments. */
 	CREDIT_BEHIND = 16,
-	/* With small segments, a round might free no more than its checkpoint takes. So the
+	/* If segments are small, a round might free only what its checkpoint takes. So the
 	 * collector gives up after collecting VAIN_TURNS times the number of segments without a
 	 * gain. */
 	VAIN_TURNS = 2,
@@ -199,7 +199,7 @@ static bool gc_give_up(struct flash *flash)
 }
 
 /* Chooses a victim, or requests a checkpoint that frees the collected segments. Returns false if
- * there is nothing to do. */
+ * there is no work. */
 static bool gc_choose(struct flash *flash)
 {
 	struct flash_gc *gc = flash->gc;

@@ -68,7 +68,7 @@ bool flash_gc_walks(const struct flash *flash, uint32_t segment);
 /* Initializes erasing. fd: descriptor for discards and zone resets. is_read_only must be set. */
 void flash_erase_init(struct flash *flash, const struct disk_info *disk, int fd);
 /* Called after recovery of a store in a file. Queues discards of the free segments that have space
- * allocated. Some of them keep their space, because they are written again soon: as many as would
+ * allocated. Some keep their space, because they are written again soon: the number that would
  * be free if the disk were full. Blocks. */
 void flash_erase_found(struct flash *flash);
 /* Frees a collected segment at the end of a checkpoint, immediately or after a discard. No anchor

@@ -79,8 +79,8 @@ void gc_set_state(struct gc_table *table, uint32_t segment, enum gc_state state)
 	}
 }
 
-/* The age of a segment is that of its youngest block. With the average age, more blocks would have
- * to be moved (docs/design/0025). */
+/* The age of a segment is the age of its youngest block. With the average age, more blocks would
+ * have to be moved (docs/design/0025). */
 void gc_append(struct gc_table *table, uint32_t segment, uint32_t from)
 {
 	struct gc_segment *found = segment_at(table, segment);

@@ -8,7 +8,7 @@
  *   kept         further blocks that only snapshots refer to
  *   cold_dirty   valid blocks with a newer version in the cold part of the write cache
  *                (store/flash/cache_lru.h). The cache will write them in any case, unless users
- *                overwrite them first, so writing them now costs nothing extra.
+ *                overwrite them first, so writing them now has no extra cost.
  *   weight       recent share of cold pages that were written before users overwrote them
  *   net          blocks that collecting the segment writes in addition to those that are written
  *                in any case: valid + kept - weight * cold_dirty
@@ -17,13 +17,13 @@
  * The rule is gc_rule_auto: the cost-benefit rule of Rosenblum and Ousterhout (LFS, SOSP 1991,
  * section 3.6), with the net cost: (blocks - net) * age / (2 * net). lab/gc_rules.h has other rules
  * for comparison. Without the weight, auto would write more blocks to flash than a rule without
- * cache information if the cache holds all dirty data: nothing is evicted then, and writing cold
+ * cache information if the cache holds all dirty data: no page is evicted then, and writing cold
  * pages back is wasted.
  *
  *   GC_FREE -> GC_OPEN -> GC_CLOSED <-> GC_CANDIDATE <-> GC_VICTIM -> GC_FREE
  *                                                            or -> GC_ERASING -> GC_FREE
  *
- * gc_victim() examines every segment: 16,384 of them (1 TiB of 64 MiB segments) take 0.1 ms, while
+ * gc_victim() examines every segment: 16,384 segments (1 TiB of 64 MiB segments) take 0.1 ms, while
  * moving the blocks of one takes tens of milliseconds. Buckets by valid count would be faster, but
  * the score has three terms, and the age changes with every append.
  *
@@ -79,7 +79,7 @@ struct gc_table {
 /* Returns the score of a segment with a capacity of `blocks`, from its net cost (at most blocks)
  * and its age, as defined at the head of this file. The highest score is the best victim. Rules
  * without cost_benefit do not use the age. With cost_benefit the score is HUGE_VAL if collection
- * costs nothing (net 0). */
+ * has no net cost. */
 double gc_score(const struct gc_rule *rule, uint32_t blocks, uint32_t net, uint64_t age);
 
 /* Initializes the table with all segments free. segments: an array of segment_count elements; rule
@@ -126,7 +126,7 @@ enum gc_need {
 
 /*
  * Returns the best candidate (of two equal ones, the older), or GC_NO_SEGMENT if no candidate is
- * worth collecting. GC_CHEAP can choose a segment whose blocks are all valid, if some of them are
+ * worth collecting. GC_CHEAP can choose a segment whose blocks are all valid, if some blocks are
  * cold and dirty: that saves writes and frees no space. GC_SPACE never does.
  */
 uint32_t gc_victim(const struct gc_table *table, enum gc_need need);

@@ -29,7 +29,7 @@ struct flash_io {
 		struct {		      /* vector of a record, see flash_io_write_record() */
 			struct iovec *vector; /* first run that is not completely written */
 			uint32_t vector_count;
-			size_t vector_used; /* bytes of that first run already written */
+			size_t vector_used; /* bytes of the first run already written */
 		};
 	};
 	/* block: position in the log; offset: position on the device in bytes. */

@@ -22,7 +22,7 @@ enum {
 	BUFFER_BLOCKS = FLASH_RECORD_ENTRIES + 1,
 	/* While this many records are in flight, small changes gather in one record. */
 	FLYING_GATHER = 2,
-	/* With fewer blocks than this left in a segment, the next record begins in another one. */
+	/* If a segment has fewer blocks left, the next record begins in another segment. */
 	LINK_BLOCKS = 2,
 	/* After this many durable blocks, a marker record declares them durable
 	 * (docs/protocol/flash.md). */
@@ -114,7 +114,7 @@ static struct flash_slot *slot_of(struct flash *flash, const struct flash_record
 }
 
 /* Called when a node of a checkpoint is written: makes the level above refer to its new position.
- * Second copies are skipped, because nothing refers to them. */
+ * Second copies are skipped, because they are not referenced. */
 static void apply_node(struct flash *flash, const struct flash_record_entry *entry, uint32_t block)
 {
 	const struct flash_geometry *geometry = &flash->anchor.geometry;
@@ -433,14 +433,15 @@ static bool has_segments(const struct flash *flash, uint32_t entries, uint32_t k
 static bool record_next(struct flash *flash, uint32_t entries, uint32_t kept, bool is_own)
 {
 	if (!has_segments(flash, entries, kept)) {
-		/* For a client, the record being filled is not closed, because that gives the
+		/* The record being filled is not closed for a client, because that gives the
 		 * client no space. Besides, clients would close each record of garbage collection
-		 * after its first block, and with so many headers, collection would free no space.
+		 * after its first block, and collection would free no space among all these
+		 * headers.
 		 */
 		if (is_own) {
 			flash_log_close(flash);
 		}
-		/* If nothing in flight can free a segment, the store's own record would wait
+		/* If no operation in flight can free a segment, the store's own record would wait
 		 * forever. */
 		if (is_own && flash_log_is_idle(flash) &&
 			flash->table.state_counts[GC_ERASING] == 0) {
@@ -542,7 +543,7 @@ void flash_log_append(struct flash *flash, const struct flash_record_entry *entr
 	add_block(buffer, data);
 }
 
-/* A part whose data is in several records is added to the last of them. It completes after all of
+/* A part whose data is in several records is added to the last record. It completes after all of
  * them, because records retire in order. */
 void flash_log_add_part(struct flash *flash, struct store_part *part)
 {

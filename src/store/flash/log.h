@@ -99,7 +99,7 @@ uint64_t flash_log_bytes(void);
 /* Reserves room for `entries` entries with a block each in one record. Returns true if
  * flash_log_append() can follow. Returns false if there is no room now; flash_pump() tries again.
  * is_own: the room is for the store itself, which may use the reserve. If that is used up as well
- * and nothing in flight can free a segment, the store fails with -ENOSPC. May close the record
+ * and no operation in flight can free a segment, the store fails with -ENOSPC. May close the record
  * being filled. */
 bool flash_log_room(struct flash *flash, uint32_t entries, bool is_own);
 /* Appends an entry to the record being filled, after flash_log_room(). data: its block; NULL for a

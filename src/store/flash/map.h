@@ -52,7 +52,7 @@ struct flash_slot {
 
 /* The tree of the disk (tree 0) or of a snapshot (tree 1 + its index). */
 struct flash_tree {
-	/* by level: addresses of the nodes of that level */
+	/* by level: addresses of the nodes */
 	struct flash_entry *levels[FLASH_LEVELS];
 	/* nodes of level 1 and above that must be written */
 	bool *dirty[FLASH_LEVELS];
@@ -109,5 +109,5 @@ void flash_map_set_node(struct flash *flash, uint32_t tree, uint32_t level, uint
 	struct flash_entry entry);
 /* For each node of the tree, adds `each` (1 or -1) to the node count of the node's segment. */
 void flash_map_count_nodes(struct flash *flash, uint32_t tree, int32_t each);
-/* Drops all pages of a tree, none of which may be dirty. Waiters for a page get -ESTALE. */
+/* Drops all pages of a tree, which must be clean. Waiters for a page get -ESTALE. */
 void flash_map_forget(struct flash *flash, uint32_t tree);

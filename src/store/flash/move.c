@@ -8,7 +8,7 @@
  *   error ─▶ writes in flight complete ─▶ both anchors have the detour ─▶ the records are written
  *                                                                      └▶ a checkpoint: no detours
  *
- * Invariant: nothing is written to the new position before both anchors refer to it. So a crash
+ * Invariant: the new position is written only after both anchors refer to it. So a crash
  * finds either the old end of the log, where no record was answered, or the new one, and recovery
  * never has to choose.
  *

@@ -137,7 +137,7 @@ static struct flash_slot *read_page_get(struct flash *flash, struct store_part *
 	return slot;
 }
 
-/* Completes the part if it has failed or is finished, and nothing is pending for it. */
+/* Completes the part if it has failed or is finished, and has no pending operation. */
 static void read_end(struct store_part *part)
 {
 	const struct flash_scratch *scratch = flash_scratch_of(part);

@@ -135,7 +135,7 @@ static bool is_before(const struct flash *flash, const struct flash_record *reco
 	       (record->nodes_at > 0 && record->nodes_at <= flash->anchor.next.seq);
 }
 
-/* Visits the records of a segment. If a block where a header is expected has none, the following
+/* Visits the records of a segment. If a block is not the expected header, the following
  * blocks are searched. */
 static int visit_segment(struct rebuild *rebuild, uint32_t segment)
 {
@@ -361,7 +361,7 @@ static void rebuild_apply(
 }
 
 /* Clears the entries that come from the image, not from a later change, and whose blocks do not
- * match their checksums: since an old image was written, its blocks may have been reused. */
+ * match their checksums: since an old image was written, its blocks could have been reused. */
 static void drop_stale(struct flash *flash, struct flash_node *node,
 	const uint64_t seqs[FLASH_NODE_ENTRIES], uint64_t image)
 {
@@ -470,7 +470,7 @@ static int fill(struct rebuild *rebuild)
 			flash->damage.linked_pages++;
 		} else if (lost->whole_seq > 0 || at > first) {
 			result = put_together(rebuild, i, rebuild->changes + first, at - first);
-		} else { /* nothing was ever written to the page, or all traces are lost */
+		} else { /* the page was never written, or all traces are lost */
 			tree->levels[0][lost->page] = (struct flash_entry){ 0 };
 			flash_hole_add(&flash->damage.emptied, lost->page);
 		}

@@ -156,7 +156,7 @@ struct replay {
 	/* Decaying maximum of the sizes of recent records, in blocks. */
 	uint32_t usual;
 	uint64_t blocks; /* number of log blocks read so far */
-	/* End of a range with an unreadable block, in which nothing is read ahead. */
+	/* End of a range with an unreadable block, without readahead. */
 	uint32_t slow_end;
 };
 
@@ -248,7 +248,7 @@ static int read_record(struct replay *replay)
 	const uint8_t *block;
 	int result;
 
-	/* If the records are large, nothing is read ahead: only the header is read, or the whole
+	/* If the records are large, there is no readahead: only the header is read, or the whole
 	 * record if its blocks will be checked because the record may be incomplete. */
 	if (is_large(replay, replay->usual)) {
 		ahead_count = replay->has_looked && is_doubtful(replay)
@@ -581,7 +581,7 @@ static int replay_log(struct replay *replay)
 		result = 0;
 	}
 	/* Without replay_look_ahead(), the records after the end of the log have not been searched
-	 * yet. One of them might declare a missing record durable. */
+	 * yet. A later record might declare a missing record durable. */
 	return result < 0 || replay->has_looked ? result : replay_look_ahead(replay);
 }
 

@@ -8,7 +8,7 @@
  *           ─▶ hold: changes wait, the remaining dirty pages are written
  *           ─▶ checkpoint begins: CREATING, changes continue ─▶ checkpoint ends: LIVE, done
  *
- * The garbage collector moves blocks of snapshots like those of the disk: by one record, which
+ * The garbage collector moves blocks of snapshots like blocks of the disk: by one record, which
  * changes every tree that refers to the block. So a snapshot costs the space of blocks that have
  * been overwritten since, and the garbage in its segments can still be collected.
  *
@@ -233,7 +233,7 @@ void flash_snapshots_io_ended(struct flash *flash)
 	struct store_snapshot_request *request = snapshots->request;
 
 	/* The store may be closed when its last request completes. So that request, like the last
-	 * part (see flash_finish()), completes only when nothing is in flight. */
+	 * part (see flash_finish()), completes only when no operation is in flight. */
 	if (request != NULL && snapshots->is_done && !snapshots->turn.in_flight &&
 		(flash->io_count == 0 || flash->part_count > flash->held_count)) {
 		snapshots->request = NULL;
@@ -379,7 +379,7 @@ bool flash_snapshots_relieve(struct flash *flash)
 
 /* First step of the creation of a snapshot: requests that the changes answered so far be written
  * while clients continue. Returns false while a checkpoint runs. Otherwise, the changes that the
- * next step makes wait would have to wait for the end of that checkpoint. */
+ * next step makes wait would have to wait for the end of the checkpoint. */
 static bool prepare(struct flash *flash)
 {
 	if (flash_checkpoint_runs(flash) || flash->checkpoint.is_asked || is_going(flash)) {
@@ -449,7 +449,7 @@ void flash_snapshots_begin(struct flash *flash)
 	flash->snapshots.holds = false; /* later changes are after the checkpoint */
 }
 
-/* Until a snapshot is live, its top nodes are those of the disk's tree. */
+/* Until a snapshot is live, it shares the top nodes of the disk's tree. */
 void flash_snapshots_encode(struct flash *flash)
 {
 	for (uint32_t i = 0; i < FLASH_SNAPSHOTS; i++) {

@@ -35,7 +35,7 @@ struct flash_snapshot {
 	/* Nodes of the snapshot's tree cannot be read. Its blocks are not collected, and it cannot
 	 * be opened. */
 	bool is_damaged;
-	struct flash_snapshot_anchor about; /* `about.top` is that of the last checkpoint */
+	struct flash_snapshot_anchor about; /* `about.top` is from the last checkpoint */
 };
 
 struct flash_snapshots {
@@ -107,9 +107,9 @@ void flash_snapshots_move(struct flash *flash, const struct flash_record_entry *
 	uint32_t block, bool is_mapped);
 /* Drops a snapshot, or lets writes fail, if too few segments can be written. */
 void flash_snapshots_look(struct flash *flash);
-/* Called when garbage collection can free no more space. Drops a snapshot or, with on-full=refuse,
- * makes changes fail instead of waiting, and returns true. Returns false if there is no
- * snapshot. */
+/* Called when garbage collection cannot free further space. Drops a snapshot or, with
+ * on-full=refuse, makes changes fail instead of waiting, and returns true. Returns false if there
+ * is no snapshot. */
 bool flash_snapshots_relieve(struct flash *flash);
 /* True if this change must fail with -ENOSPC because a snapshot leaves no space for it. */
 bool flash_snapshots_refuse(struct flash *flash, enum store_op op);

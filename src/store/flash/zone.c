@@ -9,7 +9,7 @@
  *                └▶ before an anchor, if its zone is full: that zone is reset
  *
  * Invariants: at most one write is in flight, because neither the kernel nor worker threads keep
- * several writes in order. At most three zones are active: those of the anchors, and that of the
+ * several writes in order. At most three zones are active: two for the anchors, and one for the
  * log.
  */
 #include <errno.h>
@@ -158,7 +158,8 @@ int flash_anchor_read(int fd, struct flash_zones *zones, uint32_t anchor, uint8_
 	blocks = zone.written >> FLASH_BLOCK_SHIFT;
 	zones->anchor_blocks[anchor] = (uint32_t)blocks;
 	if (zone.written % FLASH_BLOCK_BYTES != 0 || zone.state == DISK_ZONE_FULL) {
-		/* After a torn last block, or if the zone was finished, nothing can be appended. */
+		/* After a torn last block, or if the zone was finished, no block can be appended.
+		 */
 		zones->anchor_blocks[anchor] = zones->capacity;
 	}
 	return blocks == 0 ? 0

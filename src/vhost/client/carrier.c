@@ -5,7 +5,7 @@
  *
  *   IDLE ─▶ DIALING ─▶ READY ─▶ CLOSING ─▶ IDLE
  *
- * CLOSING waits until nothing is in flight and the buffers of its commands have fresh pages,
+ * CLOSING waits until no operation is in flight and the buffers of its commands have fresh pages,
  * because a server that still runs, or the disk of one that was killed, may write into the old
  * ones.
  *

@@ -89,7 +89,7 @@ struct front_chain {
 void front_ring_init(
 	struct front_ring *ring, struct front_area *area, uint64_t address, uint64_t features);
 /* Begins a chain, with the slot's head as first descriptor. Returns false if none is free. A chain
- * that is not committed is forgotten. */
+ * that is not committed is discarded. */
 GMB_MUST_CHECK bool front_chain_begin(struct front_ring *ring, struct front_chain *chain);
 /* Adds a descriptor. Returns false if the chain has no room for it and for the status. writable:
  * the server writes this memory. */
@@ -186,7 +186,7 @@ struct front_carrier {
 	/* memory */
 	uint8_t shares[HUB_BUFFERS_MAX]; /* enum front_share */
 	int rings_fd;
-	struct front_area *areas; /* queue_count of them */
+	struct front_area *areas; /* `queue_count` elements */
 	uint32_t segments_max;	  /* of a command */
 	uint32_t segment_bytes_max;
 
@@ -229,8 +229,8 @@ void front_fail(struct front_carrier *carrier, int code, const char *text);
 void front_broken(struct front_carrier *carrier, const char *rule);
 /* The handshake is complete. */
 void front_ready(struct front_carrier *carrier);
-/* Makes a closing carrier idle if nothing is in flight and no server can access the buffers of its
- * commands any more. Otherwise a no-op. */
+/* Makes a closing carrier idle if no operation is in flight and no server can access the buffers of
+ * its commands any more. Otherwise a no-op. */
 void front_step(struct front_carrier *carrier);
 
 /* control.c */

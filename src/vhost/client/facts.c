@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a client can do with the export: from the features and the configuration of the device. */
+/* Capabilities of the export, from the features and the configuration of the device. */
 #include <string.h>
 
 #include "vhost/client/client.h"

@@ -35,7 +35,7 @@ void front_unshare(struct hub_user *user, uint32_t number)
 	}
 	if (carrier->slots == 0) {
 		/* The server keeps the old memory mapped until the end of the connection, and
-		 * nobody uses it any more. */
+		 * it is no longer used. */
 		*share = FRONT_SHARE_REFUSED;
 		return;
 	}

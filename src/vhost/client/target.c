@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* URIs of vhost-user-blk, and connecting to their socket. The protocol has no export names: a
- * socket has one export, whose name is that of the URI. */
+ * socket has one export, named by the URI. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

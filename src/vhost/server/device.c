@@ -586,7 +586,7 @@ static const char *set_status(struct vhost_session *session)
 	return session->device_status == 0 ? reset_device(session) : NULL;
 }
 
-/* Returns whether nothing is in flight. */
+/* Returns whether no request is in flight. */
 static bool all_are_drained(struct vhost_session *session)
 {
 	bool drained = true;

@@ -98,7 +98,7 @@ static const char *collect(struct vhost_queue *queue)
 	return NULL;
 }
 
-/* Sets queue->record, or NULL if the session has none. Returns the broken rule, or NULL. */
+/* Sets queue->record; NULL if the session has no record. Returns the broken rule, or NULL. */
 static const char *inflight_find(struct vhost_queue *queue)
 {
 	queue->record = inflight_record_of(queue);

@@ -158,7 +158,7 @@ static bool is_broken(const struct vhost_session *session)
 }
 
 /* Takes requests for which the guest does not kick, because the queue was full. The share of a turn
- * limits their number, because a guest can make each request that ends at once add another one.
+ * limits their number, because a guest can make each request that ends immediately add another one.
  * vhost_session_resume() takes the others. */
 static void take_more(struct vhost_queue *queue)
 {

@@ -35,7 +35,7 @@ enum {
 	 * regions between tables; after a change of its memory map it may replace up to 8. */
 	VHOST_REGIONS_MAX = 8 * VHOST_SLOTS,
 	VHOST_ENTRIES_MAX = 1024,
-	/* eventfds of one session: those of its queues, and some that were dropped while a signal
+	/* eventfds of one session: three for each queue, and some that were dropped while a signal
 	 * was under way */
 	VHOST_EVENTS_MAX = 4 * VHOST_SERVER_QUEUES,
 	/* Descriptors of a request: header, payload and status, with room for a payload that
@@ -160,7 +160,7 @@ struct vhost_queue {
 	bool signalled; /* signalled_index is valid */
 	struct vhost_vring_address address;
 	bool is_mapped; /* the memory of the session contains the rings */
-	/* the memory that contains desc, avail and used: that of the session if is_mapped,
+	/* the memory that contains desc, avail and used: the session's if is_mapped,
 	 * otherwise an earlier one, if the queue runs */
 	struct vhost_memory *memory;
 	const struct vring_desc *desc;
@@ -198,7 +198,8 @@ static inline bool vhost_queue_has_failed(const struct vhost_queue *queue)
 void vhost_queue_locate(struct vhost_queue *queue);
 /* Starts the queue if everything that it needs is set, and processes its requests. */
 void vhost_queue_start(struct vhost_queue *queue);
-/* Returns whether all chains that were taken have been finished, also those of an earlier server.
+/* Returns whether all chains that were taken have been finished, including chains of an earlier
+ * server.
  */
 bool vhost_queue_is_drained(const struct vhost_queue *queue);
 /* Makes the queue take a chain again. No other one was taken from the queue since. is_again: an
@@ -212,7 +213,7 @@ void vhost_queue_stop(struct vhost_queue *queue);
  * service polls it. Returns the number of requests. */
 uint32_t vhost_queue_take(struct vhost_queue *queue);
 /* Ends the polling of a queue before the reactor sleeps: asks the guest to kick for the next
- * request. Returns false if there already is one, and polling goes on. */
+ * request. Returns false if there already is one, and polling continues. */
 GMB_MUST_CHECK bool vhost_queue_arm(struct vhost_queue *queue);
 /* Puts finished requests into the used ring and notifies the guest. */
 void vhost_queue_publish(struct vhost_queue *queue);
@@ -318,7 +319,7 @@ struct vhost_session {
 	uint8_t device_status;
 	bool is_writethrough; /* set by the guest in the configuration space */
 	int back_fd;	      /* channel for messages to the front end, or -1 */
-	bool config_due;      /* the front end has to be told that the configuration changed */
+	bool config_due;      /* the front end has to be notified of a changed configuration */
 	bool rests;	      /* was paused, or comes from another process: kicks are not read */
 	struct ring_op back_op;
 	struct vhost_memory *memory;
