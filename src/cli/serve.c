@@ -11,6 +11,7 @@
 #include "nbd/server/server.h"
 #include "push/server.h"
 #include "server/server.h"
+#include "server/state_folder.h"
 #include "vhost/server/server.h"
 
 static const char name[] = "serve";
@@ -102,13 +103,14 @@ static int serve_parse_arguments(struct server_config *config, int argc, char **
 	return rc < 0 ? cli_usage_error(name, "%s", error.text) : CLI_GO_ON;
 }
 
-/* Performs --check: prints the validated configuration without opening anything. */
+/* Performs --check: prints the validated configuration without opening disks or addresses. */
 static int print_check(const struct server_config *config)
 {
 	char addresses[40] = "the default address";
 	char text[120];
 
 	server_nodes_warn(config);
+	state_folder_warn(config);
 	if (config->listen_count > 0) {
 		snprintf(addresses, sizeof(addresses), "%u address%s", config->listen_count,
 			config->listen_count == 1 ? "" : "es");

@@ -266,6 +266,25 @@ static void escape_name(const struct export *export, char out[FENCE_NAME_BYTES])
 	log_escape(out, FENCE_NAME_BYTES, export->name, export->name_bytes);
 }
 
+/* Ends a session of a fenced node. Only the first one of a node is logged, because a client can
+ * have many. */
+static void end_fenced(struct session *session, const struct fence_node *node, bool is_first)
+{
+	char reason[FENCE_NAME_BYTES + 64];
+
+	if (session->state == SESSION_TERMINATING) {
+		return;
+	}
+	if (is_first) {
+		snprintf(reason, sizeof(reason),
+			"node '%s' is fenced; its other connections end as well", node->name);
+		session_terminate(session, reason);
+	} else {
+		session->engine->counters.sessions_failed++;
+		session_terminate(session, NULL);
+	}
+}
+
 void engine_fence_look(
 	struct engine *engine, const struct fence_nodes *nodes, struct fence_sight *sights)
 {
@@ -281,12 +300,7 @@ void engine_fence_look(
 				continue;
 			}
 			session->fenced = true;
-			if (session->state != SESSION_TERMINATING) {
-				char reason[FENCE_NAME_BYTES + 32];
-
-				snprintf(reason, sizeof(reason), "node '%s' is fenced", node->name);
-				session_terminate(session, reason);
-			}
+			end_fenced(session, node, sights[i].sessions == 0);
 			sights[i].sessions++;
 			sights[i].requests += session->inflight_count;
 			memcpy(sights[i].peer, session->peer.text, sizeof(sights[i].peer));

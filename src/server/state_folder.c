@@ -109,6 +109,22 @@ int state_folder_open(const struct server_config *config, bool is_taking,
 	return rc < 0 ? do_without(folder, rc, error) : 0;
 }
 
+void state_folder_warn(const struct server_config *config)
+{
+	struct state_folder folder = { .path = state_folder_path(config), .fd = -1 };
+	bool is_needed = config->nodes.rule_count > 0 || config->state_folder != NULL;
+	struct error error;
+
+	if (folder.path != NULL && is_needed) {
+		folder.fd = open(folder.path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+		if (folder.fd < 0) {
+			(void)error_unusable(&folder, &error);
+			log_warning("%s", error.text);
+		}
+	}
+	state_folder_close(&folder);
+}
+
 void state_folder_close(struct state_folder *folder)
 {
 	folder_close(folder);

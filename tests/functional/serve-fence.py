@@ -70,6 +70,9 @@ class Fencing(support.Case):
         self.assertEqual(code, 0, errors)
         return {node["name"]: node for node in json.loads(output)["nodes"]}
 
+    def counters(self):
+        return json.loads(self.run_gmblock("stats", "--json", self.control)[1])["counters"]
+
     def listed(self):
         code, output, errors = self.fence("--list", "--json")
         self.assertEqual(code, 0, errors)
@@ -553,6 +556,17 @@ class Lasting(Fencing):
 
 
 class Commands(Fencing):
+    def test_one_line_in_the_log(self):
+        """A node can have many connections."""
+        server = self.serve(self.config(("disk", "memory:16M", "")), "--threads", "1")
+        clients = [self.open(server.uri) for _ in range(9)]
+        self.check_fenced("a")
+        for client in clients:
+            self.assertTrue(client.at_end())
+        self.assertEqual(self.counters()["connections_failed"], 9)
+        errors = server.stop()[1]
+        self.assertEqual(errors.count("connection ended: node 'a' is fenced"), 1, errors)
+
     def test_several_servers(self):
         """One that does not answer means not fenced, whatever the others say."""
         server = self.serve(self.config(("disk", "memory:16M", "")))

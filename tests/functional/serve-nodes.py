@@ -74,9 +74,16 @@ class Nodes(support.Case):
 
     def warnings(self, access, nodes="[{name: a, address: 10.0.0.0/24}]", path="memory:1M"):
         file = self.config(f"nodes: {nodes}\nexports: [{{name: disk, path: '{path}', access: {access}}}]\n")
-        code, _, errors = self.run_gmblock("serve", "--check", file)
+        code, _, errors = self.run_gmblock("serve", "--check", file, "--state-folder", self.folder)
         self.assertEqual(code, 0, errors)
         return errors
+
+    def test_a_check_includes_the_state_folder(self):
+        file = self.config("nodes: [{name: a, uid: 1}]\nexports: [{name: disk, path: 'memory:1M', access: [ro]}]\n")
+        code, output, errors = self.run_gmblock("serve", "--check", file, "--state-folder", self.path("none"))
+        self.assertEqual((code, output), (0, "valid: 1 export, the default address\n"))
+        self.assertIn(f"cannot use the state folder {self.path('none')}: No such file", errors)
+        self.assertIn("; create it for the user of the server", errors)
 
     def test_writers_that_cannot_be_fenced(self):
         for access in ("[{node: a, rights: rw}]", "[{address: 10.0.0.7, rights: rw}]",
