@@ -341,11 +341,15 @@ static struct lease_holder *find_conflict(
 	return NULL;
 }
 
+/* Returns whether operations of a holder that has lost the lease can be in progress. One that never
+ * got the lease has none. */
 static bool is_losing(const struct lease *lease)
 {
 	list_for_each(entry, &lease->holders)
 	{
-		if (list_entry(entry, struct lease_holder, node)->state == LEASE_LOST) {
+		const struct lease_holder *holder = list_entry(entry, struct lease_holder, node);
+
+		if (holder->state == LEASE_LOST && holder->granted) {
 			return true;
 		}
 	}
@@ -365,8 +369,7 @@ static void holder_lose(struct lease_holder *holder, const char *reason)
 	book_change(holder->lease->book, holder);
 	list_for_each(entry, &holder->sessions)
 	{
-		/* Otherwise the session is in the handshake, and gets the reason when it tries
-		 * again. */
+		/* Otherwise the session waits for the lease, and is refused when it tries again. */
 		if (holder->granted) {
 			takeover_end(&list_entry(entry, struct session, lease_node)->member);
 		}
@@ -649,7 +652,11 @@ static int admit_locked(
 		lose_others(lease, LEASE_EXCLUSIVE, holder, reason);
 		lease->offered_to[0] = '\0';
 	}
-	return holder->state == LEASE_LOST ? -EACCES : holder_settle(holder);
+	if (holder->state == LEASE_LOST) {
+		leave_locked(session, now_ns); /* it has changed nothing, so it does not end */
+		return -EACCES;
+	}
+	return holder_settle(holder);
 }
 
 bool session_lease_admit(struct session *session)

@@ -393,6 +393,22 @@ class Raw(Leases):
                 client.close()
             self.wait_for(lambda: self.listed() == [])
 
+    def test_a_lease_that_is_lost_before_it_begins(self):
+        """A client waits with its first write for the one before it, and loses the lease: it is refused, and keeps
+        nobody waiting."""
+        uri = self.begin("--threads", "2", keys=", writers: one, delay: [ 'write:1s' ]")
+        first, second, third = self.stock(uri, A), self.stock(uri, B), self.stock(uri, C)
+        first.send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, b"1" * BLOCK)
+        self.wait_for(lambda: self.in_flight() == 1)
+        self.assertEqual(self.lease("release", "disk"), (0, "", ""))
+        second.send_request(nbdmini.CMD_WRITE, 2, 0, BLOCK, b"2" * BLOCK)
+        self.wait_for(lambda: ("exclusive", "holds") in self.listed())
+        self.assertEqual(self.lease("release", "disk"), (0, "", ""))
+        third.write(0, b"3" * BLOCK)
+        self.assertEqual(second.reply(), (2, EPERM))
+        self.check_no_write(second)
+        self.assertEqual(self.block(), b"3")
+
     def test_readers_exclude_nobody(self):
         """A client that may only read can neither take a lease from a writer nor keep writers out."""
         keys = ", access: [{ address: 127.0.0.2, rights: rw }, { address: 127.0.0.3, rights: ro }]"
