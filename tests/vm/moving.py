@@ -23,6 +23,13 @@ WAIT_SECONDS = 120
 BAD = re.compile(r"FAILED|I/O error|EXT4-fs error|Kernel panic|BUG:")
 
 
+def memory_kib(mib):
+    """The size of the memory of a guest. Before version 9.0, QEMU without KVM loses writes of the guest during a migration
+    if the memory is a multiple of 256 KiB: it then clears the bits of dirty pages 64 at a time, and forgets to make the
+    emulated processor report the next write."""
+    return mib * 1024 - 8
+
+
 class Machine:
     """One QEMU process of the guest."""
 
@@ -97,6 +104,8 @@ class Host:
     def command(self, number, console):
         """That of the guest, but without the channels to the laboratory."""
         command = self.guest.command()
+        memory = command.index("-m") + 1
+        command[memory] = f"{memory_kib(int(command[memory].rstrip('M')))}K"
         for i, word in enumerate(command):
             found = re.match(r"(?:file|socket),id=(\w+),path=", word)
             if found:

@@ -39,7 +39,8 @@ pass=0
 while :; do
 	fio --name=verify --filename=/dev/vda --offset=144M --size=24M --direct=1 --ioengine=libaio --iodepth=16 \
 		--rw=randwrite --bssplit=4k/70:64k/30 --verify=crc32c --verify_fatal=1 --do_verify=1 --randseed=$pass \
-		--output=/tmp/fio || { cat /tmp/fio; fail fio; }
+		--allow_mounted_write=1 --output=/tmp/fio || { cat /tmp/fio; fail fio; }
+	grep -q "READ:" /tmp/fio || { cat /tmp/fio; fail "fio has not verified"; }
 	test "$(dd if=/noise bs=1M iflag=direct 2>/dev/null | sha256sum)" = "$(cat /sum)" || fail "the root file system"
 	pass=$((pass + 1))
 	echo "PASS $pass"
@@ -67,7 +68,7 @@ class Host(moving.Host):
         assert server.stdout.readline(), self.story()
 
     def disk(self, number):
-        return ["-object", f"memory-backend-memfd,id=memory,size={MEMORY_MIB}M,share=on",
+        return ["-object", f"memory-backend-memfd,id=memory,size={moving.memory_kib(MEMORY_MIB)}K,share=on",
                 "-chardev", f"socket,id=disk,path={self.path('sockets')}/vm,reconnect=1",
                 "-device", "vhost-user-blk-pci,chardev=disk,num-queues=2"]
 
