@@ -514,11 +514,11 @@ static void leave_locked(struct session *session, uint64_t now_ns)
 	if (holder->session_count > 0 || session->handed_over) {
 		return;
 	}
-	if (is_over) {
+	holder->expires_ns = is_over ? now_ns : now_ns + holder->ms * UINT64_C(1000000);
+	/* While another process receives the holders, their indices must not change. */
+	if (is_over && !lease->book->held) {
 		holder_free(holder);
 		lease_free_if_unused(lease);
-	} else {
-		holder->expires_ns = now_ns + holder->ms * UINT64_C(1000000);
 	}
 }
 
