@@ -8,7 +8,8 @@ import sys
 
 import testing
 
-GMBLOCK, SEND_FILE, KERNEL, PROVIDER = sys.argv[1:5]
+GMBLOCK, SEND_FILE = map(os.path.realpath, sys.argv[1:3])
+KERNEL, PROVIDER = sys.argv[3:5]
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 # Loaded when they are needed, so ldd does not name them.
 LOADED = [f"{LIBRARIES}/libfabric.so.1"]
