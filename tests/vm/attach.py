@@ -231,7 +231,8 @@ serve_at() # PORT FILE
 }
 truncate -s 192M /dev/shm/other.img
 serve_at 10801 $what
-disk=$(gmblock attach --$kind $patient $hosts:10801,127.0.0.1:10802/)
+# nbd replays a request that was lost with a connection only after --slow-timeout.
+disk=$(gmblock attach --$kind $patient --slow-timeout 5s $hosts:10801,127.0.0.1:10802/)
 gmblock attach --list | grep "connected to 127.0.0.1:10801"
 dd if=/dev/urandom of=/tmp/data bs=64k count=64
 dd if=/tmp/data of=$disk bs=64k count=32 oflag=direct
