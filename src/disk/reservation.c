@@ -88,7 +88,11 @@ static int pr_register(int fd, uint64_t old_key, uint64_t key, uint32_t flags)
 
 int disk_register(int fd, uint64_t key)
 {
-	return pr_register(fd, 0, key, PR_FL_IGNORE_KEY);
+	int result = pr_register(fd, 0, key, PR_FL_IGNORE_KEY);
+
+	/* An NVMe disk does not register a host again that has another key, such as that of an
+	 * earlier boot. The kernel replaces the key if there is an old one, which is ignored. */
+	return result == -EBADE ? pr_register(fd, key, key, PR_FL_IGNORE_KEY) : result;
 }
 
 int disk_register_again(int fd, uint64_t key)

@@ -191,6 +191,13 @@ def is_free(path):
     return status == 0
 
 
+def clear(path):
+    # What an administrator does when no server runs any more.
+    reservation_call(path, REGISTER, 0, 0x77, IGNORE_KEY, 0)
+    reservation_call(path, CLEAR, 0x77, 0, 0)
+    assert is_free(path)
+
+
 def libc_ioctl(fd, request, data):
     # Positive results are the status of the device.
     import ctypes
@@ -249,7 +256,42 @@ def test_taking_a_disk_back(one, two, other):
     with one.client() as client:  # the lost server has released nothing
         client.write(0, b"6" * BLOCK)
     one.stop()
-    assert is_free(THREE)
+    clear(THREE)
+
+
+def test_a_frozen_server_outlives_the_next_one():
+    # A disk that was taken over stays reserved, because the previous server still has writes.
+    one = Server(export(ONE))
+    client = one.client()
+    client.write(0, b"1" * BLOCK)
+    one.process.send_signal(signal.SIGSTOP)
+    client.send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, b"late" * (BLOCK // 4))
+    two = Server(export(TWO))
+    with two.client() as other:
+        other.write(0, b"3" * BLOCK)
+    two.stop()
+    one.process.send_signal(signal.SIGCONT)
+    assert ended(client)
+    assert one.refused_writes() == 1
+    two = Server(export(TWO))
+    with two.client() as other:
+        assert other.read(0, BLOCK) == b"3" * BLOCK
+    two.stop()
+    one.stop()
+    clear(THREE)
+
+
+def test_a_host_that_has_booted_again():
+    # The disk still knows the key of the previous boot.
+    key = 0x676d620000000001
+    reservation_call(ONE, REGISTER, 0, key, IGNORE_KEY, 0)
+    reservation_call(ONE, RESERVE, key, REGISTRANTS_ONLY, 0)
+    assert not is_free(THREE)
+    one = Server(export(ONE))
+    with one.client() as client:
+        client.write(0, b"1" * BLOCK)
+    one.stop()
+    clear(THREE)
 
 
 def test_the_loss_reaches_all_reactors():
@@ -260,6 +302,7 @@ def test_the_loss_reaches_all_reactors():
     assert all(ended(client) for client in clients)
     one.kill()
     two.stop()
+    clear(THREE)
 
 
 def test_upgrade_and_reload():
@@ -289,7 +332,7 @@ def test_upgrade_and_reload():
         client.write(0, b"4" * BLOCK)
     os.kill(pid, signal.SIGKILL)
     two.stop()
-    assert is_free(THREE)
+    clear(THREE)
 
 
 def test_killed_servers():
@@ -305,7 +348,7 @@ def test_killed_servers():
         assert client.read(0, BLOCK) == b"1" * BLOCK
         client.write(0, b"2" * BLOCK)
     two.stop()
-    assert is_free(THREE)
+    clear(THREE)
 
 
 def test_a_volatile_cache():
@@ -375,6 +418,8 @@ def test_refusals():
 
 if ONE.startswith("nvme"):
     test_taking_a_disk_back(*test_a_frozen_server())
+    test_a_frozen_server_outlives_the_next_one()
+    test_a_host_that_has_booted_again()
     test_the_loss_reaches_all_reactors()
     test_upgrade_and_reload()
     test_killed_servers()

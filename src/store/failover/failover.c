@@ -113,9 +113,6 @@ static void failover_submit(struct store_queue *base, struct store_part *part)
 	if (store->writes_through && (part->op == STORE_WRITE || part->op == STORE_ZERO)) {
 		part->flags |= STORE_THROUGH;
 	}
-	if (store->reservation != NULL) {
-		reservation_use(store->reservation);
-	}
 	store_forward(part);
 }
 

@@ -27,8 +27,7 @@ struct reservation {
 	dev_t device;
 	int fd;
 	uint64_t key;
-	bool was_found; /* this machine had the reservation before this process took it */
-	_Atomic bool is_used;
+	bool was_free; /* no server had reserved the disk when this process took it */
 	_Atomic bool is_lost;
 };
 
@@ -196,7 +195,7 @@ static int seize_disk(
 	if (result < 0) {
 		return result;
 	}
-	reservation->was_found = found.type == DISK_RESERVATION_REGISTRANTS && found.holder == key;
+	reservation->was_free = found.type == DISK_RESERVATION_NONE;
 	if (keeps && found.type != DISK_RESERVATION_NONE) {
 		/* Fails if the registration was removed since it was read. */
 		result = found.holder == key ? disk_register_again(reservation->fd, key) : -EBADE;
@@ -292,13 +291,6 @@ bool reservation_lose(struct reservation *reservation)
 	return !atomic_exchange_explicit(&reservation->is_lost, true, memory_order_relaxed);
 }
 
-void reservation_use(struct reservation *reservation)
-{
-	if (unlikely(!atomic_load_explicit(&reservation->is_used, memory_order_relaxed))) {
-		atomic_store_explicit(&reservation->is_used, true, memory_order_relaxed);
-	}
-}
-
 /* Removes the reservation and the registration of this host. If another server has just registered,
  * that server will do it. */
 static void reservation_release(const struct reservation *reservation)
@@ -316,11 +308,11 @@ static void reservation_release(const struct reservation *reservation)
 
 static void reservation_free(struct reservation *reservation, bool is_let_go)
 {
-	bool is_found = reservation->was_found &&
-			!atomic_load_explicit(&reservation->is_used, memory_order_relaxed);
 	bool is_lost = atomic_load_explicit(&reservation->is_lost, memory_order_relaxed);
 
-	if (!is_let_go && !is_lost && !is_found) {
+	/* A server that had the disk before might only be frozen. It must not write to the disk
+	 * when it continues, so the disk stays reserved. */
+	if (!is_let_go && !is_lost && reservation->was_free) {
 		reservation_release(reservation);
 	}
 	list_remove(&reservation->node);

@@ -5,7 +5,7 @@
  *
  * The newest server wins: reservation_take() removes the registrations of other gmblock servers,
  * and their late writes fail at the disk. Reservations of other programs are respected. All stores
- * of a process on one disk share the reservation; it is released when the last one is closed.
+ * of a process on one disk share the reservation.
  *
  * Each key consists of a prefix that identifies gmblock servers, and a hash of the boot ID and the
  * device number. So a server that is restarted or upgraded has the same key as before, and an
@@ -34,9 +34,8 @@ GMB_MUST_CHECK int reservation_take(const char *path, dev_t device, bool keeps,
 /* Records that the disk has refused a change. Until all references are dropped, this process does
  * not take the disk again. Returns whether it is the first call. Any thread; does not block. */
 bool reservation_lose(struct reservation *reservation);
-/* Records that this process has used the disk. Any thread. */
-void reservation_use(struct reservation *reservation);
-/* Drops a reference. With the last one, releases the reservation, unless it is lost, another
- * process continues to use it (is_let_go), or this process has only found it and not used it. NULL
- * is a no-op. */
+/* Drops a reference. With the last one, releases the reservation if this process has reserved a
+ * free disk, unless it is lost, or another process continues to use it (is_let_go). A disk that was
+ * taken from a server stays reserved, because that server might be frozen, with writes that the
+ * disk must refuse. NULL is a no-op. */
 void reservation_put(struct reservation *reservation, bool is_let_go);
