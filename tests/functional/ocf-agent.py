@@ -82,6 +82,18 @@ class Resource(support.Case):
         self.assertFalse(os.path.exists(f"/proc/{pid}/fd/0"))
         self.assertEqual(self.act("monitor"), NOT_RUNNING)
 
+    def test_a_server_that_was_frozen_after_an_upgrade(self):
+        self.assertEqual(self.act("start"), SUCCESS, self.done.stderr)
+        subprocess.run([support.program(), "upgrade", "--server", self.path("control")], check=True, capture_output=True)
+        pid = self.statistics()["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        self.addCleanup(os.kill, pid, signal.SIGCONT)
+        self.assertEqual(self.act("monitor", CRM_meta_timeout="2000"), GENERIC)
+        os.unlink(self.path("gmblock-disk_0.state"))
+        self.assertEqual(self.act("monitor", CRM_meta_timeout="2000"), GENERIC)
+        self.assertEqual(self.act("stop", CRM_meta_timeout="2000"), GENERIC)
+        self.assertIn("its disks are not known", self.done.stderr)
+
     def test_mistakes(self):
         self.assertEqual(self.act("validate-all"), SUCCESS, self.done.stderr)
         wrong = self.make_file("wrong", "exports: [ { name: a } ]\n")
