@@ -396,18 +396,18 @@ class Raw(Leases):
     def test_a_lease_that_is_lost_before_it_begins(self):
         """A client waits with its first write for the one before it, and loses the lease: it is refused, and keeps
         nobody waiting."""
-        uri = self.begin("--threads", "2", keys=", writers: one, delay: [ 'write:1s' ]")
+        uri = self.begin("--threads", "2", keys=", writers: one, delay: [ 'write:4s:range=0+4K' ]")
         first, second, third = self.stock(uri, A), self.stock(uri, B), self.stock(uri, C)
         first.send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, b"1" * BLOCK)
         self.wait_for(lambda: self.in_flight() == 1)
         self.assertEqual(self.lease("release", "disk"), (0, "", ""))
-        second.send_request(nbdmini.CMD_WRITE, 2, 0, BLOCK, b"2" * BLOCK)
+        second.send_request(nbdmini.CMD_WRITE, 2, BLOCK, BLOCK, b"2" * BLOCK)
         self.wait_for(lambda: ("exclusive", "holds") in self.listed())
         self.assertEqual(self.lease("release", "disk"), (0, "", ""))
-        third.write(0, b"3" * BLOCK)
+        third.write(BLOCK, b"3" * BLOCK)
         self.assertEqual(second.reply(), (2, EPERM))
         self.check_no_write(second)
-        self.assertEqual(self.block(), b"3")
+        self.assertEqual(third.read(BLOCK, 1), b"3")
 
     def test_readers_exclude_nobody(self):
         """A client that may only read can neither take a lease from a writer nor keep writers out."""
