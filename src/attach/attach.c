@@ -36,7 +36,7 @@
 #define FORCE_NS (30 * NS_PER_S)
 #define HASTE_NS (10 * NS_PER_S)
 
-enum { DETACHES_MAX = 16, HEALTH_SHOWN_BYTES = 512 };
+enum { DETACHES_MAX = 16, HEALTH_SHOWN_BYTES = HEALTH_TEXT_BYTES + 32 };
 
 /* A client or signal that waits for the disk to be detached. */
 struct detach {

@@ -87,7 +87,7 @@ GMB_MUST_CHECK int attach_list(bool json, struct error *error);
 
 /* State of the connection to the server. The thread that owns the connection writes it, and the
  * thread that answers "gmblock attach --list" reads it. Any thread; the text is copied. */
-enum { HEALTH_TEXT_BYTES = 256 };
+enum { HEALTH_TEXT_BYTES = ERROR_TEXT_BYTES };
 
 struct health {
 	pthread_mutex_t lock;

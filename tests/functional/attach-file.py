@@ -5,6 +5,7 @@ import mmap
 import os
 import queue
 import random
+import re
 import select
 import signal
 import socket
@@ -360,6 +361,16 @@ class File(attach_tool.Case):
             os.fsync(file.fileno())
         self.assertEqual(self.attachments()[0]["server"], hosts[1])
         self.assertRegex(self.gmblock("attach", "--list")[1], f" connected to {hosts[1]} \\(last lost: .*\\)\n$")
+
+    def test_the_reasons_of_all_hosts_are_listed(self):
+        """None is cut off, although each has its own advice."""
+        images = self.image(), self.make_file("other", bytes(attach_tool.SIZE))
+        servers = [self.start("--export", f"disk={image}", "--listen", "nbd://127.0.0.1:0") for image in images]
+        hosts = ",".join(server.uri.split("/")[2] for server in servers)
+        self.attach("--reconnect-timeout", "3600s", uri=f"nbd://{hosts}/disk")
+        servers[0].kill()
+        listed = re.compile("not connected: .*: cannot connect: .*; .*different disks.* of one of the servers")
+        self.wait_for(lambda: listed.fullmatch(self.attachments()[0]["state"]))
 
     def test_requests_of_a_fenced_node_fail_at_once(self):
         """Another node may use the disk already, so nobody waits for the end of the fence."""
