@@ -639,7 +639,8 @@ static const char *reason_text(const struct gmb_client *client, const struct gmb
 	case EOPNOTSUPP:
 		return "the server does not offer this operation";
 	case EPERM:
-		return "the export is read-only";
+		return (client->capabilities & GMB_CAN_WRITE) != 0 ? "the server does not permit it"
+								   : "the export is read-only";
 	case EXDEV:
 		return "the source of the copy has another server, or its client another queue";
 	case ECANCELED:

@@ -79,6 +79,15 @@ class Lease(attach_tool.Case):
         os.pwrite(self.disk("b", "--exclusive"), b"b" * BLOCK, 0)
         self.assertEqual(self.block(), b"b" * BLOCK)
 
+    def test_the_only_writer(self):
+        """The export is not read-only: the message gives the reason of the server."""
+        self.begin(",writers=one")
+        self.disk("first", "--exclusive")
+        code, _, errors = self.gmblock("copy", self.make_file("source", b"s" * BLOCK), self.socket_uri())
+        self.assertEqual(code, 1)
+        self.assertIn(": the server does not permit it (server message: "
+                      "\"leased: another client is the writer of the export\")", errors)
+
     def test_shared(self):
         self.begin()
         first, second = self.disk("a", "--shared"), self.disk("b", "--shared")
