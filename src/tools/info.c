@@ -477,8 +477,8 @@ static void print_negotiated(const struct nbd_offers *offers)
 		[NBD_REPLIES_EXTENDED] = "extended headers (64-bit lengths)",
 	};
 
-	printf("%s, %s, %s\n", offers->fixed ? "fixed newstyle" : "first newstyle (not fixed)",
-		styles[offers->style], offers->protection.version != NULL ? "under TLS" : "no TLS");
+	printf("%s, %s%s\n", offers->fixed ? "fixed newstyle" : "first newstyle (not fixed)",
+		styles[offers->style], offers->protection.version != NULL ? "" : ", no TLS");
 	if (offers->protection.version != NULL) {
 		info_label("TLS");
 		printf("%s, %s, %s\n", offers->protection.version, offers->protection.cipher,

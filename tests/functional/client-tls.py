@@ -324,6 +324,13 @@ class Peers(TlsCase):
         self.nbdkit("--tls=on", f"--tls-certificates={self.creds('good')}")
         self.check_works(self.x509())
 
+    def test_what_info_prints(self):
+        """The protection has a row of its own, and is not repeated in another one."""
+        self.nbdkit("--tls=require", f"--tls-certificates={self.creds('good')}")
+        output = self.run_gmblock("info", self.x509())[1]
+        self.assertRegex(output, r"\nTLS +TLS 1\.[23], AES-128-GCM, the server is verified\n")
+        self.assertRegex(output, r"\nProtocol +fixed newstyle, [^,\n]+\n")
+
     def test_a_server_without_tls(self):
         self.nbdkit("--tls=off")
         self.check_refused(["info", self.x509()], 1, "does not offer TLS, which the URI requires")
