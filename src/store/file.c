@@ -17,6 +17,7 @@ enum {
 	/* limit on tries: one second in total, with RETRY_NS between two tries */
 	RETRIES_MAX = 1000,
 	OFFSET_ALIGN_MAX = 65536,
+	PAGE_BYTES_MIN = 4096,
 	WRITE_INLINE_SLOW_MAX = 2,
 };
 #define RETRY_NS UINT64_C(1000000)
@@ -602,7 +603,10 @@ static int open_direct(
 			options->path);
 	}
 	store->offset_align = info.direct_offset_align;
-	store->memory_align = MAX(info.direct_memory_align, UINT32_C(1));
+	/* Some kernels (6.12) report the alignment that the device requires, such as 4 bytes, but
+	 * require that each page of registered memory contains whole blocks. */
+	store->memory_align = MIN(info.direct_offset_align, (uint32_t)PAGE_BYTES_MIN);
+	store->memory_align = MAX(info.direct_memory_align, store->memory_align);
 	return 0;
 }
 
