@@ -185,8 +185,7 @@ static int dial_tls(struct nbd_disk *disk, const struct nbd_dial_options *dial, 
 	return rc;
 }
 
-/* Returns whether the server must know the lease. At another host it does not. Until the time of
- * the lease is over, no other client can have got it but by force. */
+/* Returns whether the server must know the lease, as in client/hosts.c. */
 static bool renews_lease(const struct nbd_disk *disk)
 {
 	uint64_t lost_ns = disk->dead_since_ns != 0 ? clock_now_ns() - disk->dead_since_ns : 0;
@@ -219,6 +218,7 @@ static int dial(struct nbd_disk *disk, uint64_t deadline_ns, int cancel_fd,
 	nbd_hosts_prepare(&disk->hosts, deadline_ns, &options);
 	if (lease.mode != LEASE_NONE) {
 		lease.renew = renews_lease(disk);
+		lease.moves = disk->has_lease && !lease.renew;
 		options.handshake.lease = lease_want_format(lease_text, &lease);
 	}
 	*connection = (struct connection){ .fd = -1, .number = disk->number_next++ };

@@ -22,7 +22,10 @@ const char *lease_want_format(char out[LEASE_WANT_BYTES], const struct lease_wan
 	}
 	snprintf(out, LEASE_WANT_BYTES, "%s,id=%s,ms=%u%s%s",
 		want->mode == LEASE_EXCLUSIVE ? "exclusive" : "shared", id, within_limits(want->ms),
-		want->renew ? ",renew" : "", want->preempt && !want->renew ? ",preempt" : "");
+		want->renew   ? ",renew"
+		: want->moves ? ",moves"
+			      : "",
+		want->preempt && !want->renew && !want->moves ? ",preempt" : "");
 	return out;
 }
 
@@ -85,6 +88,7 @@ bool lease_want_parse(const uint8_t *text, uint32_t bytes, struct lease_want *wa
 		return false;
 	}
 	want->renew = skip(&text, end, ",renew");
-	want->preempt = !want->renew && skip(&text, end, ",preempt");
+	want->moves = !want->renew && skip(&text, end, ",moves");
+	want->preempt = !want->renew && !want->moves && skip(&text, end, ",preempt");
 	return text == end;
 }

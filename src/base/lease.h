@@ -2,7 +2,7 @@
 /*
  * The lease that a client asks a server for, as a text in messages of several protocols:
  *
- *   (exclusive|shared),id=HEX,ms=NUMBER[,renew|,preempt]
+ *   (exclusive|shared),id=HEX,ms=NUMBER[,renew|,moves|,preempt]
  *
  * docs/protocol/nbd.md explains it; engine/lease.h has the server's side.
  *
@@ -28,7 +28,8 @@ enum lease_mode { LEASE_NONE, LEASE_SHARED, LEASE_EXCLUSIVE };
 struct lease_want {
 	enum lease_mode mode;
 	bool renew;		    /* the client has had the lease, and did not give it back */
-	bool preempt;		    /* others lose their leases; not together with renew */
+	bool moves;		    /* as renew, but it was at another server of the disk */
+	bool preempt;		    /* others lose their leases; alone */
 	uint32_t ms;		    /* time for which the lease outlives the last connection */
 	uint8_t id[LEASE_ID_BYTES]; /* a random name of the client; not all zeroes */
 };

@@ -424,6 +424,7 @@ static void client_connection_start(struct connection *connection)
 		/* Once the client has had the lease, the server must not give it a new one: another
 		 * client may have changed the disk in the meantime. */
 		lease.renew = hosts_renews_lease(client, connection);
+		lease.moves = client->has_lease && !lease.renew;
 		options.lease = lease_want_format(lease_text, &lease);
 	}
 

@@ -55,7 +55,7 @@ bool hosts_renews_lease(const struct gmb_client *client, const struct connection
 		client->lost_ns != 0 ? ring_now_ns(client->queue->ring) - client->lost_ns : 0;
 
 	/* Servers do not know each other's leases. Until the time of the lease is over, no other
-	 * client can have got it but by force. */
+	 * client can have got it at the old server but by force. The new one knows its own. */
 	return client->has_lease &&
 	       (connection->host == client->home || lost_ns >= client->lease.ms * NS_PER_MS);
 }

@@ -16,6 +16,7 @@ struct lease {
 	uint32_t export_bytes;
 	uint32_t references; /* exports */
 	struct list_node holders;
+	uint32_t granted; /* BIT(enum lease_mode): what clients have had at this server */
 	char offered_to[FENCE_NAME_BYTES];
 };
 
@@ -497,6 +498,7 @@ static int holder_settle(struct lease_holder *holder)
 		return -EAGAIN;
 	}
 	holder->granted = true;
+	holder->lease->granted |= BIT(holder->mode);
 	return 0;
 }
 
@@ -522,6 +524,15 @@ static void leave_locked(struct session *session, uint64_t now_ns)
 	}
 }
 
+/* Returns whether a client that has had the lease, and is not a holder, must not get it again,
+ * because another client can have changed the disk since then. */
+static bool comes_too_late(const struct lease *lease, const struct lease_want *want)
+{
+	uint32_t conflicts = want->mode == LEASE_SHARED ? BIT(LEASE_EXCLUSIVE) : UINT32_MAX;
+
+	return want->renew || (want->moves && (lease->granted & conflicts) != 0);
+}
+
 static int take_locked(struct lease *lease, struct session *session, struct export *export,
 	const char *node, uint64_t now_ns)
 {
@@ -538,7 +549,7 @@ static int take_locked(struct lease *lease, struct session *session, struct expo
 		return -EAGAIN;
 	}
 	holder = holder_of(lease, &owner);
-	if (holder == NULL && session->lease_want.renew) {
+	if (holder == NULL && comes_too_late(lease, &session->lease_want)) {
 		return refuse_lost(session, lease, now_ns);
 	}
 	if (holder == NULL) {
@@ -839,6 +850,7 @@ static int restore_locked(struct lease_book *book, const struct lease_view *view
 	}
 	holder->state = view->state; /* its first state */
 	holder->granted = true;
+	lease->granted |= BIT(view->mode);
 	holder->ms = view->ms;
 	/* It gets all of its time, because it could not come while no server was there. */
 	holder->expires_ns = now_ns + view->ms * UINT64_C(1000000);

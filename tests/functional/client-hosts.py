@@ -274,6 +274,12 @@ class HostsNbd(Base):
         self.assertIn("leased: ", str(caught.exception))
 
     def test_a_lease_that_somebody_else_has(self):
+        self.check_stolen_lease(gives_back=False)
+
+    def test_a_lease_that_somebody_else_has_had(self):
+        self.check_stolen_lease(gives_back=True)
+
+    def check_stolen_lease(self, gives_back):
         first, second = self.with_disk("a"), self.serve("b")
         client = self.open(first, second, lease=gmblock.LEASE_EXCLUSIVE)
         first.kill()
@@ -281,10 +287,14 @@ class HostsNbd(Base):
         self.give_disk(second)
         queue = gmblock.Queue()
         thief = queue.open(self.uri(second), lease=gmblock.LEASE_EXCLUSIVE)
+        thief.pwrite(b"other", 0)
+        if gives_back:
+            thief.close()
         with self.assertRaises(gmblock.Error):
             client.pread(5, 0)
         self.assertIn("leased: ", self.texts("gave-up")[0])
-        thief.close()
+        if not gives_back:
+            thief.close()
         queue.destroy()
 
 

@@ -321,11 +321,20 @@ class Raw(Leases):
         with nbdmini.Client(uri) as client:
             client.hello()
             for text in (b"", b"exclusive", b"exclusive,id=0,ms=1", good[:-4], good + b"0000000000", good + b",",
-                         good + b",renew,preempt", b"x" + good, b"exclusive,id=" + 32 * b"0" + b",ms=1000",
+                         good + b",renew,preempt", good + b",moves,preempt", b"x" + good, b"exclusive,id=" + 32 * b"0" + b",ms=1000",
                          b"exclusive,id=" + 32 * b"g" + b",ms=1000", good + b" "):
                 self.assertEqual(self.ask(client, text), [], text)
-            for text in (good, good + b",renew", good + b",preempt", b"shared" + good[9:]):
+            for text in (good, good + b",renew", good + b",moves", good + b",preempt", b"shared" + good[9:]):
                 self.assertEqual(self.ask(client, text), [b"x-gmblock:lease"], text)
+
+    def test_a_client_that_moves_from_another_server(self):
+        uri = self.begin()
+        first = self.open(uri, 1, extra=b",moves")  # nobody has had the lease here
+        first.send_request(nbdmini.CMD_DISC, 1, 0, 0)
+        self.wait_for(lambda: self.listed() == [])
+        with self.assertRaises(nbdmini.OptionRefused):
+            self.open(uri, 2, extra=b",moves")  # somebody can have changed the disk here
+        self.open(uri, 2)
 
     def test_refused_in_one_round_trip(self):
         uri = self.begin()

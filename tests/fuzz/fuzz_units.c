@@ -30,14 +30,15 @@ static void check_lease(const char *text)
 	char written[LEASE_WANT_BYTES];
 
 	if (lease_want_parse((const uint8_t *)text, (uint32_t)strlen(text), &want)) {
-		GMB_ASSERT(want.mode != LEASE_NONE && !(want.renew && want.preempt));
+		GMB_ASSERT(want.mode != LEASE_NONE && want.renew + want.moves + want.preempt <= 1);
 		GMB_ASSERT(want.ms >= LEASE_MS_MIN && want.ms <= LEASE_MS_MAX);
 		lease_want_format(written, &want);
 		GMB_ASSERT(lease_want_parse(
 			(const uint8_t *)written, (uint32_t)strlen(written), &again));
 		GMB_ASSERT(memcmp(want.id, again.id, sizeof(want.id)) == 0 &&
 			   want.mode == again.mode && want.ms == again.ms &&
-			   want.renew == again.renew && want.preempt == again.preempt);
+			   want.renew == again.renew && want.moves == again.moves &&
+			   want.preempt == again.preempt);
 	}
 }
 

@@ -172,7 +172,7 @@ TEXTS = {
             "nbd://user@host:99/%C3%A9", "nbd://h:65536/", "nbd://h/%00", "nbd+unix:///x",
             "nbd://[fe80::1%25eth0]/", "http://x/", "nbd://h/%zz", "nbd:", ""],
     "units": ["exclusive,id=0123456789abcdef0123456789abcdef,ms=30000,preempt",
-              "shared,id=ffffffffffffffffffffffffffffffff,ms=1,renew",
+              "shared,id=ffffffffffffffffffffffffffffffff,ms=1,renew", "shared,id=ffffffffffffffffffffffffffffffff,ms=1,moves",
               "exclusive,id=00000000000000000000000000000000,ms=999999999", "0", "1", "4096", "64M", "1g", "16EiB", "15E", "18446744073709551615", "1KiB", "2kb",
               "10ms", "500us", "1s", "3min", "1h", "7ns", "-1", "1.5G", " 1", "1 ", "99999999999h"],
     "store_rule": ["read:EIO", "write:ENOSPC:nth=3", "any:EIO:every=2:range=4096+8192",
