@@ -438,8 +438,8 @@ static void test_direct(void **state)
 	}
 }
 
-/* Memory need not be aligned like blocks of the disk: whole blocks go straight from and to
- * addresses that are good enough for the device. */
+/* Memory that is aligned for the device, but not like blocks of the disk, is copied: Linux 6.12
+ * refuses it if it is registered. */
 static void test_direct_with_coarse_blocks(void **state)
 {
 	struct world *world = world_open(1, "disk", STORE_MODE_DIRECT, 4096, 4);
@@ -468,7 +468,7 @@ static void test_direct_with_coarse_blocks(void **state)
 		(void)path_abandon(&request);
 		path_finish(&request);
 	}
-	assert_int_equal(world->path_export.staged_parts, 0);
+	assert_int_equal(world->path_export.staged_parts, 2); /* one read, one write */
 	world_close(world);
 }
 
