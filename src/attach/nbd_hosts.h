@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * The servers of a device of the kernel's nbd driver, and whether a connection to one of them can
- * replace a lost one. All connections of a device use one server (rule P137).
+ * The servers of a device of the kernel's nbd driver, and the check before a new connection
+ * replaces a lost one. All connections of a device use one server (rule P137).
  *
  * If all connections are lost, the other hosts are tried first, then all in turn.
  *
@@ -34,7 +34,7 @@ bool nbd_hosts_is_gone(const struct nbd_hosts *hosts, int rc);
 void nbd_hosts_settle(struct nbd_hosts *hosts, struct device *device);
 
 /* Checks the properties that all connections of a device must share. Returns -ESTALE with an error
- * message if one of them reached another export than the first, or another disk at another host.
+ * message if a connection reached another export than the first, or another disk at another host.
  * promised: flags that must still be set. The caller handles a new epoch of an export that is not
  * volatile. */
 GMB_MUST_CHECK int nbd_hosts_check(const struct nbd_hosts *hosts, const struct nbd_facts *first,

@@ -23,10 +23,10 @@
  * groups. So a member is served again only after every other member of its group that could be
  * served, and a group only after every other group.
  *
- * A group belongs to one struct turns. All operations except turns_end() are O(1) and allocate
- * nothing.
+ * A group belongs to one struct turns. All operations except turns_end() are O(1). No operation
+ * allocates memory.
  *
- * Threading: the owner's thread. Ownership: nothing is owned; groups and members must exist while
+ * Threading: the owner's thread. Ownership: the caller's; groups and members must exist while
  * they are linked.
  */
 #pragma once

@@ -90,8 +90,8 @@ int disk_register(int fd, uint64_t key)
 {
 	int result = pr_register(fd, 0, key, PR_FL_IGNORE_KEY);
 
-	/* An NVMe disk does not register a host again that has another key, such as that of an
-	 * earlier boot. The kernel replaces the key if there is an old one, which is ignored. */
+	/* An NVMe disk refuses a second key of a host that is registered already, for example since
+	 * an earlier boot. The kernel replaces the key if there is an old one, which is ignored. */
 	return result == -EBADE ? pr_register(fd, key, key, PR_FL_IGNORE_KEY) : result;
 }
 

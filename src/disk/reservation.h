@@ -50,8 +50,8 @@ GMB_MUST_CHECK int disk_register_again(int fd, uint64_t key);
 /* Takes the reservation of the type REGISTRANTS. -EBADE: there is one already, or this host is not
  * registered. No-op if this host is the holder. */
 GMB_MUST_CHECK int disk_reserve(int fd, uint64_t key);
-/* Removes the registration of another key, and takes over its reservation if it is the holder. When
- * the call returns, no operation of that host is in progress any more. */
+/* Removes the registration of another key, and takes over its reservation if it is the holder. On
+ * return, all operations of the other host have ended. */
 GMB_MUST_CHECK int disk_preempt(int fd, uint64_t other, uint64_t key);
 /* Gives the reservation back, and stays registered. */
 GMB_MUST_CHECK int disk_release(int fd, uint64_t key);

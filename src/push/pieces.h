@@ -28,7 +28,7 @@ const char *push_pieces_take(struct push_pieces *pieces, uint64_t offset, uint64
 /* Marks pieces that were marked as handled as not handled again. Fails if there would be too many
  * gaps. */
 const char *push_pieces_give(struct push_pieces *pieces, uint64_t offset, uint64_t length);
-/* Returns true if none of these consecutive pieces has been handled. */
+/* Returns whether all pieces of this range are still to be handled. */
 bool push_pieces_lack(const struct push_pieces *pieces, uint64_t offset, uint64_t length);
 /* Returns the offset below which everything has been handled. */
 uint64_t push_pieces_low(const struct push_pieces *pieces);

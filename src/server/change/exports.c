@@ -131,7 +131,7 @@ static uint64_t boot_epoch(void)
 	return be64_get(first);
 }
 
-/* Chooses the epoch, the number by which clients detect that acknowledged but unflushed data may
+/* Chooses the epoch. A change of this number tells clients that acknowledged but unflushed data may
  * have been lost. Such data survives a restart of the server but not of the machine, so a file gets
  * the number of this boot. A disk in memory, and a disk that replaces another one, get a random
  * epoch. */
