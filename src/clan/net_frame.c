@@ -571,13 +571,13 @@ static int net_frame_take_records(struct net_conn *conn, const uint8_t *data, si
 
 int net_frame_received(struct net_conn *conn, const uint8_t *data, size_t bytes)
 {
-	struct net_frame_head head;
+	struct net_frame_head head = { 0 };
 
 	if (conn->phase != NET_TALKING || conn->conn.state == CLAN_LOST ||
 		conn->conn.state == CLAN_CLOSED) {
 		return -EPROTO;
 	}
-	memcpy(&head, data, sizeof(head));
+	memcpy(&head, data, MIN(bytes, sizeof(head)));
 	if (!net_frame_head_is_valid(conn, &head, bytes)) {
 		return -EPROTO;
 	}
