@@ -424,6 +424,26 @@ static void a_lost_connection_tells_what_it_has_written(void **state)
 	assert_non_null(strstr(push_group_join(&join, &shower, &same), "no job"));
 }
 
+/* Also if it closes before its job begins. */
+static void connections_end_with_the_first_one(void **state)
+{
+	struct push_claim claim = claim_of(1, ++job_count);
+	struct push_wire_join join = { .number = 1 };
+	struct push_group *group;
+	struct push_group *same;
+	const char *text;
+
+	(void)state;
+	assert_int_equal(push_ticket_make(&claim, 5 * S, &text), 0);
+	join.ticket = claim.ticket;
+	group = push_group_create(&claim);
+	assert_non_null(group);
+	assert_null(push_group_join(&join, &shower, &same));
+	push_group_leave(group, 0);
+	assert_false(push_group_goes_on(group, 1));
+	push_group_leave(group, 1);
+}
+
 static void a_job_adds_up(void **state)
 {
 	static const struct {
@@ -610,6 +630,7 @@ int main(void)
 		cmocka_unit_test(pieces_come_in_any_order),
 		cmocka_unit_test(no_more_gaps_than_may_be_under_way),
 		cmocka_unit_test(a_lost_connection_tells_what_it_has_written),
+		cmocka_unit_test(connections_end_with_the_first_one),
 		cmocka_unit_test(a_job_adds_up),
 		cmocka_unit_test(the_reason_for_an_end_is_told),
 	};
