@@ -188,15 +188,18 @@ static void flow_close(struct push_flow *flow)
 static void flow_lost(struct push_flow *flow, int status, const char *format, const char *what)
 {
 	struct session *base = &flow->source->session->base;
+	/* The destination closes these connections when all is written, perhaps before its answer
+	 * on connection 0 is read. */
+	enum log_level level = flow->source->finishing ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING;
 	char text[PUSH_TEXT_BYTES_MAX];
 
 	if (flow_index(flow) == 0) {
 		push_source_fail(flow->source, status, format, what);
 	} else if (flow->state == FLOW_CONNECTING || flow->state == FLOW_OPEN) {
 		snprintf(text, sizeof(text), format, what);
-		log_limited(session_log_limit(base), ring_batch_ns(base->engine->ring),
-			LOG_LEVEL_WARNING, "push for %s: connection %u: %s; the others continue",
-			base->peer.text, flow_index(flow) + 1, text);
+		log_limited(session_log_limit(base), ring_batch_ns(base->engine->ring), level,
+			"push for %s: connection %u: %s; the others continue", base->peer.text,
+			flow_index(flow) + 1, text);
 		set_retry(flow);
 		flow_close(flow);
 		push_flow_advance(flow->source);
