@@ -61,9 +61,10 @@ class Client:
 
 
 class Gmblock(Client):
-    """connections: None for as many as the row has jobs."""
+    """connections: None for as many as the row has jobs; extra: more options."""
 
     program = None
+    extra = ()
 
     def __init__(self, name, title, connections):
         super().__init__(name, title)
@@ -73,7 +74,9 @@ class Gmblock(Client):
         return [self.program, "bench", "--json", "--rw", row.rw, "--bs", str(row.block_bytes),
                 "--depth", str(row.depth), "--connections", self.connections or str(row.jobs),
                 "--seconds", "%g" % seconds, "--seed", str(seed), *(["--force"] if row.writes else []),
-                *(["--once"] if state == "cold" and not row.writes else []), uri]
+                *(["--once"] if state == "cold" and not row.writes else []),
+                *(["--offset", str(row.start_bytes)] if row.start_bytes else []),
+                *(["--size", str(row.end_bytes - row.start_bytes)] if row.end_bytes else []), *self.extra, uri]
 
     def sample(self, row, document):
         latency, process = document["latency_us"], document["process"]
@@ -93,12 +96,14 @@ class Fio(Client):
         return ["--ioengine=nbd", "--uri=" + uri]
 
     def command(self, row, uri, seconds, size_bytes, seed, state):
-        part = size_bytes // row.jobs // row.block_bytes * row.block_bytes
+        part = ((row.end_bytes or size_bytes) - row.start_bytes) // row.jobs // row.block_bytes * row.block_bytes
         command = ["fio", "--name=" + row.name, *self.engine(uri), "--thread=1",
                    "--rw=" + row.rw, "--bs=%d" % row.block_bytes, "--iodepth=%d" % row.depth,
                    "--numjobs=%d" % row.jobs, "--group_reporting=1",
                    "--runtime=%dms" % round(seconds * 1000),
                    "--size=%d" % part, "--randseed=%d" % seed, "--output-format=json"]
+        if row.start_bytes > 0:
+            command.append("--offset=%d" % row.start_bytes)
         if row.jobs > 1:
             command.append("--offset_increment=%d" % part)
         if state == "hot" or row.writes:

@@ -56,10 +56,11 @@ def long_enough(run, seconds):
 
 
 class Row:
-    """A line of the table: one access pattern over one transport. cold_target: where it differs."""
+    """A line of the table: one access pattern over one transport, from one place of the disk to another
+    (end_bytes: None for the end of the disk)."""
 
     def __init__(self, name, title, rw, block, depth, transport, jobs=1, target=None,
-                 cold_target=None):
+                 start_bytes=0, end_bytes=None):
         self.name = name
         self.title = title
         self.rw = rw
@@ -68,10 +69,21 @@ class Row:
         self.transport = transport
         self.jobs = jobs
         self.target = target
-        self.cold_target = cold_target
+        self.start_bytes = start_bytes
+        self.end_bytes = end_bytes
 
-    def target_in(self, state):
-        return self.cold_target if state == "cold" and self.cold_target else self.target
+    def before(self):
+        """The reads before the place where this one starts, which bring the server there."""
+        return Row(self.name, self.title, self.rw, self.block_bytes, self.depth, self.transport, self.jobs,
+                   end_bytes=self.start_bytes)
+
+    @property
+    def is_stream(self):
+        """It goes on with what a server has learnt, and only gmblock's own ways are compared."""
+        return self.start_bytes > 0
+
+    def is_in(self, state):
+        return state == "cold" or not self.is_stream
 
     @property
     def in_bytes(self):
@@ -92,15 +104,18 @@ ROWS = [
         target=1.2),
     Row("randread-4k-d1-unix", "4 KiB random read, depth 1, Unix", "randread", 4 * KIB, 1, "unix",
         target=1.2),
-    Row("read-1m-d1-tcp", "1 MiB sequential read, depth 1, TCP", "read", MIB, 1, "tcp", target=3.0),
+    Row("read-1m-d1-tcp", "1 MiB sequential read, depth 1, TCP", "read", MIB, 1, "tcp", target=1.2),
     Row("read-1m-d1-unix", "1 MiB sequential read, depth 1, Unix", "read", MIB, 1, "unix",
         target=1.2),
     Row("randread-1m-d1-tcp", "1 MiB random read, depth 1, TCP", "randread", MIB, 1, "tcp",
-        target=3.0),
-    Row("read-1m-d8-tcp", "1 MiB sequential read, depth 8, TCP", "read", MIB, 8, "tcp", target=1.2,
-        cold_target=1.5),
+        target=1.2),
+    Row("read-1m-d8-tcp", "1 MiB sequential read, depth 8, TCP", "read", MIB, 8, "tcp", target=1.2),
     Row("read-1m-d8-unix", "1 MiB sequential read, depth 8, Unix", "read", MIB, 8, "unix",
-        target=1.2, cold_target=1.5),
+        target=1.2),
+    *(Row("stream-1m-d%d-%s" % (depth, transport), "1 MiB sequential read after the first 64 MiB, depth %d, %s"
+          % (depth, "TCP" if transport == "tcp" else "Unix"), "read", MIB, depth, transport, target=1,
+          start_bytes=64 * MIB)
+      for depth, transport in ((1, "tcp"), (8, "tcp"), (8, "unix"))),
     Row("randwrite-4k-d64-tcp", "4 KiB random write, depth 64, TCP", "randwrite", 4 * KIB, 64,
         "tcp", target=1.2),
     Row("write-1m-d8-tcp", "1 MiB sequential write, depth 8, TCP", "write", MIB, 8, "tcp",

@@ -10,6 +10,7 @@ Errors: Unavailable if the program is missing, ServerFailed with its own message
 
 import copy
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -28,7 +29,8 @@ sys.path.append(os.path.join(TOP, "tests", "functional"))
 import ports  # noqa: E402 (the path comes first)
 
 EXPORT = "bench"
-NO_DISK = "no-disk"
+NO_DISK, SEND_LOOP = "no-disk", "send-loop"
+REFERENCES = (NO_DISK, SEND_LOOP)
 START_TIMEOUT_S = 300.0
 STOP_TIMEOUT_S = 20.0
 PR_SET_PDEATHSIG = 1
@@ -108,6 +110,10 @@ class Recipe:
 
     daemonises = False
 
+    def serves(self, row):
+        """Whether it is measured in a row."""
+        return not row.is_stream
+
 
 class Gmblock(Recipe):
     """keys: what the export gets, as spellings.py has them; path: the program; protocol: gmb where it
@@ -133,6 +139,9 @@ class Gmblock(Recipe):
             return "%s=%s" % (EXPORT, disk_path)
         return "%s=%s,%s" % (EXPORT, disk_path, spellings.spelled(self.program_path(), keys))
 
+    def serves(self, row):
+        return True
+
     def command(self, disk_path, address, folder):
         return [self.program_path(), "serve", "--listen", self.uri(address, export=""),
                 "--export", self.export(disk_path)] + self.settings.get("extra", [])
@@ -152,6 +161,41 @@ class NoDisk(Gmblock):
                               stdin=subprocess.DEVNULL, capture_output=True, text=True)
         if done.returncode != 0:
             raise ServerFailed("%s was not filled: %s" % (self.name, done.stderr.strip()))
+
+    def serves(self, row):
+        return not row.is_stream
+
+
+class SendLoop(Recipe):
+    """bench/send_loop.c, server and client in one, which sends the same memory again and again: what any server
+    of sequential reads could reach here. A reference, not one of those compared."""
+
+    folder = None
+
+    def program_path(self):
+        path = os.path.join(self.folder or "", "send_loop")
+        if not os.access(path, os.X_OK):
+            raise Unavailable("send_loop is not built (looked for %s)" % path)
+        return path
+
+    def version(self):
+        return "bench/send_loop.c"
+
+    def serves(self, row):
+        return row.in_bytes and row.rw == "read" and not row.is_stream
+
+    def sample(self, row, disk, seconds):
+        """seconds: 0 for one pass over the disk."""
+        command = [self.program_path(), "memory", disk.path, row.transport, str(row.depth), str(row.block_bytes),
+                   str(disk.size_bytes), "%g" % seconds]
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ServerFailed("send_loop failed: %s" % done.stderr.strip())
+        found = json.loads(done.stdout)
+        rate = found["bytes_per_s"] / row.block_bytes
+        return {"bytes_per_s": found["bytes_per_s"], "iops": rate, "cpu_us_per_request": found["client_cpu_us"],
+                "cpu_s_per_million": found["server_cpu_us"], "cpu_s_per_gb": found["server_cpu_us"] / row.block_bytes * 1e3,
+                "client_cpu_percent": found["client_cpu_us"] * rate / 1e4, "server_cpu_s": 0.0}
 
 
 class Nbdkit(Recipe):
@@ -210,6 +254,7 @@ def _recipes():
         Gmblock("gmblock/direct", ("cold",), keys="mode=direct"),
         Gmblock("gmblock/auto", both, keys="mode=auto"),
         NoDisk(NO_DISK, both, keys="mode=cached"),
+        SendLoop(SEND_LOOP, both),
         Nbdkit("nbdkit", both),
         QemuNbd("qemu-nbd", ("hot",), cache="writeback", aio="io_uring"),
         QemuNbd("qemu-nbd", ("cold",), cache="none", aio="native"),
