@@ -116,6 +116,9 @@ struct store_kind {
 	 * NULL if no option of the filter was given. Without this function, a filter wraps the
 	 * store if one of its options was given. */
 	bool (*wraps)(const struct store_info *info, const void *config);
+	/* Filters, optional: refuses options that the filter cannot be combined with, before a file
+	 * is opened or created. Called if one of its options was given. */
+	int (*fits)(const struct store_options *options, struct error *error);
 	/* Filters, optional: returns the path of an additional file that config opens, or NULL. */
 	const char *(*file)(const void *config);
 	/* For kinds, optional: see store_options_memory_folder(). config can be NULL. */
@@ -167,7 +170,7 @@ const struct store_kind *store_kind_at(uint32_t idx);
 /* Returns the index of the kind to which a path belongs. */
 uint32_t store_kind_of_path(const char *path);
 /* Returns -EINVAL and a message if an option of another kind was given, because it would have no
- * effect. */
+ * effect, or if a filter refuses an option. */
 GMB_MUST_CHECK int store_options_fit(
 	const struct store_options *options, const struct store_kind *kind, struct error *error);
 /* Returns whether one of the kind's options was given. */

@@ -376,7 +376,12 @@ int store_options_fit(
 			"'%s': the key %s is only for disks whose path begins with %s",
 			options->path, option->key, kinds[owner]->prefix);
 	}
-	return 0;
+	for (uint32_t i = 0; i < kind_count && rc == 0; i++) {
+		if (options->configs[i] != NULL && kinds[i]->fits != NULL) {
+			rc = kinds[i]->fits(options, error);
+		}
+	}
+	return rc;
 }
 
 bool store_options_has(const struct store_options *options, const struct store_kind *kind)

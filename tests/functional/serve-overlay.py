@@ -152,6 +152,13 @@ class Overlay(support.Case):
         self.assertEqual(code, 1 if found["faults"] else 0)
         return found
 
+    def test_refused_without_a_file(self):
+        """Nothing is created for an export that cannot be served."""
+        new = self.path("new")
+        self.check_refused(["serve", "--listen", self.socket_uri("refused"), "--export",
+                            f"disk={self.base},overlay={new},failover=cluster"], 1, "the state of other disks (overlay)")
+        self.assertFalse(os.path.exists(new))
+
     def test_check(self):
         server = self.serve("a")
         with nbdmini.open_export(server.uri, b"a") as client:

@@ -152,16 +152,26 @@ static void failover_queue_fini(struct store_queue *base)
 
 /* --- opening and closing ------------------------------------------------------------------- */
 
+static int refuse_kind(const char *path, const char *kind, struct error *error)
+{
+	return error_set(error, -EINVAL,
+		"'%s': failover= needs a block device that several servers can reach; the state of "
+		"other disks (%s) is lost together with this server; omit the key",
+		path, kind);
+}
+
+static int failover_fits(const struct store_options *given, struct error *error)
+{
+	return store_options_freezes(given) ? refuse_kind(given->path, "overlay", error) : 0;
+}
+
 static int check(const struct failover_store *store, const struct store_options *given,
 	uint32_t failover, struct error *error)
 {
 	const struct store_info *info = &store->base.info;
 
 	if (strcmp(info->kind, "block device") != 0) {
-		return error_set(error, -EINVAL,
-			"'%s': failover= needs a block device that several servers can reach; the "
-			"state of other disks (%s) is lost together with this server; omit the key",
-			given->path, info->kind);
+		return refuse_kind(given->path, info->kind, error);
 	}
 	if (!info->read_direct || (!info->write_direct && !given->read_only)) {
 		return error_advise(error, -EINVAL, "mode=direct",
@@ -320,5 +330,6 @@ const struct store_kind failover_store_kind = {
 	.config_bytes = sizeof(struct failover_config),
 	.store_bytes = sizeof(struct failover_store),
 	.ops = &failover_ops,
+	.fits = failover_fits,
 	.open = failover_open,
 };
