@@ -326,6 +326,21 @@ enum { DISK_WWID_BYTES = 256 };
  * a serial number is not sufficient. root: "/sys", or another folder in tests.
  */
 GMB_MUST_CHECK int disk_sysfs_wwid(const char *root, dev_t device, char text[DISK_WWID_BYTES]);
+
+enum { DISK_MEMBERS_MAX = 64 };
+/* The disks on which a device is stored. */
+struct disk_members {
+	dev_t disks[DISK_MEMBERS_MAX]; /* different whole devices */
+	uint32_t count;
+	bool is_multipath; /* at least one of them is a device of dm-multipath */
+};
+/*
+ * Finds the disks below a device-mapper device, such as a logical volume, at any depth: disks, also
+ * of dm-multipath, md arrays, and other devices that are not device-mapper devices. Every other
+ * device is its own only member. Returns -E2BIG if there are more than DISK_MEMBERS_MAX, or -EIO if
+ * sysfs cannot be read. root: as above.
+ */
+GMB_MUST_CHECK int disk_sysfs_members(const char *root, dev_t device, struct disk_members *out);
 /* Returns whether the device is a partition of another one. */
 bool disk_sysfs_is_partition(const char *root, dev_t device);
 /* Returns whether the device reports a cache that loses its contents without power. True if this is

@@ -347,6 +347,94 @@ int disk_sysfs_wwid(const char *root, dev_t device, char text[DISK_WWID_BYTES])
 	return -ENODATA;
 }
 
+/* --- the disks below a device ----------------------------------------------------------------- */
+
+enum { LAYERS_MAX = 16 };
+
+static int members_add(struct disk_members *out, dev_t disk)
+{
+	for (uint32_t i = 0; i < out->count; i++) {
+		if (out->disks[i] == disk) {
+			return 0;
+		}
+	}
+	if (out->count == DISK_MEMBERS_MAX) {
+		return -E2BIG;
+	}
+	out->disks[out->count++] = disk;
+	return 0;
+}
+
+/* Reads the number of the device whose folder is path/name. */
+static int read_device(const char *path, const char *name, dev_t *device_out)
+{
+	char text[ATTRIBUTE_TEXT_BYTES];
+	char folder[2 * ATTRIBUTE_PATH_BYTES];
+	unsigned int numbers[2];
+
+	snprintf(folder, sizeof(folder), "%s/%s", path, name);
+	if (!sysfs_read_text(folder, "dev", text, sizeof(text)) ||
+		sscanf(text, "%u:%u", &numbers[0], &numbers[1]) != 2) {
+		return -EIO;
+	}
+	*device_out = makedev(numbers[0], numbers[1]);
+	return 0;
+}
+
+static int members_find(const char *root, dev_t device, uint32_t layer, struct disk_members *out);
+
+static int members_below(
+	const char *root, const char *path, uint32_t layer, struct disk_members *out)
+{
+	char slaves[2 * ATTRIBUTE_PATH_BYTES];
+	struct dirent *entry;
+	int result = 0;
+	dev_t below;
+	DIR *dir;
+
+	snprintf(slaves, sizeof(slaves), "%s/slaves", path);
+	dir = opendir(slaves);
+	if (dir == NULL) {
+		return -EIO;
+	}
+	while (result == 0 && (entry = readdir(dir)) != NULL) {
+		if (entry->d_name[0] != '.') {
+			result = read_device(slaves, entry->d_name, &below)
+					 ?: members_find(root, below, layer + 1, out);
+		}
+	}
+	closedir(dir);
+	return result;
+}
+
+static int members_find(const char *root, dev_t device, uint32_t layer, struct disk_members *out)
+{
+	char path[ATTRIBUTE_PATH_BYTES];
+	char uuid[ATTRIBUTE_TEXT_BYTES];
+	int result = 0;
+
+	if (layer == LAYERS_MAX) {
+		return -E2BIG;
+	}
+	snprintf(path, sizeof(path), "%s/dev/block/%u:%u", root, major(device), minor(device));
+	if (exists(path, "partition")) {
+		result = read_device(path, "..", &device);
+	} else if (exists(path, "dm")) {
+		if (!sysfs_read_text(path, "dm/uuid", uuid, sizeof(uuid)) ||
+			!begins(uuid, "mpath-")) {
+			return members_below(root, path, layer, out);
+		}
+		out->is_multipath = true;
+	}
+	return result ?: members_add(out, device);
+}
+
+int disk_sysfs_members(const char *root, dev_t device, struct disk_members *out)
+{
+	*out = (struct disk_members){ 0 };
+	return members_find(root, device, 0, out);
+}
+
 bool disk_sysfs_is_partition(const char *root, dev_t device)
 {
 	char path[ATTRIBUTE_PATH_BYTES];

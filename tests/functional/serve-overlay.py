@@ -156,7 +156,7 @@ class Overlay(support.Case):
         """Nothing is created for an export that cannot be served."""
         new = self.path("new")
         self.check_refused(["serve", "--listen", self.socket_uri("refused"), "--export",
-                            f"disk={self.base},overlay={new},failover=cluster"], 1, "the state of other disks (overlay)")
+                            f"disk={self.base},overlay={new},failover=cluster"], 1, "the state of other disks (overlays)")
         self.assertFalse(os.path.exists(new))
 
     def test_check(self):

@@ -71,11 +71,14 @@ exec python3 -u /lab/disks.py sda sdb sdc sdd sdd1
 """
 
 DISKS_PY = r"""
+import contextlib
 import errno
 import fcntl
 import json
+import mmap
 import os
 import re
+import select
 import signal
 import struct
 import subprocess
@@ -161,8 +164,18 @@ def refused(*exports, reason, arguments=()):
     assert done.returncode == 1 and reason in done.stderr, done
 
 
-def export(path, kind="reservation"):
-    return f"disk=/dev/{path},mode=direct,failover={kind}"
+def export(path, kind="reservation", name="disk"):
+    return f"{name}=/dev/{path},mode=direct,failover={kind}"
+
+
+@contextlib.contextmanager
+def volume(name, uuid, table):
+    # A device-mapper device of 4 MiB.
+    words = ["dmsetup", "create", "--noudevsync", "volume-" + name, "--uuid", uuid, "--table", "0 8192 " + table]
+    subprocess.run(words, check=True)
+    words = ["dmsetup", "info", "--columns", "--noheadings", "-o", "minor", "volume-" + name]
+    yield "dm-" + subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True).stdout.strip()
+    subprocess.run(["dmsetup", "remove", "--noudevsync", "--retry", "volume-" + name], check=True)
 
 
 def reservation_call(path, request, *numbers):
@@ -351,6 +364,30 @@ def test_killed_servers():
     clear(THREE)
 
 
+def test_a_server_with_the_key_of_another_one():
+    # Two machines that continue from one snapshot of a virtual machine have the same state, and had the same key.
+    Server(export(TWO)).kill()
+    found = bytearray(16)
+    with open("/dev/" + TWO, "r+b", buffering=0) as disk:
+        fcntl.ioctl(disk, READ_RESERVATION, found)
+    clear(THREE)
+    key = int.from_bytes(found[:8], "little")
+    reservation_call(ONE, REGISTER, 0, key, IGNORE_KEY, 0)
+    reservation_call(ONE, RESERVE, key, REGISTRANTS_ONLY, 0)
+    block = mmap.mmap(-1, BLOCK)
+    disk = os.open("/dev/" + ONE, os.O_RDWR | os.O_DIRECT)
+    os.pwrite(disk, block, 0)
+    two = Server(export(TWO))
+    try:
+        os.pwrite(disk, block, 0)
+        raise AssertionError("two servers write")
+    except OSError as error:
+        assert error.errno == errno.EBADE, error
+    os.close(disk)
+    two.stop()
+    clear(THREE)
+
+
 def test_a_volatile_cache():
     # Writes reach the medium before they are answered (FUA), if the disk says that it has a volatile cache.
     with open(f"/sys/block/{ONE}/dev") as file:
@@ -395,6 +432,47 @@ def test_other_disks():
     one.stop()
 
 
+def test_volumes_of_a_disk():
+    # They share its reservation.
+    with volume("left", "LVM-left", f"linear /dev/{ONE} 0") as left, \
+         volume("right", "LVM-right", f"linear /dev/{ONE} 8192") as right:
+        one = Server(export(left), export(right, name="more"))
+        with one.client() as client:
+            client.write(0, b"1" * BLOCK)
+            upgraded = one.command("upgrade")
+            client.write(0, b"2" * BLOCK)
+        one.process.wait()
+        assert not is_free(THREE)
+        pid = int(upgraded.split("process ")[-1].split()[0])
+        descriptor = os.pidfd_open(pid)
+        os.kill(pid, signal.SIGTERM)
+        select.select([descriptor], [], [])
+        os.close(descriptor)
+    clear(THREE)
+
+
+def test_a_clone_below_a_volume():
+    told = []
+    for disk in ONE, OTHER, ONE:
+        with volume("disk", "LVM-AbCd", f"linear /dev/{disk} 0") as path:
+            cluster = Server(export(path, "cluster"))
+            told.append(cluster.contexts())
+            cluster.stop()
+    assert told[0] == told[2] and not set(told[0]) & set(told[1]), told
+
+
+def test_volumes_that_cannot_be_reserved():
+    with volume("paths", "mpath-36001405000", f"multipath 0 0 1 1 round-robin 0 1 1 /dev/{ONE} 1") as paths:
+        refused(export(paths), reason="not possible with dm-multipath")
+        with volume("disk", "LVM-AbCd", f"linear /dev/{paths} 0") as path:
+            refused(export(path), reason="not possible with dm-multipath")
+        Server(export(paths, "cluster")).stop()
+    with volume("striped", "LVM-AbCd", f"striped 2 16 /dev/{ONE} 0 /dev/{OTHER} 0") as path:
+        refused(export(path), reason="is stored on 2 disks")
+        Server(export(path, "cluster")).stop()
+    assert is_free(THREE)
+
+
 def test_refusals():
     reservation_call(THREE, REGISTER, 0, 0x77, IGNORE_KEY, 0)
     refused(export(ONE), reason="registered or reserved by another program (key 0x77)")
@@ -407,7 +485,7 @@ def test_refusals():
     refused("disk=memory:1M,failover=cluster", reason="the state of other disks (memory)")
     subprocess.run(["gmblock", "create", "--size=64M", "flash:/tmp/flash"], check=True)
     refused("disk=flash:/tmp/flash,failover=cluster", reason="the state of other disks (flash)")
-    refused(f"disk=/dev/{ONE},failover=cluster,overlay=/tmp/overlay", reason="the state of other disks (overlay)")
+    refused(f"disk=/dev/{ONE},failover=cluster,overlay=/tmp/overlay", reason="the state of other disks (overlays)")
     with open("/dev/" + OTHER, "r+b", buffering=0) as disk:
         disk.write(bytes(446) + struct.pack("<BBHBBHII", 0, 0, 0, 0x83, 0, 0, 8, 8192) + bytes(48) + b"\x55\xaa")
         fcntl.ioctl(disk, BLKRRPART)
@@ -423,7 +501,11 @@ if ONE.startswith("nvme"):
     test_the_loss_reaches_all_reactors()
     test_upgrade_and_reload()
     test_killed_servers()
+    test_a_server_with_the_key_of_another_one()
     test_a_volatile_cache()
+test_volumes_of_a_disk()
+test_a_clone_below_a_volume()
+test_volumes_that_cannot_be_reserved()
 test_other_disks()
 test_refusals()
 """
@@ -440,7 +522,8 @@ def test_servers_of_a_disk():
                   files=[(GMBLOCK, "/lab/gmblock"), (script, "/lab/disks.py"),
                          (os.path.join(FUNCTIONAL, "nbdmini.py"), "/lab/nbdmini.py"),
                          ("/usr/lib/python3.11", "/usr/lib/python3.11")],
-                  programs=["python3"], load=["configfs", *modules], disks=3 * [16 << 20])
+                  packages=["libdevmapper1.02.1", "dmsetup"], programs=["python3"],
+                  load=["configfs", "dm_mod", "dm_multipath", "dm_round_robin", *modules], disks=3 * [16 << 20])
         lab.start()
         testing.finish(lab)
 

@@ -152,7 +152,7 @@ static void failover_queue_fini(struct store_queue *base)
 
 /* --- opening and closing ------------------------------------------------------------------- */
 
-static int refuse_kind(const char *path, const char *kind, struct error *error)
+static int failover_refuse(const char *path, const char *kind, struct error *error)
 {
 	return error_set(error, -EINVAL,
 		"'%s': failover= needs a block device that several servers can reach; the state of "
@@ -162,7 +162,7 @@ static int refuse_kind(const char *path, const char *kind, struct error *error)
 
 static int failover_fits(const struct store_options *given, struct error *error)
 {
-	return store_options_freezes(given) ? refuse_kind(given->path, "overlay", error) : 0;
+	return store_options_freezes(given) ? failover_refuse(given->path, "overlays", error) : 0;
 }
 
 static int check(const struct failover_store *store, const struct store_options *given,
@@ -171,7 +171,7 @@ static int check(const struct failover_store *store, const struct store_options 
 	const struct store_info *info = &store->base.info;
 
 	if (strcmp(info->kind, "block device") != 0) {
-		return refuse_kind(given->path, info->kind, error);
+		return failover_refuse(given->path, info->kind, error);
 	}
 	if (!info->read_direct || (!info->write_direct && !given->read_only)) {
 		return error_advise(error, -EINVAL, "mode=direct",
@@ -187,34 +187,57 @@ static int check(const struct failover_store *store, const struct store_options 
 	return 0;
 }
 
-/* Derives identity and epoch from the name of the disk. They are part of the protocol: another
- * version must derive the same. */
-static void set_identity(struct store_info *info, const char *wwid)
+/* Adds a name to the identity. The order of names is not significant. */
+static void identity_add(uint64_t identity[2], const char *name)
 {
 	static const uint64_t begin[] = { UINT64_C(0xcbf29ce484222325),
 		UINT64_C(0x9ae16a3b2f90404f) };
-	struct be64 words_out[ARRAY_COUNT(begin)];
 
 	for (size_t i = 0; i < ARRAY_COUNT(begin); i++) {
 		uint64_t hash = begin[i];
 
-		for (const char *at = wwid; *at != '\0'; at++) {
+		for (const char *at = name; *at != '\0'; at++) {
 			hash = (hash ^ (uint8_t)*at) * UINT64_C(0x9e3779b97f4a7c15);
 			hash ^= hash >> 32;
 		}
-		words_out[i] = be64_make(hash);
+		identity[i] += hash;
 	}
-	_Static_assert(sizeof(words_out) == sizeof(info->identity), "the identity is filled");
-	memcpy(info->identity, words_out, sizeof(words_out));
-	info->epoch = be64_get(words_out[0]) | 1;
 }
 
-static int identify(
-	struct failover_store *store, const char *path, dev_t *device_out, struct error *error)
+/*
+ * Derives identity and epoch from the name of the device, and from the names of the disks on which
+ * it is stored: a clone of the disks of a logical volume contains the UUID of the volume, but the
+ * storage system gives the clones other names. They are part of the protocol: another version must
+ * derive the same.
+ */
+static void set_identity(
+	struct store_info *info, dev_t device, const char *wwid, const struct disk_members *members)
+{
+	uint64_t identity[2] = { 0 };
+	struct be64 words_out[2];
+	char name[DISK_WWID_BYTES];
+
+	identity_add(identity, wwid);
+	for (uint32_t i = 0; i < members->count; i++) {
+		if (members->disks[i] != device &&
+			disk_sysfs_wwid("/sys", members->disks[i], name) == 0) {
+			identity_add(identity, name);
+		}
+	}
+	words_out[0] = be64_make(identity[0]);
+	words_out[1] = be64_make(identity[1]);
+	_Static_assert(sizeof(words_out) == sizeof(info->identity), "the identity is filled");
+	memcpy(info->identity, words_out, sizeof(words_out));
+	info->epoch = identity[0] | 1;
+}
+
+static int identify(struct failover_store *store, const char *path, struct disk_members *members,
+	struct error *error)
 {
 	struct store_place place;
 	char wwid[DISK_WWID_BYTES];
 	dev_t device;
+	int result;
 
 	if (!store_place(store->base.inner, &place)) {
 		return error_set(error, -EINVAL, "'%s': the device cannot be identified", path);
@@ -233,10 +256,38 @@ static int identify(
 			"create a logical volume (LVM) on it, and export that",
 			path);
 	}
-	set_identity(&store->base.info, wwid);
+	result = disk_sysfs_members("/sys", device, members);
+	if (result < 0) {
+		return error_set(error, result,
+			"'%s': failover= is not possible, because the disks of the device cannot "
+			"be determined: %s",
+			path, strerror(-result));
+	}
+	set_identity(&store->base.info, device, wwid, members);
 	store->writes_through = disk_sysfs_has_volatile_cache("/sys", device);
-	*device_out = device;
 	return 0;
+}
+
+/* Takes the disk on which the device is stored. */
+static int failover_reserve(struct failover_store *store, const struct store_options *given,
+	const struct disk_members *members, struct error *error)
+{
+	if (members->is_multipath) {
+		return error_set(error, -EINVAL,
+			"'%s': failover=reservation is not possible with dm-multipath, because a "
+			"path that is added later is not registered with the disk; use a disk with "
+			"one path, NVMe multipath, or failover=cluster",
+			given->path);
+	}
+	if (members->count != 1) {
+		return error_set(error, -EINVAL,
+			"'%s': failover=reservation is not possible, because the device is stored "
+			"on %u disks, and Linux reserves only one of them; use a volume on one "
+			"disk, or failover=cluster",
+			given->path, members->count);
+	}
+	return reservation_take(given->path, members->disks[0], given->inherited != NULL,
+		&store->reservation, error);
 }
 
 /* Discards what this machine has cached of the disk before another server wrote it. */
@@ -257,10 +308,9 @@ static int failover_open(struct store *base, const struct store_options *given, 
 {
 	struct failover_store *store = container_of(base, struct failover_store, base);
 	uint32_t failover = ((const struct failover_config *)config)->failover;
-	bool keeps = given->inherited != NULL;
-	dev_t device = 0;
+	struct disk_members members;
 	int result = check(store, given, failover, error)
-			     ?: identify(store, given->path, &device, error);
+			     ?: identify(store, given->path, &members, error);
 
 	if (result < 0) {
 		return result;
@@ -270,7 +320,7 @@ static int failover_open(struct store *base, const struct store_options *given, 
 		return error_oom_for(error, "an export");
 	}
 	if (failover == FAILOVER_RESERVATION) {
-		result = reservation_take(given->path, device, keeps, &store->reservation, error);
+		result = failover_reserve(store, given, &members, error);
 	}
 	result = result ?: discard_cache(given->path, error);
 	if (result < 0) {

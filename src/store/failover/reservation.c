@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/random.h>
 
+#include "base/clock.h"
 #include "base/list.h"
 #include "base/log.h"
 #include "disk/disk.h"
@@ -24,7 +25,7 @@ enum { TRIES_MAX = 8 };
 struct reservation {
 	struct list_node node; /* in `reservations` */
 	uint32_t references;
-	dev_t device;
+	dev_t disk;
 	int fd;
 	uint64_t key;
 	bool was_free; /* no server had reserved the disk when this process took it */
@@ -42,18 +43,16 @@ static bool is_own_kind(uint64_t key)
 	return (key & KEY_PREFIX_MASK) == KEY_PREFIX;
 }
 
-/* Returns the key of this machine for the device. */
-static uint64_t key_of(dev_t device)
+/* Returns a new key. Two machines that continue from one snapshot of a virtual machine can have the
+ * same random numbers, so the key also depends on the time. */
+static uint64_t key_make(void)
 {
-	uint8_t boot[DISK_BOOT_ID_BYTES];
-	uint64_t key = (uint64_t)device;
+	uint64_t parts[] = { 0, clock_now_ns() };
+	uint64_t key = 0;
 
-	if (disk_boot_id(boot) < 0) {
-		/* A restarted server then takes over from itself. */
-		(void)!getrandom(boot, sizeof(boot), 0);
-	}
-	for (size_t i = 0; i < sizeof(boot); i++) {
-		key = (key ^ boot[i]) * KEY_MULTIPLIER;
+	(void)!getrandom(&parts[0], sizeof(parts[0]), 0);
+	for (size_t i = 0; i < ARRAY_COUNT(parts); i++) {
+		key = (key ^ parts[i]) * KEY_MULTIPLIER;
 		key ^= key >> 32;
 	}
 	return KEY_PREFIX | (key & ~KEY_PREFIX_MASK);
@@ -188,7 +187,6 @@ static int take_step(struct reservation *reservation, const char *path,
 static int seize_disk(
 	struct reservation *reservation, const char *path, bool keeps, struct error *error)
 {
-	uint64_t key = reservation->key;
 	struct disk_reservation found;
 	int result = look_at_disk(reservation, path, &found, error);
 
@@ -197,13 +195,15 @@ static int seize_disk(
 	}
 	reservation->was_free = found.type == DISK_RESERVATION_NONE;
 	if (keeps && found.type != DISK_RESERVATION_NONE) {
-		/* Fails if the registration was removed since it was read. */
-		result = found.holder == key ? disk_register_again(reservation->fd, key) : -EBADE;
+		/* The disk accepts this only from the host that is registered with the key. */
+		reservation->key = found.holder;
+		result = disk_register_again(reservation->fd, found.holder);
 		return result == -EBADE ? explain_loss(path, error)
 		       : result < 0	? explain_register(path, result, error)
 					: 0;
 	}
-	result = disk_register(reservation->fd, key);
+	reservation->key = key_make();
+	result = disk_register(reservation->fd, reservation->key);
 	if (result < 0) {
 		return explain_register(path, result, error);
 	}
@@ -215,8 +215,12 @@ static int seize_disk(
 		}
 	}
 	if (result == 0) {
-		result = error_set(
-			error, -EBUSY, "'%s': its reservation changes all the time", path);
+		/* The Linux NVMe target does not do it for the host that has the reservation. */
+		result = error_set(error, -EBUSY,
+			"'%s': the disk does not remove the registration of another server; start "
+			"that server, or end all servers and remove the keys with blkpr or "
+			"sg_persist",
+			path);
 	}
 	/* After a failure, the registration remains. The next server removes it. */
 	return MIN(result, 0);
@@ -224,20 +228,20 @@ static int seize_disk(
 
 /* --- the reservations of the process ------------------------------------------------------- */
 
-static struct reservation *reservation_find(dev_t device)
+static struct reservation *reservation_find(dev_t disk)
 {
 	list_for_each(node, &reservations)
 	{
 		struct reservation *reservation = list_entry(node, struct reservation, node);
 
-		if (reservation->device == device) {
+		if (reservation->disk == disk) {
 			return reservation;
 		}
 	}
 	return NULL;
 }
 
-static int reservation_create(const char *path, dev_t device, bool keeps,
+static int reservation_create(const char *path, dev_t disk, bool keeps,
 	struct reservation **reservation_out, struct error *error)
 {
 	struct reservation *reservation = calloc(1, sizeof(*reservation));
@@ -247,8 +251,7 @@ static int reservation_create(const char *path, dev_t device, bool keeps,
 		return error_oom_for(error, "a reservation");
 	}
 	reservation->references = 1;
-	reservation->device = device;
-	reservation->key = key_of(device);
+	reservation->disk = disk;
 	result = disk_open(path, false, false, &reservation->fd, error);
 	if (result == 0) {
 		result = seize_disk(reservation, path, keeps, error);
@@ -265,16 +268,16 @@ static int reservation_create(const char *path, dev_t device, bool keeps,
 	return 0;
 }
 
-int reservation_take(const char *path, dev_t device, bool keeps,
-	struct reservation **reservation_out, struct error *error)
+int reservation_take(const char *path, dev_t disk, bool keeps, struct reservation **reservation_out,
+	struct error *error)
 {
 	struct reservation *reservation;
 	int result = 0;
 
 	pthread_mutex_lock(&reservations_lock);
-	reservation = reservation_find(device);
+	reservation = reservation_find(disk);
 	if (reservation == NULL) {
-		result = reservation_create(path, device, keeps, reservation_out, error);
+		result = reservation_create(path, disk, keeps, reservation_out, error);
 	} else if (atomic_load_explicit(&reservation->is_lost, memory_order_relaxed)) {
 		result = explain_loss(path, error);
 	} else {

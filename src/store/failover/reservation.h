@@ -5,11 +5,11 @@
  *
  * The newest server wins: reservation_take() removes the registrations of other gmblock servers,
  * and their late writes fail at the disk. Reservations of other programs are respected. All stores
- * of a process on one disk share the reservation.
+ * of a process on one disk share the reservation, also different logical volumes.
  *
- * Each key consists of a prefix that identifies gmblock servers, and a hash of the boot ID and the
- * device number. So a server that is restarted or upgraded has the same key as before, and an
- * upgrade hands over no state.
+ * Each key consists of a prefix that identifies gmblock servers, and a number that is new for each
+ * start. An upgrade hands over no state: the disk tells the new process the key, and accepts it
+ * only from this host.
  *
  * Threading: any thread. take and put block. Ownership: reference counted. Errors: negative errno
  * and an error message.
@@ -23,13 +23,13 @@
 struct reservation;
 
 /*
- * Takes the disk at path, a device with this number, or returns the reservation that this process
- * has already. keeps: the previous process of an upgrade serves the disk, so this one must not take
- * it from a third one. Errors: -EBUSY: another program has a reservation; -ESTALE: another server
- * has taken the disk over, and this one must not take it back; -EOPNOTSUPP: the disk has no
- * reservations; or the errors of disk/reservation.h.
+ * Takes the disk with this number, on which the device at path is stored, or returns the
+ * reservation that this process has already. keeps: the previous process of an upgrade serves the
+ * disk, so this one must not take it from a third one. Errors: -EBUSY: another program has a
+ * reservation; -ESTALE: another server has taken the disk over, and this one must not take it back;
+ * -EOPNOTSUPP: the disk has no reservations; or the errors of disk/reservation.h.
  */
-GMB_MUST_CHECK int reservation_take(const char *path, dev_t device, bool keeps,
+GMB_MUST_CHECK int reservation_take(const char *path, dev_t disk, bool keeps,
 	struct reservation **reservation_out, struct error *error);
 /* Records that the disk has refused a change. Until all references are dropped, this process does
  * not take the disk again. Returns whether it is the first call. Any thread; does not block. */

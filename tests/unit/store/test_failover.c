@@ -50,6 +50,36 @@ static dev_t add(const char *folder, const char *name, const char *text)
 	return device;
 }
 
+/* Adds an attribute to a device. */
+static void add_to(dev_t device, const char *folder, const char *name, const char *text)
+{
+	uint32_t count = devices;
+
+	devices = minor(device) - 1;
+	assert_int_equal(add(folder, name, text), device);
+	devices = count;
+}
+
+/* Puts `below` among the devices on which `device` is stored. */
+static void put_below(dev_t device, dev_t below)
+{
+	char number[32];
+	char folder[64];
+
+	snprintf(number, sizeof(number), "200:%u", minor(below));
+	add_to(device, "slaves", ".hidden", "");
+	snprintf(folder, sizeof(folder), "slaves/%u", minor(below));
+	add_to(device, folder, "dev", number);
+}
+
+static dev_t add_dm(const char *uuid, dev_t below)
+{
+	dev_t device = add("dm", "uuid", uuid);
+
+	put_below(device, below);
+	return device;
+}
+
 static void check_wwid(dev_t device, const char *wanted)
 {
 	char wwid[DISK_WWID_BYTES];
@@ -86,6 +116,39 @@ static void test_whole_devices(void **state)
 	assert_true(disk_sysfs_is_partition(root, add("dm", "uuid", "part1-mpath-36001405123")));
 	assert_false(disk_sysfs_is_partition(root, add("dm", "uuid", "LVM-AbCd")));
 	assert_false(disk_sysfs_is_partition(root, add("device", "wwid", "naa.1")));
+}
+
+static struct disk_members members_of(dev_t device)
+{
+	struct disk_members members;
+
+	assert_int_equal(disk_sysfs_members(root, device, &members), 0);
+	return members;
+}
+
+static void test_disks_below_a_device(void **state)
+{
+	dev_t disk = add("device", "wwid", "naa.1");
+	dev_t other = add("device", "wwid", "naa.2");
+	dev_t paths = add_dm("mpath-31", disk);
+	dev_t volume = add_dm("CRYPT-AbCd", add_dm("LVM-AbCd", disk));
+	struct disk_members members = members_of(volume);
+
+	GMB_UNUSED(state);
+	assert_int_equal(members.count, 1);
+	assert_int_equal(members.disks[0], disk);
+	assert_false(members.is_multipath);
+	put_below(volume, disk); /* two parts of one disk */
+	assert_int_equal(members_of(volume).count, 1);
+	put_below(volume, other);
+	assert_int_equal(members_of(volume).count, 2);
+	members = members_of(add_dm("LVM-AbCd", paths));
+	assert_int_equal(members.count, 1);
+	assert_int_equal(members.disks[0], paths);
+	assert_true(members.is_multipath);
+	members = members_of(disk);
+	assert_int_equal(members.count, 1);
+	assert_int_equal(members.disks[0], disk);
 }
 
 static void test_volatile_caches(void **state)
@@ -187,6 +250,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_worldwide_names),
 		cmocka_unit_test(test_whole_devices),
+		cmocka_unit_test(test_disks_below_a_device),
 		cmocka_unit_test(test_volatile_caches),
 		cmocka_unit_test(test_each_watch_learns_of_the_loss_once),
 	};
