@@ -11,7 +11,7 @@ import sys
 
 import nbdmini
 
-MAGIC, VERSION = 0x676D6255, 1
+MAGIC, VERSION = 0x676D6255, 2
 HELLO, LISTENER, EXPORT, PREPARE, READY, SESSION, SESSIONS_END, STARTED, FAILED = range(1, 10)
 
 
@@ -56,8 +56,8 @@ def be_wrong(channel, how):
         socket.send_fds(channel, [hello()], [0, 1, 2])
         receive(channel)
     first = {"no-magic": message(HELLO, struct.pack(">I", 1), magic=1),
-             "older-version": message(HELLO, struct.pack(">I", 1), version=0),
-             "newer-version": message(HELLO, struct.pack(">I", 1), version=2),
+             "older-version": message(HELLO, struct.pack(">I", 1), version=VERSION - 1),
+             "newer-version": message(HELLO, struct.pack(">I", 1), version=VERSION + 1),
              "unknown-type": message(99),
              "short-hello": message(HELLO, b"\0"),
              "long-hello": message(HELLO, bytes(30000)),

@@ -22,6 +22,7 @@ import api  # noqa: E402 (no folder of compiled modules in the source tree)
 import counters  # noqa: E402
 import limits  # noqa: E402
 import messages  # noqa: E402
+import upgrade  # noqa: E402
 from tree import SOURCES, blank, files, read  # noqa: E402
 
 # The layers, lowest first. The folders of one row do not include each other's headers. attach uses
@@ -347,6 +348,7 @@ CHECKS = {
     **counters.CHECKS,
     **api.CHECKS,
     **messages.CHECKS,
+    **upgrade.CHECKS,
 }
 
 

@@ -205,6 +205,8 @@ BAD = [
     ("sizes", "tests/lint/limits.txt", LIMITS + "long-file src/base/bytes.c one noun\n", "there is none any more"),
     ("phrases", "docs/man/gmblock-serve.1", PAGE + "What serves it is told of a disk\n", "phrases manual: "),
     ("phrases", "src/base/talk.c", "/*\n * What is there.\n */\n", "most are in src/base/talk.c 2"),
+    ("upgrade", "src/server/upgrade/wire.h", "\tUPGRADE_VERSION = 3, /* layouts 0 */\n", "raise UPGRADE_VERSION"),
+    ("upgrade", "src/server/upgrade/wire.h", "\tUPGRADE_VERSION = 3, /* layouts 0 */\n", "the version is 3"),
     ("phrases", "src/cli/talk.c", 'const char *help = "nobody is there";\n', "phrases messages: "),
     ("scripts", "scripts/oops", "#!/bin/bash\ncd nowhere\nrm -rf $x/*\n", "SC2115"),
 ]
