@@ -840,6 +840,7 @@ int lease_book_each(struct lease_book *book, uint64_t now_ns,
 static int restore_locked(struct lease_book *book, const struct lease_view *view, uint64_t now_ns)
 {
 	struct lease *lease = lease_get(book, view->export, view->export_bytes);
+	uint32_t adopt_ms = view->connection_count > 0 ? LEASE_ADOPT_MS : 0;
 	struct lease_holder *holder = NULL;
 
 	if (lease != NULL && holder_of(lease, &view->owner) == NULL) {
@@ -852,8 +853,9 @@ static int restore_locked(struct lease_book *book, const struct lease_view *view
 	holder->granted = true;
 	lease->granted |= BIT(view->mode);
 	holder->ms = view->ms;
-	/* It gets all of its time, because it could not come while no server was there. */
-	holder->expires_ns = now_ns + view->ms * UINT64_C(1000000);
+	/* It gets all of its time, because it could not come while no server was there. Its
+	 * sessions are adopted by several reactors, one of which can serve other clients before. */
+	holder->expires_ns = now_ns + MAX(view->ms, adopt_ms) * UINT64_C(1000000);
 	snprintf(holder->name, sizeof(holder->name), "%s", view->name);
 	snprintf(holder->node_name, sizeof(holder->node_name), "%s", view->node);
 	snprintf(lease->offered_to, sizeof(lease->offered_to), "%s", view->offered_to);

@@ -38,6 +38,8 @@ enum {
 	LEASE_HOLDERS_MAX = 64, /* of one export */
 	/* of one holder; an upgrade sends the numbers of its connections in one message */
 	LEASE_SESSIONS_MAX = 1024,
+	/* Minimum time for a new process to adopt the sessions of a holder. */
+	LEASE_ADOPT_MS = 10000,
 };
 
 enum lease_state {

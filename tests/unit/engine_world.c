@@ -30,7 +30,7 @@ static void device_unmap(void *context, uint8_t *base, uint64_t bytes)
 }
 
 static void begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight,
-	uint64_t device_bytes, bool device_waits)
+	uint64_t device_bytes, bool device_waits, struct lease_book *leases)
 {
 	static const struct arena_source source = { .kind = "device",
 		.rights = MEM_SOCKET | MEM_ADDRESS,
@@ -42,8 +42,9 @@ static void begin(struct world *world, uint32_t inflight_per_session, uint32_t i
 		.kind_count = ARRAY_COUNT(kinds),
 		.endpoint_closed = endpoint_closed,
 		.context = world,
+		.leases = leases,
 	};
-	struct export_options export = { .name = "" };
+	struct export_options export = { .name = "", .one_writer = leases != NULL };
 	struct store_options store = { .path = "memory:65536" };
 	struct error error;
 
@@ -74,12 +75,17 @@ static void begin(struct world *world, uint32_t inflight_per_session, uint32_t i
 
 void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t inflight)
 {
-	begin(world, inflight_per_session, inflight, 0, false);
+	begin(world, inflight_per_session, inflight, 0, false, NULL);
 }
 
 void world_begin_device(struct world *world, uint64_t device_bytes, bool device_waits)
 {
-	begin(world, 128, 1024, device_bytes, device_waits);
+	begin(world, 128, 1024, device_bytes, device_waits, NULL);
+}
+
+void world_begin_leases(struct world *world, struct lease_book *book)
+{
+	begin(world, 128, 1024, 0, false, book);
 }
 
 static void world_drained(void *context)

@@ -46,6 +46,8 @@ void world_begin(struct world *world, uint32_t inflight_per_session, uint32_t in
 /* The same, with so much memory of a device, which is ordinary memory that the processor does not
  * touch: path_options.device_waits. */
 void world_begin_device(struct world *world, uint64_t device_bytes, bool device_waits);
+/* The same, with leases of a book, and with one writer of the export. */
+void world_begin_leases(struct world *world, struct lease_book *book);
 /* Drains the engine, and checks that nothing is left. */
 void world_end(struct world *world);
 /* The same in two steps. */
