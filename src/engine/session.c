@@ -125,6 +125,15 @@ static void session_takeover_quit(struct session *session)
 	}
 }
 
+/* A client that was refused on one export can use another one on the same connection. It must not
+ * keep the first one open. */
+static void leave_group_of_other(struct session *session, const struct export *export)
+{
+	if (session->takeover_export != NULL && session->takeover_export != export) {
+		session_takeover_quit(session);
+	}
+}
+
 void session_leave_export(struct session *session)
 {
 	GMB_ASSERT(session->chosen == NULL);
@@ -518,6 +527,7 @@ int session_choose(struct session *session, struct engine_export *entry)
 	int rc;
 
 	GMB_ASSERT(session->chosen == NULL);
+	leave_group_of_other(session, export);
 	rc = choose_check(session, entry, rights) ?: choose_join(session, entry, &principal);
 	if (rc < 0) {
 		if (rc != -EAGAIN) {
@@ -630,6 +640,7 @@ static void hold_group(struct session *session, struct export *export)
 void session_takeover_join(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes)
 {
+	leave_group_of_other(session, export);
 	takeover_join(&export->takeover, &session->member, token, bytes);
 	hold_group(session, export);
 }
@@ -643,10 +654,11 @@ void session_takeover_enter(struct session *session, struct export *export)
 bool session_takeover_replace(
 	struct session *session, struct export *export, const uint8_t *token, uint32_t bytes)
 {
-	enum takeover_found found =
-		takeover_replace(&export->takeover, &session->member, token, bytes);
+	enum takeover_found found;
 	char peer[WHO_BYTES];
 
+	leave_group_of_other(session, export);
+	found = takeover_replace(&export->takeover, &session->member, token, bytes);
 	hold_group(session, export);
 	if (found == TAKEOVER_OTHERS) {
 		log_limited(session_log_limit(session), ring_batch_ns(session->engine->ring),

@@ -291,8 +291,8 @@ class Raw(Leases):
         file = self.make_file("conf", NODES.format(path=self.image, keys=keys))
         return self.serve("--config", file, *arguments, listen=("nbd://127.0.0.1:0",)).uri
 
-    def ask(self, client, text, name=b"disk"):
-        query = b"x-gmblock:lease=" + text
+    def ask(self, client, text, name=b"disk", kind=b"x-gmblock:lease="):
+        query = kind + text
         client.send_option(OPT_LIST_META_CONTEXT, struct.pack(">I", len(name)) + name + struct.pack(">II", 1, len(query))
                            + query)
         return [payload[4:] for _, payload in client.option_replies(OPT_LIST_META_CONTEXT)]
@@ -464,6 +464,28 @@ class Raw(Leases):
         new.go(b"disk")
         with self.assertRaises(nbdmini.OptionRefused):
             self.open(uri, 3, C)
+
+    def test_a_refused_client_that_uses_another_export(self):
+        """It does not keep the first one open."""
+        uri = self.begin()
+        self.make_file("disk2.img", bytes(1 << 20))
+        code, _, errors = self.run_gmblock("export", "add", "other", self.path("disk2.img"), "--server", self.control)
+        self.assertEqual(code, 0, errors)
+        holder = self.open(uri, 1, name=b"other")
+        new = nbdmini.Client(uri, B)
+        self.addCleanup(new.close)
+        new.hello()
+        for query in b"connection=abc", b"lease=exclusive,id=%032x,ms=1000" % 2:
+            self.ask(new, query, b"other", b"x-gmblock:")
+        with self.assertRaises(nbdmini.OptionRefused):
+            new.go(b"other")
+        new.go(b"disk")
+        holder.close()
+        remover = subprocess.Popen([support.program(), "export", "remove", "other", "--server", self.control])
+        self.addCleanup(remover.wait)
+        self.addCleanup(remover.kill)
+        self.assertEqual(remover.wait(support.WAIT_SECONDS), 0)
+        new.write(0, b"n" * BLOCK)
 
     def test_one_writer_and_changes_of_the_server(self):
         file = self.make_file("conf", NODES.format(path=self.image, keys=", writers: one"))
