@@ -21,6 +21,7 @@ struct mapping_slot {
 
 static struct mapping_slot slots[MAPPINGS_MAX];
 static pthread_mutex_t slots_lock = PTHREAD_MUTEX_INITIALIZER; /* for changes of slots */
+static _Atomic uint32_t slots_used;
 static struct sigaction action_before;
 
 /* Replaces the mapping that contains the address. A signal handler may call mmap(), which is only a
@@ -83,6 +84,8 @@ static int slot_take(struct mapping *mapping)
 			atomic_store_explicit(
 				&slots[i].start, (uintptr_t)mapping->start, memory_order_release);
 			mapping->slot = i;
+			/* Relaxed order: the number publishes no other data. */
+			atomic_fetch_add_explicit(&slots_used, 1, memory_order_relaxed);
 			rc = 0;
 			break;
 		}
@@ -144,9 +147,15 @@ void mapping_destroy(struct mapping *mapping)
 	}
 	pthread_mutex_lock(&slots_lock);
 	atomic_store_explicit(&slots[mapping->slot].start, 0, memory_order_relaxed);
+	atomic_fetch_sub_explicit(&slots_used, 1, memory_order_relaxed);
 	pthread_mutex_unlock(&slots_lock);
 	dispose(&(struct disposal){ .base = mapping->start, .bytes = mapping->start_bytes });
 	*mapping = (struct mapping){ 0 };
+}
+
+uint32_t mapping_count(void)
+{
+	return atomic_load_explicit(&slots_used, memory_order_relaxed);
 }
 
 bool mapping_is_broken(const struct mapping *mapping)

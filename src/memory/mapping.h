@@ -39,5 +39,7 @@ GMB_MUST_CHECK int mapping_create(
 /* Unmaps the memory, in a worker thread if that can take long. No thread may use it any more. No-op
  * without a mapping. */
 void mapping_destroy(struct mapping *mapping);
+/* Returns the number of mappings of the process. Another thread can change it at any time. */
+uint32_t mapping_count(void);
 /* Returns whether an access has failed, so that the contents are not the other process's. */
 bool mapping_is_broken(const struct mapping *mapping);

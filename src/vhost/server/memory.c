@@ -14,6 +14,14 @@ static bool wraps(uint64_t address, uint64_t bytes)
 	return __builtin_add_overflow(address, bytes, &end);
 }
 
+static bool has_room(const struct vhost_session *session)
+{
+	uint32_t limit =
+		mapping_count() < MAPPINGS_MAX / 2 ? VHOST_REGIONS_MAX : VHOST_REGIONS_SHARE;
+
+	return session->region_count < limit;
+}
+
 int vhost_region_create(struct vhost_session *session, const struct vhost_region *about, int fd,
 	struct vhost_guest_region **region_out)
 {
@@ -22,9 +30,9 @@ int vhost_region_create(struct vhost_session *session, const struct vhost_region
 
 	rc = wraps(about->guest_address, about->bytes) || wraps(about->user_address, about->bytes)
 		     ? -EINVAL
-	     : about->bytes > VHOST_MEMORY_BYTES_MAX	  ? -E2BIG
-	     : session->region_count >= VHOST_REGIONS_MAX ? -EMFILE
-							  : 0;
+	     : about->bytes > VHOST_MEMORY_BYTES_MAX ? -E2BIG
+	     : !has_room(session)		     ? -EMFILE
+						     : 0;
 	region = rc == 0 ? calloc(1, sizeof(*region)) : NULL;
 	if (rc == 0) {
 		rc = region == NULL ? -ENOMEM

@@ -34,6 +34,10 @@ enum {
 	 * all mappings of the process (MAPPINGS_MAX). QEMU has at most VHOST_SLOTS, and shares
 	 * regions between tables; after a change of its memory map it may replace up to 8. */
 	VHOST_REGIONS_MAX = 8 * VHOST_SLOTS,
+	/* Regions of one session if half of the mappings of the process are in use: its current
+	 * ones, and those that one message replaces. So sessions with more cannot use up the
+	 * mappings of the others. */
+	VHOST_REGIONS_SHARE = VHOST_SLOTS + VHOST_REGIONS_TABLE_MAX,
 	VHOST_ENTRIES_MAX = 1024,
 	/* eventfds of one session: three for each queue, and some that were dropped while a signal
 	 * was under way */
@@ -78,7 +82,7 @@ struct vhost_memory {
 /* memory.c */
 /* Creates the region that the descriptor contains. Takes ownership of the descriptor. Errors: see
  * mapping_create(); -EINVAL: its addresses overflow; -E2BIG: it exceeds VHOST_MEMORY_BYTES_MAX;
- * -EMFILE: the session has VHOST_REGIONS_MAX regions. */
+ * -EMFILE: the session has too many regions, see VHOST_REGIONS_MAX. */
 GMB_MUST_CHECK int vhost_region_create(struct vhost_session *session,
 	const struct vhost_region *about, int fd, struct vhost_guest_region **region_out);
 void vhost_region_put(struct vhost_guest_region *region);
