@@ -634,7 +634,8 @@ void push_sink_ended(struct push_session *session, int status, const char *text)
 	if (sink->number == 0) {
 		push_group_progress(sink->group, &session->progress);
 		push_group_end(sink->group);
-	} else if (status != 0) {
+	} else if (status != 0 && sink->is_shared) {
+		/* before, JOIN was refused, and the job continues with its other connections */
 		push_group_fail(sink->group, status, text);
 	}
 }

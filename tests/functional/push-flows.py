@@ -302,6 +302,8 @@ class PushFlows(push_tool.Case):
             self.assertIn("no job with this ticket", lines[name])
         self.assertIn("another server", lines["foreign instance"])
         self.assertIn("has not ended", lines["joined twice"])
+        self.assertIn("the source does not accept staging memory", lines["no memory"])
+        self.assertEqual(lines["job"], "runs")
         for name in "zeroes", "no number":
             self.assertEqual(lines[name], "closed")
         self.assertEqual(self.counters(server)["push_tickets_refused"], 5)

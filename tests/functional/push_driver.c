@@ -58,6 +58,7 @@ enum deed {
 
 static struct export_uri uri;
 static struct push_ask *ask;
+static bool refuses_memory; /* the slots of the destination, on new connections */
 static struct push_wire_use good;
 static uint64_t next_offset;
 
@@ -250,13 +251,27 @@ static void put_into_holes(struct source *source)
 	clan_peer_region_put(source->conn, source->region.number);
 }
 
+/* Waits until the job has moved so many bytes, or is over. Returns its state. */
+static uint32_t wait_for_bytes(uint64_t bytes)
+{
+	struct push_job_message job = { 0 };
+	struct error error;
+
+	do {
+		if (push_ask_job(ask, job.head.state == 0 ? 0 : job.head.cursor - 1, &job, &error) <
+			0) {
+			stop(error.text);
+		}
+	} while (job.head.state < PUSH_JOB_DONE &&
+		 (job.head.job != good.ticket.job || job.head.done < bytes));
+	return job.head.state;
+}
+
 /* All that may be under way, each with an answer. They are not taken before the last is there. */
 static void send_many(struct source *source)
 {
 	static const uint8_t zeroes[PUSH_PIECE_BYTES];
 	const struct push_wire_flush flush = { .mark = 0 };
-	struct push_job_message job = { 0 };
-	struct error error;
 	uint32_t len;
 
 	for (uint64_t i = 0; i < PUSH_SLOTS; i++) {
@@ -275,13 +290,7 @@ static void send_many(struct source *source)
 	}
 	send(source, PUSH_FLUSH, &flush, sizeof(flush));
 	clan_flush(source->conn);
-	do {
-		if (push_ask_job(ask, job.head.state == 0 ? 0 : job.head.cursor - 1, &job, &error) <
-			0) {
-			stop(error.text);
-		}
-	} while (job.head.state < PUSH_JOB_DONE &&
-		 (job.head.job != good.ticket.job || job.head.done < MANY_BYTES));
+	(void)wait_for_bytes(MANY_BYTES);
 	for (uint32_t i = 0; i < PUSH_SLOTS + PUSH_ZEROES_MAX; i++) {
 		if (hear(source, &len) == 0) {
 			printf("after %u answers ", i);
@@ -335,7 +344,8 @@ static void open_source(struct source *source)
 {
 	const struct clan_conn_options options = {
 		.size = sizeof(options),
-		.peer_region_bytes_max = (uint64_t)PUSH_SLOTS * PUSH_SLOT_BYTES,
+		.peer_region_bytes_max =
+			refuses_memory ? 1 : (uint64_t)PUSH_SLOTS * PUSH_SLOT_BYTES,
 	};
 	char *address = export_uri_clan_address(&uri);
 
@@ -454,6 +464,13 @@ static void try_joins(void)
 	join_with(&second, "joined", &join, NOTHING);
 	show_join("joined twice", &join, NOTHING);
 	other = join;
+	other.number = 3;
+	refuses_memory = true;
+	show_join("no memory", &other, NOTHING);
+	refuses_memory = false;
+	put(&first, 0, RANGE_BYTES, RANGE_BYTES);
+	clan_flush(first.conn);
+	printf("job: %s\n", wait_for_bytes(RANGE_BYTES) < PUSH_JOB_DONE ? "runs" : "over");
 	other.number = 2;
 	show_join("zeroes", &other, LONG_ZERO);
 	other.number = 0;
