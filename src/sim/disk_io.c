@@ -205,10 +205,12 @@ static void transfer_step(struct sim_op *sop)
 	}
 }
 
+/* Like Linux 6.12, requires of registered memory that each page contains whole blocks. */
 static bool transfer_is_aligned(const struct sim_disk *disk, const struct sim_op *sop)
 {
 	uint32_t align = disk->options.direct_offset_align;
-	uint32_t memory_align = disk->options.direct_memory_align;
+	uint32_t block = sop->is_fixed ? MIN(align, 4096U) : 1;
+	uint32_t memory_align = MAX(disk->options.direct_memory_align, block);
 
 	for (uint32_t i = 0; i < sop->iov_count; i++) {
 		if (!is_aligned(sop->iov[i].iov_len, align) ||
@@ -817,34 +819,39 @@ int disk_copy(int source_fd, uint64_t source_offset, int fd, uint64_t offset, ui
 
 /* --- operations on disks -------------------------------------------------------------------- */
 
+static struct sim_op *transfer_begin(struct ring *ring, struct ring_op *op, uint8_t code,
+	struct ring_file file, const struct iovec *vector, uint32_t count, uint64_t offset,
+	ring_done_fn *done)
+{
+	struct sim_op *sop;
+
+	GMB_ASSERT(count <= SIM_IOV_MAX);
+	sim_fd_get(file.fd, SIM_FD_FILE);
+	sop = sim_op_begin(ring, op, code, sim_ring_fd(ring, file), done);
+	sop->offset = offset;
+	sim_op_memory(sop, vector, count, code == RING_READ);
+	GMB_ASSERT(sop->len > 0);
+	GMB_ASSERT(sop->len <= (size_t)1 << 30);
+	return sop;
+}
+
 void ring_read(struct ring *ring, struct ring_op *op, struct ring_file file, struct mem_ref memory,
 	size_t len, uint64_t offset, ring_done_fn *done)
 {
 	struct iovec iov = sim_ring_memory(ring, memory, len);
-	struct sim_op *sop;
+	struct sim_op *sop = transfer_begin(ring, op, RING_READ, file, &iov, 1, offset, done);
 
-	GMB_ASSERT(len > 0);
-	GMB_ASSERT(len <= (size_t)1 << 30);
-	sim_fd_get(file.fd, SIM_FD_FILE);
-	sop = sim_op_begin(ring, op, RING_READ, sim_ring_fd(ring, file), done);
-	sop->offset = offset;
-	sim_op_memory(sop, &iov, 1, true);
+	sop->is_fixed = mem_may(memory, MEM_FIXED);
 	sim_disk_submit(sop);
 }
 
 void ring_writev(struct ring *ring, struct ring_op *op, struct ring_file file,
 	const struct iovec *vector, uint32_t count, uint64_t offset, bool dsync, ring_done_fn *done)
 {
-	struct sim_op *sop;
+	struct sim_op *sop =
+		transfer_begin(ring, op, RING_WRITE, file, vector, count, offset, done);
 
-	GMB_ASSERT(count <= SIM_IOV_MAX);
-	sim_fd_get(file.fd, SIM_FD_FILE);
-	sop = sim_op_begin(ring, op, RING_WRITE, sim_ring_fd(ring, file), done);
-	sop->offset = offset;
 	sop->direct_sync = dsync;
-	sim_op_memory(sop, vector, count, false);
-	GMB_ASSERT(sop->len > 0);
-	GMB_ASSERT(sop->len <= (size_t)1 << 30);
 	sim_disk_submit(sop);
 }
 
@@ -852,8 +859,11 @@ void ring_write(struct ring *ring, struct ring_op *op, struct ring_file file, st
 	size_t len, uint64_t offset, bool dsync, ring_done_fn *done)
 {
 	struct iovec iov = sim_ring_memory(ring, memory, len);
+	struct sim_op *sop = transfer_begin(ring, op, RING_WRITE, file, &iov, 1, offset, done);
 
-	ring_writev(ring, op, file, &iov, 1, offset, dsync, done);
+	sop->is_fixed = mem_may(memory, MEM_FIXED);
+	sop->direct_sync = dsync;
+	sim_disk_submit(sop);
 }
 
 void ring_write_inline(struct ring *ring, struct ring_op *op, struct ring_file file,

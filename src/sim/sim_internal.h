@@ -50,6 +50,7 @@ struct sim_op {
 	int (*call)(struct ring_op *op);
 	uint8_t code;
 	bool writes_memory;
+	bool is_fixed; /* the memory is registered with the ring */
 	bool wait_all;
 	bool direct_sync;
 	bool begun; /* direct I/O: sim_cache_direct_begin() was called */
