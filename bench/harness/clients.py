@@ -82,6 +82,7 @@ class Gmblock(Client):
         latency, process = document["latency_us"], document["process"]
         return {
             **super().sample(row, document),
+            "connections": document["work"]["connections"],
             "latency_mean_us": latency["mean"],
             "latency_p50_us": latency["p50"],
             "latency_p99_us": latency["p99"],

@@ -16,7 +16,7 @@ from harness import clients, measure, samples  # noqa: E402 (the path has to be 
 BENCH = os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench")
 
 
-SCRIPTS = ["access", "attach", "clan-paper", "client", "cluster", "copy", "depth", "guest-disk", "idle", "neighbour", "ocfs2", "overlap", "page-cache-send", "paper", "peers", "streams", "tls", "walk"]
+SCRIPTS = ["access", "attach", "clan-paper", "client", "cluster", "connections", "copy", "depth", "guest-disk", "idle", "neighbour", "ocfs2", "overlap", "page-cache-send", "paper", "peers", "streams", "tls", "walk"]
 
 
 def load(script):
@@ -59,6 +59,7 @@ class Scripts(support.Case):
                 ("clan-paper", ["--rounds", "--seconds", "--scale"]),
                 ("client", ["--rounds", "--seconds", "--size"]),
                 ("cluster", ["--rounds", "--seconds"]),
+                ("connections", ["--rounds", "--seconds"]),
                 ("copy", ["--rounds", "--size"]),
                 ("depth", ["--rounds", "--seconds", "--size", "--depths", "--neighbours"]),
                 ("guest-disk", ["--count", "--time-limit"]),
