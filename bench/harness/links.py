@@ -1,9 +1,9 @@
 """The links between server and client: loopback, or a veth pair whose rate is what one likes.
 
-What: Loopback() and Shaped(rate) are context managers with server_prefix and client_prefix (what
-goes before a command line so that it runs at that end) and address (the server's).  Shaped makes
-two network namespaces of its own, each kept by a process that ends with this one, and limits what
-the server sends with a token bucket (tc-tbf).
+What: Loopback(), Pair() and Shaped(rate) are context managers with server_prefix and client_prefix
+(what goes before a command line so that it runs at that end) and address (the server's).  Pair makes
+two network namespaces of its own, each kept by a process that ends with this one; Shaped also limits
+what the server sends with a token bucket (tc-tbf).
 Ownership: namespaces, devices and shaping vanish with the two processes, however this one ends.
 Errors: Unavailable if the machine cannot do it, with the reason.
 """
@@ -47,17 +47,10 @@ class Loopback:
         return 0
 
 
-class Shaped:
-    """rate: payload bytes per second, of TCP with segments of the usual size; scheme: nbd, or gmb for the
-    native protocol, which also runs over TCP here."""
+class Pair:
+    """A veth pair between two network namespaces, without a limit."""
 
-    def __init__(self, factor, rate, scheme="nbd"):
-        self.factor = factor
-        self.rate = rate
-        self.scheme = scheme
-        self.name = shaped_name(factor, scheme)
-        self.title = "veth, shaped to %g MB/s, %g times the disk's rate%s" % (
-            round(rate / 1e6, 1), factor, ", native protocol" if scheme == "gmb" else "")
+    def __init__(self):
         self.address = SERVER
         self.server_prefix = []
         self.client_prefix = []
@@ -65,7 +58,6 @@ class Shaped:
 
     def __enter__(self):
         need("ip", "iproute2")
-        need("tc", "iproute2")
         need("nsenter", "util-linux")
         need("unshare", "util-linux")
         if os.geteuid() != 0:
@@ -91,8 +83,32 @@ class Shaped:
         for prefix, device, address in ((self.server_prefix, "near", SERVER),
                                         (self.client_prefix, "far", CLIENT)):
             _run(*prefix, "ip", "addr", "add", "%s/%d" % (address, PREFIX_BITS), "dev", device)
-            _run(*prefix, "ip", "link", "set", "dev", device, "gso_max_size", str(GSO_BYTES))
             _run(*prefix, "ip", "link", "set", device, "up")
+
+    def __exit__(self, *_):
+        for keeper in self._keepers:
+            keeper.stop()
+        self._keepers = []
+
+
+class Shaped(Pair):
+    """rate: payload bytes per second, of TCP with segments of the usual size; scheme: nbd, or gmb for the
+    native protocol, which also runs over TCP here."""
+
+    def __init__(self, factor, rate, scheme="nbd"):
+        super().__init__()
+        self.factor = factor
+        self.rate = rate
+        self.scheme = scheme
+        self.name = shaped_name(factor, scheme)
+        self.title = "veth, shaped to %g MB/s, %g times the disk's rate%s" % (
+            round(rate / 1e6, 1), factor, ", native protocol" if scheme == "gmb" else "")
+
+    def _create(self):
+        need("tc", "iproute2")
+        super()._create()
+        for prefix, device in ((self.server_prefix, "near"), (self.client_prefix, "far")):
+            _run(*prefix, "ip", "link", "set", "dev", device, "gso_max_size", str(GSO_BYTES))
             # One that sends as much as the queue takes; others, such as bbr, pace by themselves.
             _run(*prefix, "sh", "-c",
                  "echo reno >/proc/sys/net/ipv4/tcp_congestion_control")
@@ -105,11 +121,6 @@ class Shaped:
         """Packets that the shaper threw away; any would falsify the figures."""
         shown = _run(*self.server_prefix, "tc", "-s", "qdisc", "show", "dev", "near")
         return int(shown.partition("dropped ")[2].partition(",")[0])
-
-    def __exit__(self, *_):
-        for keeper in self._keepers:
-            keeper.stop()
-        self._keepers = []
 
 
 def shaped_name(factor, scheme="nbd"):

@@ -3,6 +3,7 @@
 and peers that break the rules. omniORB's own trace tells what clan has carried, and the kernel that
 there is no socket of TCP."""
 
+import contextlib
 import os
 import re
 import resource
@@ -10,10 +11,14 @@ import signal
 import socket
 import struct
 import subprocess
+import sys
 import threading
 import time
 
 from captive import Skip, main, require_root
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "bench"))
+from harness import links, rig  # noqa: E402 (the path has to be set first)
 
 LIBRARY = os.environ.get("CLAN_OMNIORB")
 PROGRAMS = os.environ.get("OMNIORB_PROGRAMS")
@@ -41,7 +46,7 @@ def environment(preload):
 class Program:
     """A program, with its standard output, and its trace as a list of lines that grows."""
 
-    def __init__(self, name, *arguments, preload=True, trace=10, files_max=None, uid=None):
+    def __init__(self, name, *arguments, preload=True, trace=10, files_max=None, uid=None, prefix=()):
         if LIBRARY is None:
             raise Skip("built without omniORB (libomniorb4-dev, omniidl, a C++ compiler)")
 
@@ -51,7 +56,7 @@ class Program:
             if uid is not None:
                 os.setuid(uid)
 
-        command = [os.path.join(PROGRAMS, name), *map(str, arguments)]
+        command = [*prefix, os.path.join(PROGRAMS, name), *map(str, arguments)]
         if trace:
             command += ["-ORBtraceLevel", str(trace)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -261,6 +266,21 @@ def test_a_client_without_clan_and_one_of_another_machine_use_tcp(_folder):
     with Server(*CLAN) as server:
         elsewhere = changed(server.reference, of_another_machine)
         assert "TRANSIENT" in client(elsewhere, "null", 1, status=1).output
+
+
+def test_a_client_in_another_network_namespace_uses_tcp(_folder):
+    with contextlib.ExitStack() as stack:
+        try:
+            pair = stack.enter_context(links.Pair())
+        except rig.Unavailable as reason:
+            raise Skip(str(reason)) from reason
+        with Server("-ORBendPoint", "giop:tcp:%s:" % pair.address, *CLAN, prefix=pair.server_prefix) as server:
+            near = client(server.reference, "echo", MIB, 1, prefix=pair.server_prefix)
+            assert near.carried()[0] > MIB, near.text()
+            far = client(server.reference, "echo", MIB, 1, prefix=pair.client_prefix)
+            assert far.carried()[0] == 0, far.text()
+        with Server(*CLAN, prefix=pair.server_prefix) as server:
+            assert "TRANSIENT" in client(server.reference, "null", 1, status=1, prefix=pair.client_prefix).output
 
 
 def test_a_reference_whose_component_is_malformed(_folder):

@@ -6,6 +6,7 @@ meeting is taken, an impostor has it, the other side writes what it likes into i
 
 SOCKETS_LONG=1: kills after every call, and more of the last.
 """
+import contextlib
 import os
 import socket
 import subprocess
@@ -14,6 +15,9 @@ import unittest
 
 import sockets_tool
 from sockets_tool import ports
+
+sys.path.append(os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench"))
+from harness import links, rig  # noqa: E402 (the path has to be set first)
 
 PYTHON = sys.executable
 LONG = os.environ.get("SOCKETS_LONG") == "1"
@@ -697,6 +701,23 @@ print(count)
         stats = self.stats()
         self.assertEqual(stats["carried"], 0)
         self.assertEqual(stats["name"], 1)
+
+    def test_peer_in_another_network_namespace(self):
+        with contextlib.ExitStack() as stack:
+            try:
+                pair = stack.enter_context(links.Pair())
+            except rig.Unavailable as reason:
+                self.skipTest(str(reason))
+            server = self.start(*pair.server_prefix, *self.carried(
+                "listen *:7000", PYTHON, "-c", ECHO.replace("127.0.0.1", pair.address), "7000", "0"),
+                stdout=subprocess.PIPE, text=True)
+            self.assertEqual(server.stdout.readline(), "ready\n")
+            done = subprocess.run([*pair.client_prefix, *self.carried(
+                "connect *:7000", PYTHON, "-c", TALK.replace("127.0.0.1", pair.address), "7000", "200", "0")],
+                stdout=subprocess.PIPE, text=True, timeout=120, check=True)
+            self.assertEqual((done.stdout, server.communicate(timeout=60)[0]), ("done\n", "end\n"))
+        stats = self.stats()
+        self.assertEqual((stats["carried"], stats["remote"]), (0, 2), stats)
 
     @unittest.skipIf(os.geteuid() != 0, "only root can become another user")
     def test_impostor(self):
