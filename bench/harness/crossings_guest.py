@@ -44,7 +44,9 @@ WAYS = {
     "copy-device": Way("copy within the server, device memory", "mode=device", "gmb+unix", MIB, "copy", "copy"),
     "ublk": Way("ublk, NBD over TCP, direct", "mode=direct", "nbd", MIB, "ublk"),
     "ublk-write": Way("ublk, NBD over TCP, direct", "write-mode=direct", "nbd", MIB, "ublk", "write"),
-    "ublk-gmb-unix": Way("ublk, gmb+unix, direct", "mode=direct", "gmb+unix", MIB, "ublk"),
+    "ublk-gmb-tcp": Way("ublk with staging, gmb over TCP, direct", "mode=direct", "gmb", MIB, "ublk"),
+    "ublk-gmb-tcp-write": Way("ublk with staging, gmb over TCP, direct", "write-mode=direct", "gmb", MIB, "ublk", "write"),
+    "ublk-gmb-unix": Way("ublk with staging, gmb+unix, direct", "mode=direct", "gmb+unix", MIB, "ublk"),
     "nbd": Way("kernel nbd, NBD over TCP, direct", "mode=direct", "nbd", MIB, "nbd"),
 }
 
