@@ -15,10 +15,12 @@ if ROUNDS.endswith("%"):
 COMMON = r"""
 plain=nbd://127.0.0.1:10809
 local='nbd+unix:///?socket=/tmp/s'
+native='gmb+unix:///?socket=/tmp/g'
 serve()
 {
-	rm -f /tmp/s /tmp/uri
-	gmblock serve /dev/shm/disk --listen $plain --listen "$local" >/tmp/uri 2>>/results/server &
+	rm -f /tmp/s /tmp/g /tmp/uri
+	gmblock serve /dev/shm/disk --listen $plain --listen "$local" --listen "$native" --tls on --tls-psk /tmp/keys.psk \
+		>/tmp/uri 2>>/results/server &
 	server=$!
 	until [ -s /tmp/uri ]; do kill -0 $server; sleep 0.1; done
 }
@@ -26,6 +28,7 @@ field() # NAME
 {
 	gmblock attach --list --json | sed -n "s/.*\"$1\": \([0-9a-z]*\).*/\1/p"
 }
+(umask 077; echo "alice:$(printf %064d 1)" >/tmp/keys.psk)
 truncate -s 128M /dev/shm/disk
 """
 
@@ -73,11 +76,15 @@ grep -q "err= 0" /tmp/fio && ! grep -E "^verify: bad|error" /tmp/fio || { cat /t
 test "$(field staged_bytes)" = 0
 gmblock detach $disk
 
-# A connection of another kind copies.
-disk=$(gmblock attach --ublk "$local")
-dd if=$disk of=/dev/null bs=1M count=8 iflag=direct status=none
-test "$(field staged_bytes)" -ge 8388608
-gmblock detach $disk
+# Connections of other kinds copy each byte that is read or written.
+for uri in "$local" "$native" "nbds://alice@127.0.0.1:10809/?tls-psk-file=/tmp/keys.psk"; do
+	disk=$(gmblock attach --ublk --readahead 512K "$uri")
+	before=$(field staged_bytes)
+	dd if=/dev/shm/noise of=$disk bs=1M count=8 oflag=direct status=none
+	dd if=$disk bs=1M count=8 iflag=direct status=none | cmp -n 8388608 - /dev/shm/noise
+	test $(($(field staged_bytes) - before)) = 16777216
+	gmblock detach $disk
+done
 dmesg >/results/dmesg
 """.replace("ROUNDS", ROUNDS)
 
