@@ -1,7 +1,8 @@
 #!/usr/bin/python3
 """attach-readahead.py GMBLOCK KERNEL KIND: the readahead of an attached disk (KIND is ublk, nbd or
 fuse), on a link with a round trip of a millisecond and a disk of limited speed. The measured rates of
-buffered reads are printed, with the kernel's default readahead and with ours."""
+buffered reads are printed, with the kernel's default readahead and with ours. On longer links of a known
+rate, the readahead is twice the product of rate and round trip."""
 import sys
 
 import testing
@@ -74,20 +75,35 @@ fi
 test "$(cat $file)" = 640
 gmblock detach $disk
 
-# A longer link needs more.
-/usr/sbin/tc qdisc replace dev lo root netem delay 50ms limit 100000
-attach
-until [ "$(cat $file)" -gt 512 ]; do
-	gmblock detach $disk
-	dmesg -c >/dev/null
-	attach --log-level debug
-	until dmesg | grep "a round trip"; do sleep 0.1; done
-	sleep 0.2
+# Longer links need more, up to 8 MiB.
+for delay in 50 100; do
+	/usr/sbin/tc qdisc replace dev lo root netem delay ${delay}ms rate 64mbit limit 100000
+	size=0
+	until [ $size -gt 512 ]; do # at most 512: a pause of the machine has spoiled the measurement
+		dmesg -c >/dev/null
+		attach --log-level debug
+		until dmesg | grep "a round trip"; do sleep 0.1; done
+		sleep 0.2
+		size=$(cat $file)
+		gmblock detach $disk
+	done
+	dmesg | sed -n "s/.*read of \([0-9]*\) bytes takes \([0-9]*\) us, a round trip \([0-9]*\) us/$delay $size \1 \2 \3/p" >>/results/links
 done
-test "$(cat $file)" -le 8192
-echo "long link: $(cat $file) KiB" >>/results/rates
-gmblock detach $disk
 """
+
+
+def check_links(guest):
+    """The readahead is twice the product of rate and round trip."""
+    found = set()
+    with open(f"{guest.results}/links", encoding="utf-8") as file:
+        for line in file:
+            delay_ms, kib, count, read_us, trip_us = map(int, line.split())
+            print(f"delay {delay_ms} ms: {count} bytes in {read_us} us, round trip {trip_us} us: {kib} KiB")
+            wanted = min(2 * count * trip_us / (read_us - trip_us) / 1024, 8192)
+            assert abs(kib - wanted) <= 4 + wanted / 100, wanted  # a page, and the rounding of the times
+            assert trip_us >= 2 * 1000 * delay_ms
+            found.add(kib)
+    assert len(found) == 2, found
 
 
 def test_readahead():
@@ -101,6 +117,7 @@ def test_readahead():
         with open(f"{guest.results}/auto", encoding="utf-8") as file:
             auto = int(file.read())
         assert 512 <= auto <= 8192, lab.story()
+        check_links(guest)
         print(f"auto: {auto} KiB; MiB/s of dd:")
         for name in ("measured", "rates"):
             with open(f"{guest.results}/{name}", encoding="utf-8") as file:
