@@ -335,7 +335,6 @@ void conn_track(int fd, bool connector)
 		atomic_store(&conn->asked_ns, 0);
 		conn->after = core.rules.after;
 		atomic_store(&conn->next_look, conn->after);
-		conn->attempt = 0;
 		conn->connector = connector;
 		conn->passed = false;
 		conn->holders = NULL;
@@ -435,7 +434,6 @@ void conn_try_plain(struct conn *conn)
 			(uint32_t)RULES_AFTER_MAX);
 	}
 	atomic_store(&conn->calls, 0);
-	conn->attempt = 0;
 	conn_look_again_at(conn, conn->bulk.on && !conn->connector ? 1 : conn->after);
 }
 

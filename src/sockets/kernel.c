@@ -110,7 +110,7 @@ static const uint8_t mapped[12] = { [10] = 0xff, [11] = 0xff };
 /* Asks the kernel for the user of the socket at the other end. The kernel lists a connection under
  * the address family of its socket. */
 static int sockets_kernel_ask(int netlink, int family, const struct rules_address *local,
-	const struct rules_address *remote, uid_t *uid_out)
+	const struct rules_address *remote, struct kernel_peer *peer)
 {
 	struct {
 		struct nlmsghdr head;
@@ -153,13 +153,13 @@ static int sockets_kernel_ask(int netlink, int family, const struct rules_addres
 		found.id.idiag_dport != question.request.id.idiag_dport) {
 		return -ENOENT; /* the kernel returned a listener */
 	}
-	*uid_out = found.idiag_uid;
+	*peer = (struct kernel_peer){ .uid = found.idiag_uid, .unsent = found.idiag_wqueue };
 	return 0;
 }
 
 /* An IPv4 connection can belong to an IPv6 socket, so it is looked up in both families. */
-int kernel_peer_uid(
-	const struct rules_address *local, const struct rules_address *remote, uid_t *uid_out)
+int kernel_peer(const struct rules_address *local, const struct rules_address *remote,
+	struct kernel_peer *peer)
 {
 	const struct timeval wait = { .tv_usec = NETLINK_WAIT_MS * 1000 };
 	bool ipv4 = memcmp(remote->bytes, mapped, sizeof(mapped)) == 0;
@@ -173,10 +173,10 @@ int kernel_peer_uid(
 		result = -errno;
 	} else {
 		if (ipv4) {
-			result = sockets_kernel_ask(netlink, AF_INET, local, remote, uid_out);
+			result = sockets_kernel_ask(netlink, AF_INET, local, remote, peer);
 		}
 		if (result == -ENOENT) {
-			result = sockets_kernel_ask(netlink, AF_INET6, local, remote, uid_out);
+			result = sockets_kernel_ask(netlink, AF_INET6, local, remote, peer);
 		}
 	}
 	close(netlink);

@@ -25,11 +25,14 @@ bool kernel_option_fits(int level, int option, const void *value, socklen_t leng
 /* Returns true if kernel_option_fits() returns true for all options of the socket. */
 bool kernel_options_fit(int fd);
 
-/* Returns the user of the socket at the other end, found in this network namespace by
- * NETLINK_SOCK_DIAG. Returns -ENOENT if it is not there, or another negative errno if netlink does
- * not work. */
-GMB_MUST_CHECK int kernel_peer_uid(
-	const struct rules_address *local, const struct rules_address *remote, uid_t *uid_out);
+/* Finds the socket at the other end, in this network namespace, by NETLINK_SOCK_DIAG. Returns
+ * -ENOENT if it is not there, or another negative errno if netlink does not work. */
+struct kernel_peer {
+	uid_t uid;
+	uint32_t unsent; /* bytes that it has written and that have not arrived */
+};
+GMB_MUST_CHECK int kernel_peer(const struct rules_address *local,
+	const struct rules_address *remote, struct kernel_peer *peer);
 
 /* Returns the events of a descriptor in an epoll set, as shown in /proc. Returns 0 or -ENOENT. */
 GMB_MUST_CHECK int kernel_epoll_events(int set_fd, int fd, uint32_t *events_out);

@@ -15,6 +15,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -26,10 +27,11 @@
 #include "sockets/sockets.h"
 
 enum {
-	ATTEMPTS = 4,	    /* attempts of the connector: at conn->after writes, then at 2, 4 and 8
-			       times that number */
-	LISTENS = 16,	    /* the acceptor waits for the connector for conn->after times this
-			       number of reads */
+	WRITES_MAX = 1 << 22, /* the connector tries at conn->after writes, then each time that
+				 their number has doubled, up to this number */
+	LISTENS = 16, /* the acceptor waits for the connector for conn->after times this number of
+			 reads, and for this many times the bytes that it had not read of what the
+			 connector had written */
 	LISTENS_BULK = 256, /* the same if bulk.on is set, because such connections have many reads
 			       for each write */
 	SPINS_AGAIN_AFTER = 2048,
@@ -93,7 +95,7 @@ static bool options_fit(const struct conn *conn)
 }
 
 /* Checks whether the connection may use rings. Returns 0, or a negative errno with the reason. */
-static int check_fitness(struct conn *conn, enum sockets_reason *reason, uid_t *uid)
+static int check_fitness(struct conn *conn, enum sockets_reason *reason, struct kernel_peer *peer)
 {
 	struct rlimit limit;
 	int result;
@@ -110,7 +112,7 @@ static int check_fitness(struct conn *conn, enum sockets_reason *reason, uid_t *
 		*reason = REASON_EPOLL;
 		return -EOPNOTSUPP;
 	}
-	result = kernel_peer_uid(&conn->local, &conn->remote, uid);
+	result = kernel_peer(&conn->local, &conn->remote, peer);
 	if (result != 0) {
 		*reason = result == -ENOENT ? REASON_REMOTE : REASON_IDENTITY;
 		return result;
@@ -126,16 +128,23 @@ static bool is_user(uid_t found, uid_t wanted)
 	return (found == wanted && found != UNKNOWN_UID) || found == 0;
 }
 
+static uint64_t unread_bytes(const struct conn *conn)
+{
+	int bytes = 0;
+
+	return REAL(ioctl)(conn->fd, FIONREAD, &bytes) == 0 && bytes > 0 ? (uint64_t)bytes : 0;
+}
+
 /* The acceptor creates the name of the connection, and waits for the connector to connect to it. */
 static void listen_for_library(struct conn *conn)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
 	char name[STATS_NAME_BYTES];
 	enum sockets_reason reason;
-	uid_t uid;
+	struct kernel_peer peer;
 	int fd;
 
-	if (check_fitness(conn, &reason, &uid) != 0) {
+	if (check_fitness(conn, &reason, &peer) != 0) {
 		conn_forget(conn, reason);
 		return;
 	}
@@ -156,6 +165,8 @@ static void listen_for_library(struct conn *conn)
 		conn_forget(conn, REASON_RESOURCES);
 		return;
 	}
+	conn->listens_to =
+		atomic_load(&conn->side.in) + LISTENS * (unread_bytes(conn) + peer.unsent);
 	conn_set_state(conn, CONN_LISTENING);
 	conn_look_again_at(conn, 0);
 }
@@ -183,10 +194,11 @@ static void meet_adopt(struct conn *conn, int fd)
 	struct clan_conn_options options = clan_options(conn);
 	struct ucred who;
 	socklen_t length = sizeof(who);
-	uid_t uid;
+	struct kernel_peer peer;
 
 	if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) != 0 ||
-		kernel_peer_uid(&conn->local, &conn->remote, &uid) != 0 || !is_user(who.uid, uid)) {
+		kernel_peer(&conn->local, &conn->remote, &peer) != 0 ||
+		!is_user(who.uid, peer.uid)) {
 		core_disown(fd);
 		REAL(close)(fd);
 		conn_forget(conn, REASON_IDENTITY);
@@ -202,6 +214,8 @@ static void meet_adopt(struct conn *conn, int fd)
 	conn_set_state(conn, CONN_CONNECTING);
 }
 
+/* The connector can be many writes ahead, and tries again only when it has made twice as many. So
+ * the acceptor gives up only after it has read these. */
 static void try_accept(struct conn *conn)
 {
 	int fd = REAL(accept4)(conn->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
@@ -209,7 +223,8 @@ static void try_accept(struct conn *conn)
 	if (fd >= 0) {
 		meet_adopt(conn, core_own(fd));
 	} else if (atomic_load(&conn->calls) / (conn->bulk.on ? LISTENS_BULK : LISTENS) >=
-		   conn->after) {
+			   conn->after &&
+		   atomic_load(&conn->side.in) >= conn->listens_to) {
 		conn_forget(conn, REASON_NOBODY);
 	}
 }
@@ -242,18 +257,19 @@ static bool is_first_being_met(const struct conn *conn)
 static void try_connect(struct conn *conn)
 {
 	struct clan_conn_options options = clan_options(conn);
+	uint32_t calls = atomic_load(&conn->calls);
 	char name[STATS_NAME_BYTES];
 	char address[STATS_NAME_BYTES + 4];
 	enum sockets_reason reason;
+	struct kernel_peer owner;
 	struct clan_peer peer;
-	uid_t uid;
 
-	if (check_fitness(conn, &reason, &uid) != 0) {
+	if (check_fitness(conn, &reason, &owner) != 0) {
 		conn_forget(conn, reason);
 		return;
 	}
 	if (is_first_being_met(conn)) {
-		conn_look_again_at(conn, atomic_load(&conn->calls) + 1);
+		conn_look_again_at(conn, calls + 1);
 		return;
 	}
 	meeting_name(conn, name);
@@ -261,17 +277,17 @@ static void try_connect(struct conn *conn)
 	if (clan_connect(core.queue, address, &options, hello, sizeof(hello), &conn->clan, NULL) !=
 		0) {
 		conn->clan = NULL;
-		if (++conn->attempt == ATTEMPTS && !conn->bulk.on) {
+		if (calls >= WRITES_MAX) {
 			conn_forget(conn, REASON_NOBODY);
 		} else {
-			conn_look_again_at(conn, atomic_load(&conn->calls) * 2);
+			conn_look_again_at(conn, calls * 2);
 		}
 		return;
 	}
 	clan_conn_set_context(conn->clan, conn);
 	conn_set_state(conn, CONN_CONNECTING);
 	clan_conn_peer(conn->clan, &peer);
-	if (!is_user(peer.uid, uid)) {
+	if (!is_user(peer.uid, owner.uid)) {
 		conn_forget(conn, REASON_IDENTITY);
 		return;
 	}

@@ -192,8 +192,7 @@ struct conn {
 	/* number of wake-ups of the peer until the last sample; UINT64_MAX: the next wake-ups are
 	 * not counted, up to a sample */
 	uint64_t bells;
-	uint32_t after;	  /* calls before the first conn_advance(); grows with each return to TCP */
-	uint32_t attempt; /* number of attempts of the connector */
+	uint32_t after; /* calls before the first conn_advance(); grows with each return to TCP */
 	bool connector;
 	bool passed;		 /* passed to an unknown process or program */
 	struct holders *holders; /* processes with the connection; NULL before the first fork */
@@ -203,6 +202,7 @@ struct conn {
 	struct rules_address remote;
 	struct clan_conn *clan; /* NULL if there is none */
 	int listen_fd;		/* -1 if there is none */
+	uint64_t listens_to;	/* value of side.in before which the acceptor does not give up */
 	int kept_fd; /* during an exec: a duplicate that the executed program does not inherit; else
 			-1 */
 	struct linger kept_linger;

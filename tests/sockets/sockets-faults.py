@@ -180,6 +180,27 @@ print(count)
 """
 
 
+# A stream in one direction. The writer is far ahead when the reader begins, and the reader is not when the writer goes on.
+AHEAD = """
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+near = socket.create_connection(listener.getsockname())
+far, _ = listener.accept()
+def write(count):
+    for _ in range(count):
+        near.sendall(b"x")
+def read(count):
+    for _ in range(count):
+        assert far.recv(1) == b"x"
+write(1000)
+read(200)
+write(1000)
+read(1800)
+for _ in range(100):
+    write(10)
+    read(10)
+"""
+
 # Prints how much the first write of the last message took: nobody reads at that time.
 BULK = """
 import socket
@@ -516,6 +537,15 @@ while left:
         self.assertLess(room, 1 << 20)
         self.assertEqual((stats["bulk"], stats["carried"], stats["broken"]), (1, 4, 0))  # two ends, twice
         self.assertGreater(stats["out_bytes"], 30 << 20)
+
+    def test_a_writer_that_is_far_ahead(self):
+        """It meets a reader that begins late."""
+        done = subprocess.run(self.carried("connect *:*; listen *:*", PYTHON, "-c", AHEAD), capture_output=True, text=True,
+                              timeout=120, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        stats = self.stats()
+        self.assertEqual((stats["nobody"], stats["carried"]), (0, 2), stats)
+        self.assertGreaterEqual(stats["out_bytes"], 900, stats)
 
     def test_fork_with_much_unread(self):
         """The child has what was in the ring and what was taken from it."""
