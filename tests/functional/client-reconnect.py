@@ -10,78 +10,37 @@ import os
 import random
 import socket
 import sys
-import threading
 
+import relay
 import support
 
 BYTES = 8 << 20
 
 
-class Proxy:
-    """Stands between the client and a server. For each connection in turn, limits says after how
-    many bytes of the server's what happens; later connections are left alone."""
+class Proxy(relay.Relay):
+    """For each connection in turn, limits says after how many bytes of the server's what happens; later connections
+    are left alone."""
 
     def __init__(self, path, target, *limits):
-        self.target = target
-        self.limits = list(limits)  # (bytes, "cut", "freeze" or "half-close")
-        self.passed = []
-        self.sockets = []
-        self.lock = threading.Lock()
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(path)
-        self.listener.listen(16)
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.limits = dict(enumerate(limits))  # (bytes, "cut", "freeze" or "half-close")
+        super().__init__(target, path)
 
-    def accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.socket(socket.AF_UNIX)
-            try:
-                server.connect(self.target)
-            except OSError:
-                client.close()
-                continue
-            with self.lock:
-                number = len(self.passed)
-                self.passed.append(0)
-                self.sockets += [client, server]
-            limit = self.limits[number] if number < len(self.limits) else (None, "")
-            threading.Thread(target=self.pump, args=(client, server, None, limit),
-                             daemon=True).start()
-            threading.Thread(target=self.pump, args=(server, client, number, limit),
-                             daemon=True).start()
+    def passed(self, number):
+        return self.links[number].passed[relay.DOWN]
 
-    def pump(self, source, target, number, limit):
-        """number: of the connection, for the server's direction."""
-        left, what = limit if number is not None else (None, "")
-        try:
-            while left is None or left > 0:
-                data = source.recv(65536 if left is None else min(left, 65536))
-                if not data:
-                    break
-                if number is not None:
-                    self.passed[number] += len(data)
-                target.sendall(data)
-                if left is not None:
-                    left -= len(data)
-            if left == 0 and what == "freeze":
-                return
-            if left == 0 and what == "half-close":
-                target.shutdown(socket.SHUT_WR)
-                return
-            for end in (source, target):
-                end.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
+    def room(self, link, direction):
+        limit, _ = self.limits.get(link.number, (None, ""))
+        if direction == relay.UP or limit is None:
+            return relay.PIECE
+        return min(limit - link.passed[relay.DOWN], relay.PIECE)
 
-    def close(self):
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        for end in self.sockets:
-            end.close()
+    def ended(self, link, direction):
+        what = "cut" if self.room(link, direction) > 0 else self.limits[link.number][1]
+        if what == "half-close":
+            with contextlib.suppress(OSError):  # it has ended
+                link.ends[0].shutdown(socket.SHUT_WR)
+        elif what == "cut":
+            link.cut()
 
 
 class Reconnect(support.Case):
@@ -287,10 +246,10 @@ class Reconnect(support.Case):
         proxy = Proxy(self.path("measure"), self.path("s"))
         self.addCleanup(proxy.close)
         client = self.open("measure", flags=flags)
-        greeting = proxy.passed[0]
+        greeting = proxy.passed(0)
         requests = self.mixed(client)
         self.wait_for(self.submit(client, requests), len(requests))
-        whole = proxy.passed[0]
+        whole = proxy.passed(0)
         self.assertGreater(whole, greeting + 2000)
         for at in range(greeting, whole, step):
             with self.subTest(at=at - greeting):

@@ -15,13 +15,13 @@ import struct
 import subprocess
 import sys
 import tempfile
-import threading
 import unittest
 import urllib.parse
 import zlib
 
 import attach_tool
 import ports
+import relay
 import support
 import tls_tool
 
@@ -51,68 +51,34 @@ MODES = {
 }
 
 
-class Proxy:
-    """Stands between clients and a server. The first connections are passed on, later ones are
-    answered by MODES[mode]. What clients say to that is kept in heard, and of connections that were
-    passed on how it begins."""
+class Proxy(relay.Relay):
+    """The first connections are passed on, later ones are answered by MODES[mode]. What clients say to that is kept in
+    heard, and of connections that were passed on how it begins."""
 
     def __init__(self, path, target, passed=0, mode="unsup"):
-        self.target = target
-        self.passed = passed
+        self.left = passed
         self.mode = mode
         self.heard = []
-        self.begun = []
-        self.threads = []
-        self.pairs = []
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(path)
-        self.listener.listen(32)
-        self.acceptor = threading.Thread(target=self.accept)
-        self.acceptor.start()
+        self.begins = {}  # by link
+        self.begun = []  # those of the connections that have ended
+        super().__init__(target, path)
 
-    def accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            if self.passed > 0:
-                self.passed -= 1
-                self.pass_on(client)
-            else:
-                self.run(self.answer, client)
+    def passes(self, client):
+        self.left -= 1
+        if self.left < 0:
+            self.run(self.answer, client)
+        return self.left >= 0
 
-    def run(self, function, *arguments):
-        thread = threading.Thread(target=function, args=arguments)
-        self.threads.append(thread)
-        thread.start()
+    def seen(self, link, direction, data):
+        begin = self.begins.get(link, b"")
+        if direction == relay.UP and len(begin) < 4096:
+            self.begins[link] = begin + data
+        return data
 
-    def pass_on(self, client):
-        server = socket.socket(socket.AF_UNIX)
-        try:
-            server.connect(self.target)
-        except OSError:
-            client.close()
-            return
-        self.pairs.append((client, server))
-        self.run(self.pump, client, server, True)
-        self.run(self.pump, server, client, False)
-
-    def pump(self, source, target, is_client):
-        begin = b""
-        try:
-            while data := source.recv(65536):
-                begin += data if is_client and len(begin) < 4096 else b""
-                target.sendall(data)
-        except OSError:
-            pass
-        for end in (source, target):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-        if is_client:
-            self.begun.append(begin)
+    def ended(self, link, direction):
+        link.cut()
+        if direction == relay.UP:
+            self.begun.append(self.begins.get(link, b""))
 
     def answer(self, client):
         greeting, answer = MODES[self.mode]
@@ -132,25 +98,6 @@ class Proxy:
             except OSError:
                 pass
             self.heard.append(heard)
-
-    def cut(self):
-        for pair in self.pairs:
-            for end in pair:
-                try:
-                    end.shutdown(socket.SHUT_RDWR)
-                except OSError:
-                    pass
-
-    def close(self):
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.acceptor.join()
-        self.cut()
-        for thread in self.threads:
-            thread.join()
-        for pair in self.pairs:
-            for end in pair:
-                end.close()
 
 
 def options_in_clear(heard):
@@ -490,7 +437,7 @@ class Downgrade(TlsCase):
             driver.say("wait")
             self.assertIn(" read 0 ", driver.until("done"))
             driver.until("waited")
-            proxy.cut()
+            proxy.cut_all()
             driver.say("write a 4096 4096 0")
             driver.say("wait")
             self.assertIn(" write -107 ", driver.until("done"))
@@ -607,8 +554,8 @@ class Ours(Renewing):
             self.assertEqual(status, 0, errors)
         with open(copied, "rb") as file:
             self.assertEqual(file.read(), self.content)
-        proxy.cut()
-        self.wait_for(lambda: len(proxy.begun) == len(proxy.pairs))
+        proxy.cut_all()
+        self.wait_for(lambda: len(proxy.begun) == len(proxy.links))
         self.assertGreaterEqual(len(proxy.begun), 8)
         self.check_nothing_in_clear(proxy)
 

@@ -423,7 +423,7 @@ class Failures(CopyCase):
                 one = self.relay(direction + "-source", direction + "-a")
                 two = self.relay(direction + "-target", direction + "-b")
                 lossy = two if direction == "up" else one
-                lossy.at(direction, 3 * MIB, lambda _chunk, _index, lossy=lossy: lossy.drop())
+                lossy.at(direction, 3 * MIB, lambda _chunk, _index, lossy=lossy: lossy.cut_all())
                 status, _, errors = self.copy("--verify", one.uri, two.uri)
                 self.assertEqual(status, 0, errors)
                 self.assertIn("the target" if direction == "up" else "the source", errors)

@@ -47,14 +47,6 @@ class Kills(CopyCase):
         self.assertGreater(len(starts), 1, "no run went on where another had stopped")
         self.assertFalse(os.path.exists(self.path("journal")))
 
-    def durable(self):
-        """Where the journal says that the next run begins."""
-        if not os.path.exists(self.path("journal")):
-            return None
-        with open(self.path("journal"), encoding="utf-8") as journal:
-            lines = [line.split() for line in journal if " durable " in line and line.endswith("\n")]
-        return int(lines[-1][2]) if lines else 0
-
     def arguments(self, *ends):
         return ["--resume", self.path("journal"), "--checkpoint", "256K", "--request-size",
                 "64K", "--requests", "8", *ends]

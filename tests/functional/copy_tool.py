@@ -7,16 +7,14 @@ clock to hit the middle of a copy.
 import json
 import os
 import random
-import select
-import socket
 import subprocess
 import threading
 
+import relay
 import support
 
 ODD_BYTES = 12345679
 MIB = 1 << 20
-PIECE = 64 * 1024
 
 
 class CopyCase(support.Case):
@@ -69,9 +67,17 @@ class CopyCase(support.Case):
         return self.serve(f"{path},readonly", name)
 
     def relay(self, upstream, name="relay"):
-        relay = Relay(self.path(name), self.path(upstream))
-        self.addCleanup(relay.close)
-        return relay
+        made = Relay(self.path(name), self.path(upstream))
+        self.addCleanup(made.close)
+        return made
+
+    def durable(self):
+        """Where the journal says that the next run begins."""
+        if not os.path.exists(self.path("journal")):
+            return None
+        with open(self.path("journal"), encoding="utf-8") as journal:
+            lines = [line.split() for line in journal if " durable " in line and line.endswith("\n")]
+        return int(lines[-1][2]) if lines else 0
 
     def spawn(self, *arguments, **options):
         process = subprocess.Popen(
@@ -105,97 +111,34 @@ def allocated(path):
     return os.stat(path).st_blocks * 512
 
 
-class Relay:
-    """Passes bytes between clients at one Unix socket and a server at another."""
+class Relay(relay.Relay):
+    """Acts when a chosen byte passes."""
 
     def __init__(self, path, upstream):
-        self.path = path
         self.uri = f"nbd+unix:///?socket={path}"
-        self.upstream = upstream
         self.lock = threading.Lock()
-        self.triggers = {"up": None, "down": None}
-        self.passed = {"up": 0, "down": 0}
-        self.sockets = set()
-        self.threads = []
-        self.closing = False
-        self.listener = socket.socket(socket.AF_UNIX)
-        self.listener.bind(path)
-        self.listener.listen(64)
-        self.wake, self.woken = socket.socketpair()
-        self.acceptor = threading.Thread(target=self._accept, daemon=True)
-        self.acceptor.start()
+        self.total = {relay.UP: 0, relay.DOWN: 0}
+        self.triggers = {}
+        super().__init__(upstream, path)
 
-    def at(self, direction, count, action):
+    def at(self, way, count, action):
         """When count more bytes have gone "up" (to the server) or "down", action(chunk, index) is
         called once, before the chunk that holds that byte is passed on; what it returns is passed
         on in its place, None: the chunk as it is."""
+        direction = relay.UP if way == "up" else relay.DOWN
         with self.lock:
-            self.triggers[direction] = (self.passed[direction] + count, action)
+            self.triggers[direction] = (self.total[direction] + count, action)
 
-    def drop(self):
-        """Closes all connections; new ones are accepted."""
-        for one in list(self.sockets):
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def close(self):
-        self.closing = True
-        self.wake.send(b"x")
-        self.acceptor.join()
-        self.drop()
-        for thread in self.threads:
-            thread.join()
-        for one in (self.listener, self.wake, self.woken):
-            one.close()
-
-    def _accept(self):
-        while True:
-            ready, _, _ = select.select([self.listener, self.woken], [], [])
-            if self.closing or self.woken in ready:
-                return
-            client, _ = self.listener.accept()
-            server = socket.socket(socket.AF_UNIX)
-            try:
-                server.connect(self.upstream)
-            except OSError:
-                client.close()
-                server.close()
-                continue
-            thread = threading.Thread(target=self._pass, args=(client, server), daemon=True)
-            self.threads.append(thread)
-            thread.start()
-
-    def _pass(self, client, server):
-        pair = {client: (server, "up"), server: (client, "down")}
-        self.sockets.update(pair)
-        try:
-            while True:
-                ready, _, _ = select.select(list(pair), [], [])
-                for one in ready:
-                    chunk = one.recv(PIECE)
-                    if not chunk:
-                        return
-                    other, direction = pair[one]
-                    other.sendall(self._look(direction, chunk))
-        except OSError:
-            pass
-        finally:
-            self.sockets.difference_update(pair)
-            client.close()
-            server.close()
-
-    def _look(self, direction, chunk):
+    def seen(self, link, direction, data):
         with self.lock:
-            start = self.passed[direction]
-            self.passed[direction] += len(chunk)
-            trigger = self.triggers[direction]
-            if trigger is None or trigger[0] >= start + len(chunk):
-                return chunk
-            self.triggers[direction] = None
-        changed = trigger[1](chunk, max(trigger[0] - start, 0))
-        return chunk if changed is None else changed
+            start = self.total[direction]
+            self.total[direction] += len(data)
+            at, action = self.triggers.get(direction, (None, None))
+            if at is None or at >= start + len(data):
+                return data
+            del self.triggers[direction]
+        changed = action(data, max(at - start, 0))
+        return data if changed is None else changed
 
 
 def flip(chunk, index):

@@ -5,13 +5,12 @@ a server ends or refuses some.
     push-flows.py GMBLOCK DRIVER
 """
 import os
-import socket
 import subprocess
 import sys
-import threading
 import time
 
 import push_tool
+import relay
 import support
 from push_tool import MIB, digest
 
@@ -20,82 +19,17 @@ DRIVER = ""
 COMMAND, FIRST, EXTRA = 0, 1, 2
 
 
-class Relay:
-    """Passes bytes between a port of its own and one of a server; each connection can be stopped or cut."""
+class SlowRelay(relay.Relay):
+    """Each connection carries at most this many bytes per second to the server."""
 
-    def __init__(self, port, rate=None):
-        self.upstream = port
-        self.rate = rate  # of each connection, in bytes per second
-        self.pairs = []  # (client, server)
-        self.carried = []  # bytes to the server
-        self.stopped = set()  # (number, whether it is the way to the server)
-        self.change = threading.Condition()
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self.listener.getsockname()[1]
-        threading.Thread(target=self.accept, daemon=True).start()
+    def __init__(self, server, rate):
+        self.rate = rate
+        super().__init__(server)
 
-    def accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            try:
-                server = socket.create_connection(("127.0.0.1", self.upstream))
-            except OSError:
-                client.close()
-                continue
-            with self.change:
-                number = len(self.pairs)
-                self.pairs.append((client, server))
-                self.carried.append(0)
-            for ends in (client, server, number, True), (server, client, number, False):
-                threading.Thread(target=self.pump, args=ends, daemon=True).start()
-
-    def pump(self, source, target, number, up):
-        try:
-            while True:
-                with self.change:
-                    self.change.wait_for(lambda: (number, up) not in self.stopped)
-                data = source.recv(1 << 16)
-                with self.change:
-                    self.change.wait_for(lambda: (number, up) not in self.stopped)
-                    if up:
-                        self.carried[number] += len(data)
-                if not data:
-                    break
-                if up and self.rate:
-                    time.sleep(len(data) / self.rate)
-                target.sendall(data)
-        except OSError:
-            pass
-        for one in self.pairs[number]:
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-    def stop(self, number, up):
-        with self.change:
-            self.stopped.add((number, up))
-
-    def cut(self, number):
-        for one in self.pairs[number]:
-            try:
-                one.shutdown(socket.SHUT_RDWR)
-            except OSError:  # it has ended
-                pass
-        with self.change:
-            self.stopped -= {(number, True), (number, False)}
-            self.change.notify_all()
-
-    def close(self):
-        self.listener.close()
-        for number in range(len(self.pairs)):
-            self.cut(number)
-        for pair in self.pairs:
-            for one in pair:
-                one.close()
+    def seen(self, link, direction, data):
+        if direction == relay.UP and self.rate:
+            time.sleep(len(data) / self.rate)
+        return super().seen(link, direction, data)
 
 
 class PushFlows(push_tool.Case):
@@ -108,14 +42,17 @@ class PushFlows(push_tool.Case):
         self.second = second() if second else self.serve(f"disk={self.target}{keys}", network=True,
                                                          arguments=arguments)
         port = int(self.second.uris[0].split(":")[2].split("/")[0])
-        self.relay = Relay(port, rate)
+        self.relay = SlowRelay(port, rate)
         self.addCleanup(self.relay.close)
-        self.uris = self.first.push("disk"), f"push://127.0.0.1:{self.relay.port}/disk"
+        self.uris = self.first.push("disk"), f"push://127.0.0.1:{self.relay.place}/disk"
 
     def wait_for_flows(self, count):
         """Until each additional connection has carried a piece."""
-        self.wait_for(lambda: len(self.relay.carried) >= EXTRA + count - 1
-                      and all(carried > MIB for carried in self.relay.carried[FIRST:]))
+        self.wait_for(lambda: len(self.relay.links) >= EXTRA + count - 1 and min(self.carried()) > MIB)
+
+    def carried(self):
+        """The bytes that each connection of the job has carried to the destination."""
+        return [link.passed[relay.UP] for link in self.relay.links[FIRST:]]
 
     def done_at(self, uri):
         return self.jobs(uri)[-1]["bytes_done"]
@@ -139,8 +76,8 @@ class PushFlows(push_tool.Case):
         job = self.push(*self.uris, "--connections", "4", "--verify=read", "--rate", "20M")
         self.assertEqual(digest(self.source), digest(self.target))
         self.assertEqual((job["state"], job["bytes_done"], job["bytes_durable"]), ("done", size, size))
-        self.assertEqual(len(self.relay.carried), EXTRA + 3)
-        self.assertTrue(all(carried > MIB for carried in self.relay.carried[FIRST:]), self.relay.carried)
+        self.assertEqual(len(self.relay.links), EXTRA + 3)
+        self.assertGreater(min(self.carried()), MIB)
         self.assertEqual({entry["digest"] for uri in self.uris for entry in self.jobs(uri)}, {job["digest"]})
         single = self.push(*self.uris, "--resume")
         self.assertEqual((single["digest"], single["bytes_skipped"] + single["bytes_zeroed"]), (job["digest"], size))
@@ -154,29 +91,29 @@ class PushFlows(push_tool.Case):
         machine."""
         self.pair(128 * MIB, rate=64 * MIB)
         self.push(*self.uris, "--connections", "auto", "--verify=read")
-        self.assertGreater(len(self.relay.carried), EXTRA)
+        self.assertGreater(len(self.relay.links), EXTRA)
         self.assertEqual(digest(self.source), digest(self.target))
         self.check_served()
 
     def test_a_connection_that_breaks(self):
         """Its pieces go on the others: those that were not written, and no others."""
-        for up in True, False:  # the pieces are on their way, or only the answers
-            with self.subTest(up):
+        for way in relay.UP, relay.DOWN:  # the pieces are on their way, or only the answers
+            with self.subTest(way):
                 self.pair()
                 push = self.start_push("--connections", "4", "--rate", "8M", "--verify=read", *self.uris)
                 self.wait_for_flows(4)
-                before = self.relay.carried[EXTRA + 1]
-                self.relay.stop(EXTRA + 1, up)
+                before = self.carried()[EXTRA]
+                self.relay.hold(EXTRA + 1, way)
                 done = self.done_at(self.uris[0])
                 # The others go on, with at most 8 pieces held up; then some are.
                 self.wait_for(lambda: self.done_at(self.uris[0]) >= done + 8 * MIB)
-                if not up:
-                    self.wait_for(lambda: self.relay.carried[EXTRA + 1] > before + MIB)
+                if way == relay.DOWN:
+                    self.wait_for(lambda: self.carried()[EXTRA] > before + MIB)
                 self.relay.cut(EXTRA + 1)
                 self.assertEqual(self.finish(push), "")
                 self.assertEqual(digest(self.source), digest(self.target))
                 resent = self.counters(self.first)["push_pieces_resent"]
-                if up:
+                if way == relay.UP:
                     self.assertGreaterEqual(resent, 1)
                 self.assertLessEqual(resent, 8)
                 self.assertEqual(self.counters(self.second)["bytes_written"], 32 * MIB)
@@ -190,9 +127,8 @@ class PushFlows(push_tool.Case):
         self.pair(arguments=("--handshake-timeout", "1s"))
         push = self.start_push("--connections", "2", "--rate", "4M", *self.uris)
         self.wait_for_flows(2)
-        self.relay.stop(EXTRA, True)
-        self.relay.stop(EXTRA, False)
-        self.wait_for(lambda: len(self.relay.pairs) > EXTRA + 1 or push.poll() is not None)
+        self.relay.hold(EXTRA, relay.UP, relay.DOWN)
+        self.wait_for(lambda: len(self.relay.links) > EXTRA + 1 or push.poll() is not None)
         self.assertEqual(self.finish(push), "")
         self.assertEqual(digest(self.source), digest(self.target))
         self.assertEqual(self.counters(self.second)["bytes_written"], 32 * MIB)
@@ -228,7 +164,7 @@ class PushFlows(push_tool.Case):
         self.wait_for_flows(4)
         self.second.kill()
         self.finish(push, 1)
-        self.second = self.start("--listen", f"push://127.0.0.1:{self.relay.upstream}", "--export",
+        self.second = self.start("--listen", f"push://127.0.0.1:{self.relay.server}", "--export",
                                  f"disk={self.target}")
         job = self.push(*self.uris, "--connections", "4", "--resume")
         self.assertGreater(job["bytes_skipped"], 0)
@@ -242,7 +178,7 @@ class PushFlows(push_tool.Case):
         code, errors = self.second.stop()
         self.assertEqual(code, 0, errors)
         self.assertIn("the destination", self.finish(push, 1))
-        self.second = self.start("--listen", f"push://127.0.0.1:{self.relay.upstream}", "--export",
+        self.second = self.start("--listen", f"push://127.0.0.1:{self.relay.server}", "--export",
                                  f"disk={self.target}")
         job = self.push(*self.uris, "--connections", "4", "--resume")
         self.assertGreater(job["bytes_skipped"], 0)

@@ -3,6 +3,7 @@
 
     push-tls.py GMBLOCK
 """
+import contextlib
 import json
 import os
 import re
@@ -10,9 +11,9 @@ import shutil
 import signal
 import socket
 import tempfile
-import threading
 
 import push_tool
+import relay
 import support
 import tls_tool
 from push_tool import MIB, digest
@@ -21,50 +22,20 @@ LINE = b"a line of the disk that nobody but both servers reads, 64 bytes\n"
 EXPORT = "secret-disk"
 
 
-class Recorder:
-    """Stands between a client and a server on TCP, and keeps what both say."""
+class Recorder(relay.Relay):
+    """Keeps what both sides say."""
 
     def __init__(self, port):
-        self.port = port
         self.heard = bytearray()
-        self.ends = []
-        self.threads = []
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.acceptor = threading.Thread(target=self.accept)
-        self.acceptor.start()
+        super().__init__(port)
 
-    def address(self):
-        return self.listener.getsockname()[1]
+    def seen(self, link, direction, data):
+        self.heard += data
+        return data
 
-    def accept(self):
-        while True:
-            try:
-                client, _ = self.listener.accept()
-            except OSError:
-                return
-            server = socket.create_connection(("127.0.0.1", self.port))
-            self.ends += [client, server]
-            for ends in ((client, server), (server, client)):
-                self.threads.append(threading.Thread(target=self.pump, args=ends))
-                self.threads[-1].start()
-
-    def pump(self, source, target):
-        try:
-            while data := source.recv(1 << 16):
-                self.heard += data
-                target.sendall(data)
-            target.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
-
-    def close(self):
-        self.listener.shutdown(socket.SHUT_RDWR)
-        self.listener.close()
-        self.acceptor.join()
-        for end in self.ends:
-            end.close()
-        for thread in self.threads:
-            thread.join()
+    def ended(self, link, direction):
+        with contextlib.suppress(OSError):  # it has ended
+            link.ends[direction].shutdown(socket.SHUT_WR)
 
 
 class PushTls(push_tool.Case):
@@ -162,7 +133,7 @@ class PushTls(push_tool.Case):
             far = self.destination(target, *good, tls=tls)
             recorder = Recorder(far.port)
             self.addCleanup(recorder.close)
-            port = recorder.address()
+            port = recorder.place
             first = self.source(self.x509(f"127.0.0.1,port={port}"), f"nbd:127.0.0.1,port={port}")
             with open(first.image, "wb") as file:
                 file.write(LINE * (2 * MIB // len(LINE)))
