@@ -62,26 +62,14 @@ void nbd_hosts_settle(struct nbd_hosts *hosts, struct device *device)
 static int nbd_hosts_check_disk(const struct nbd_hosts *hosts, const struct nbd_facts *first,
 	const struct nbd_facts *other, struct error *error)
 {
-	static const uint8_t unknown[NBD_DISK_BYTES];
 	char home[EXPORT_URI_LABEL_BYTES];
 	char next[EXPORT_URI_LABEL_BYTES];
+	const struct export_uri_disk disks[] = {
+		{ first->disk, export_uri_label(home, &hosts->at[hosts->home]) },
+		{ other->disk, export_uri_label(next, &hosts->at[hosts->next]) },
+	};
 
-	export_uri_label(home, &hosts->at[hosts->home]);
-	export_uri_label(next, &hosts->at[hosts->next]);
-	if (memcmp(first->disk, unknown, sizeof(unknown)) == 0 ||
-		memcmp(other->disk, unknown, sizeof(unknown)) == 0) {
-		return error_set(error, -ESTALE,
-			"cannot continue at %s: the identity of the disk is not known there or at "
-			"%s, so it might be another disk",
-			next, home);
-	}
-	if (memcmp(first->disk, other->disk, sizeof(other->disk)) != 0) {
-		return error_set(error, -ESTALE,
-			"cannot continue at %s: it has another disk than %s under the name \"%s\"; "
-			"correct the hosts in the URI, or the export of one of the servers",
-			next, home, quote(other->name));
-	}
-	return 0;
+	return export_uri_check_disk(&disks[0], &disks[1], other->name, error);
 }
 
 int nbd_hosts_check(const struct nbd_hosts *hosts, const struct nbd_facts *first,

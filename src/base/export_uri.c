@@ -381,6 +381,44 @@ int export_uri_format(const struct export_uri *uri, const char *export_name,
 	return w.full ? -ENOSPC : 0;
 }
 
+uint32_t export_uri_count_hosts(const char *text)
+{
+	struct export_uri uri;
+	uint32_t count = 0;
+
+	if (export_uri_parse(text, &uri, NULL) == 0) {
+		count = export_uri_hosts(&uri);
+		export_uri_fini(&uri);
+	}
+	return count;
+}
+
+static bool disk_is_known(const struct export_uri_disk *disk)
+{
+	static const uint8_t unknown[EXPORT_URI_DISK_BYTES];
+
+	return memcmp(disk->id, unknown, sizeof(unknown)) != 0;
+}
+
+int export_uri_check_disk(const struct export_uri_disk *home, const struct export_uri_disk *other,
+	const char *name, struct error *error)
+{
+	if (!disk_is_known(home) || !disk_is_known(other)) {
+		return error_set(error, -ESTALE,
+			"cannot continue here: %s does not report the identity of its disk, so it "
+			"is not known whether %s and %s have the same disk",
+			disk_is_known(home) ? other->label : home->label, home->label,
+			other->label);
+	}
+	if (memcmp(home->id, other->id, EXPORT_URI_DISK_BYTES) != 0) {
+		return error_set(error, -ESTALE,
+			"cannot continue here: %s and %s have different disks under the name "
+			"\"%s\"; correct the hosts in the URI, or the export of one of the servers",
+			home->label, other->label, quote(name));
+	}
+	return 0;
+}
+
 const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct export_uri *uri)
 {
 	char quoted[EXPORT_URI_LABEL_BYTES - 16];

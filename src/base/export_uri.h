@@ -130,6 +130,22 @@ static inline bool export_uri_has_files(const struct export_uri *uri)
 	return uri->tls_certificates != NULL || uri->tls_psk_file != NULL;
 }
 
+/* The disk that a server has: its identity, or zeroes if it is not known, and the label of the
+ * server. */
+enum { EXPORT_URI_DISK_BYTES = 16 };
+struct export_uri_disk {
+	const uint8_t *id;
+	const char *label;
+};
+
+/* Checks that a client can continue at another server: both have the same disk. Returns -ESTALE if
+ * not, or if an identity is not known. name: of the export. */
+GMB_MUST_CHECK int export_uri_check_disk(const struct export_uri_disk *home,
+	const struct export_uri_disk *other, const char *name, struct error *error);
+
+/* Returns the number of hosts in a URI; 0 if the text is no valid URI. */
+uint32_t export_uri_count_hosts(const char *text);
+
 /* Formats the address of the first server as the user wrote it, escaped, such as "[::1]:10809".
  * Returns out. */
 const char *export_uri_label(char out[EXPORT_URI_LABEL_BYTES], const struct export_uri *uri);

@@ -21,6 +21,7 @@
 #include <gmblock/gmblock.h>
 #include <stdalign.h>
 
+#include "base/export_uri.h"
 #include "base/list.h"
 #include "base/uri.h"
 #include "ring/ring.h"
@@ -34,7 +35,7 @@ enum {
 	CARRIER_LABEL_BYTES_MAX = 160,
 	CARRIER_TLS_BYTES_MAX = 96,
 	CARRIER_INSTANCE_BYTES = 16,
-	CARRIER_DISK_BYTES = 16,
+	CARRIER_DISK_BYTES = EXPORT_URI_DISK_BYTES,
 };
 
 struct carrier;

@@ -133,38 +133,22 @@ uint32_t hosts_attempts(const struct gmb_client *client, uint32_t attempts)
 
 /* --- the same disk ---------------------------------------------------------------------------- */
 
-static bool hosts_knows(const uint8_t disk[CARRIER_DISK_BYTES])
-{
-	static const uint8_t unknown[CARRIER_DISK_BYTES];
-
-	return memcmp(disk, unknown, sizeof(unknown)) != 0;
-}
-
 static int hosts_check_disk(const struct gmb_client *client, const struct connection *connection,
 	const struct carrier_facts *facts, struct error *error)
 {
 	const struct carrier_facts *known = &client->facts;
-	const char *here = hosts_label(client, connection->host);
-	const char *home = hosts_label(client, client->home);
+	const struct export_uri_disk home = { known->disk, hosts_label(client, client->home) };
+	const struct export_uri_disk here = { facts->disk, hosts_label(client, connection->host) };
+	int err = export_uri_check_disk(&home, &here, facts->name, error);
 
-	if (!hosts_knows(known->disk) || !hosts_knows(facts->disk)) {
-		return error_set(error, -ESTALE,
-			"cannot continue here: %s does not report the identity of its disk, so it "
-			"is "
-			"not known whether %s and %s have the same disk",
-			hosts_knows(known->disk) ? here : home, home, here);
-	}
-	if (memcmp(known->disk, facts->disk, sizeof(facts->disk)) != 0) {
-		return error_set(error, -ESTALE,
-			"cannot continue here: %s and %s have different disks under the name "
-			"\"%s\"; correct the hosts in the URI, or the export of one of the servers",
-			home, here, quote(facts->name));
+	if (err != 0) {
+		return err;
 	}
 	if (facts->bytes < known->bytes) {
 		return error_set(error, -ESTALE,
 			"cannot continue here: the disk has %llu bytes at %s, but %llu bytes at %s",
-			(unsigned long long)facts->bytes, here, (unsigned long long)known->bytes,
-			home);
+			(unsigned long long)facts->bytes, here.label,
+			(unsigned long long)known->bytes, home.label);
 	}
 	return 0;
 }
