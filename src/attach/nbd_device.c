@@ -404,12 +404,18 @@ static bool is_gone(struct nbd_disk *disk)
 	return nbd_kernel_status(&disk->orders, disk->kernel.index) == 0;
 }
 
-/* Returns whether the server has excluded the client for good: its node is fenced, or it has lost
- * its lease. */
-static bool has_excluded_us(int rc, const char *text)
+/* Returns whether the server has excluded the client for good, as in client/lease.c: the client has
+ * no right to the lease, or its node is fenced. If it is fenced at another host than the home, the
+ * other hosts are tried before; attempts: how many have failed. */
+static bool has_excluded_us(
+	const struct nbd_disk *disk, const struct error *error, uint32_t attempts)
 {
-	return rc == -EACCES && (strstr(text, EXPORT_URI_FENCED_TEXT) != NULL ||
-					strstr(text, EXPORT_URI_LEASE_TEXT) != NULL);
+	bool is_last = disk->hosts.count == 1 || attempts >= disk->hosts.count ||
+		       (disk->connected && disk->hosts.next == disk->hosts.home);
+
+	return error->code == -EACCES &&
+	       (strstr(error->text, EXPORT_URI_LEASE_TEXT) != NULL ||
+		       (strstr(error->text, EXPORT_URI_FENCED_TEXT) != NULL && is_last));
 }
 
 /* Makes all requests fail now. The disk stays attached, so that its state shows the reason. */
@@ -453,6 +459,7 @@ static bool reconnect(struct nbd_disk *disk)
 {
 	struct error error = { 0 };
 	int pause_ms = PAUSE_MS_MIN;
+	uint32_t attempts = 0;
 	int place;
 
 	if (!has_living(disk)) {
@@ -475,7 +482,7 @@ static bool reconnect(struct nbd_disk *disk)
 			log_error("%s: %s", disk->device.path, error.text);
 		}
 		health_set(&disk->device.health, false, error.text);
-		if (has_excluded_us(rc, error.text)) {
+		if (has_excluded_us(disk, &error, ++attempts)) {
 			fail_excluded(disk, error.text);
 			return false;
 		}
@@ -568,7 +575,7 @@ static int dial_first(struct nbd_disk *disk, uint64_t deadline_ns, struct connec
 		rc = dial(disk,
 			now_ns + (deadline_ns - now_ns) / (disk->hosts.count - disk->hosts.next),
 			-1, connection, facts, error);
-		if (rc == 0 || has_excluded_us(rc, error->text)) {
+		if (rc == 0 || has_excluded_us(disk, error, 0)) {
 			return rc;
 		}
 		error_join(&failures, error);

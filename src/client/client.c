@@ -453,6 +453,7 @@ int client_connection_ready(
 		int err = client_check_same(client, facts, error);
 
 		if (err == 0) {
+			hosts_settle(client, connection);
 			end_trouble(client, connection);
 			client_resized(client, facts->bytes);
 		}
@@ -535,18 +536,21 @@ void client_check_deadline(struct gmb_client *client)
 	uint64_t now_ns = ring_now_ns(client->queue->ring);
 	uint64_t lost_ns = now_ns - client->lost_ns;
 	bool is_overdue;
+	const struct error *exclusion = client_exclusion(client);
 	bool deleted = client->lost_ns != 0 && snapshot_is_deleted(client);
 
 	client->deleted_ns = !deleted ? 0 : client->deleted_ns != 0 ? client->deleted_ns : now_ns;
 	is_overdue = lost_ns >= client->options.reconnect_timeout_ms * NS_PER_MS ||
-		     client_is_excluded(client) ||
+		     exclusion != NULL ||
 		     (client->deleted_ns != 0 &&
 			     now_ns - client->deleted_ns >= SNAPSHOT_PATIENCE_MS * NS_PER_MS);
 	if (client->state == CLIENT_OPEN && client->lost_ns != 0 && is_overdue) {
 		struct error reason;
 
 		hosts_explain(client, &reason);
-		if (!client_is_excluded(client)) {
+		if (exclusion != NULL) {
+			client->trouble = reason;
+		} else {
 			error_set(&client->trouble, -ENOTCONN,
 				"the client gave up after %u s without a connection: %s",
 				(uint32_t)(lost_ns / NS_PER_MS / 1000), reason.text);
@@ -624,7 +628,8 @@ void client_connection_lost(struct gmb_client *client, struct connection *connec
 	if (client->state == CLIENT_OPEN) {
 		connection->attempts++;
 		connection_start(connection,
-			backoff_ns(client, attempts, !others || client->lost_count > 0));
+			backoff_ns(client, attempts,
+				!others || client->lost_count > 0 || client->is_searching));
 	}
 }
 

@@ -144,6 +144,10 @@ struct gmb_client {
 	uint32_t home; /* server of the last connection that was usable; facts are from it */
 	/* last failure at each server since a connection was usable; NULL if there is only one */
 	struct error *host_failures;
+	uint32_t hosts_tried; /* BIT(host): an attempt there has failed in this time */
+	/* The home does not accept connections, so the other servers are tried even if the client
+	 * still has connections to it. */
+	bool is_searching;
 	struct gmb_options options; /* options with the defaults filled in */
 	struct log_limit refusals;  /* rate limit of log lines about rejected requests */
 	/* why the client is dead, or why a connection was last lost */
@@ -282,22 +286,27 @@ void hosts_prepare(const struct gmb_client *client, struct carrier_start *start)
  * the connection. */
 bool hosts_renews_lease(const struct gmb_client *client, const struct connection *connection);
 /* Called when a connection was lost or has failed: chooses the next server if the client has no
- * other connection. Can lose other connections to the same server. */
+ * other connection, or if its server does not accept new ones. Can lose other connections to the
+ * same server. */
 void hosts_lost(struct gmb_client *client, const struct connection *connection);
 /* Called when the export could not be opened at client->host. Returns whether there is a further
  * server, which is client->host then. */
 bool hosts_open_next(struct gmb_client *client);
-/* Stores why the client has no connection: client->trouble, or the failures of all servers. */
+/* Returns the refusal of a server that has fenced the client's node, if it is final: the server is
+ * the only one or the home of an open client, or all others have failed as well. Otherwise NULL. */
+const struct error *hosts_fence(const struct gmb_client *client);
+/* Stores why the client has no connection: its exclusion, or the failures of all servers. */
 void hosts_explain(const struct gmb_client *client, struct error *error);
 /* Stores the URI for messages, with the server in use if there are several. */
 void hosts_name(const struct gmb_client *client, char *out, size_t bytes);
 /* Returns how often all servers were tried in `attempts` attempts. */
 uint32_t hosts_attempts(const struct gmb_client *client, uint32_t attempts);
 /* Called when a connection is ready. Returns 0, or the reason why it must not be used: it leads to
- * another server than the others, or to another disk. */
+ * another disk, or to another server than the others. Loses the others instead if their server does
+ * not accept connections any more. */
 int hosts_check(struct gmb_client *client, struct connection *connection,
 	const struct carrier_facts *facts, struct error *error);
-/* Called when the only usable connection was accepted: all others will use its server. */
+/* Called when a usable connection was accepted: all others will use its server. */
 void hosts_settle(struct gmb_client *client, const struct connection *connection);
 
 /* --- lease.c ---------------------------------------------------------------------------------- */
@@ -305,9 +314,11 @@ void hosts_settle(struct gmb_client *client, const struct connection *connection
 /* Fills in the lease that the options ask for. secret: random; the name of the client is derived
  * from it if the program does not give one. */
 void client_want_lease(struct gmb_client *client, const uint64_t secret[2]);
-/* Returns whether the client's node is fenced, or the client has lost its lease. This is final:
- * another client may use the disk. */
-bool client_is_excluded(const struct gmb_client *client);
+/* Returns whether the error is the refusal of a server that has fenced the client's node. */
+bool client_is_fenced(const struct error *error);
+/* Returns why the client is excluded for good, or NULL: its node is fenced, or it has no right to
+ * the lease. Another client may use the disk. */
+const struct error *client_exclusion(const struct gmb_client *client);
 
 /* --- grow.c ----------------------------------------------------------------------------------- */
 

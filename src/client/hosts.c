@@ -60,20 +60,46 @@ bool hosts_renews_lease(const struct gmb_client *client, const struct connection
 	       (connection->host == client->home || lost_ns >= client->lease.ms * NS_PER_MS);
 }
 
-/* Ends the other connections to a server that has stopped responding. They are dead as well, but
- * without traffic a connection does not detect this, and the client could not leave the server. */
-static void hosts_leave_silent(struct gmb_client *client, const struct connection *lost)
+/* Ends the usable connections to a server. They are dead as well, but without traffic a connection
+ * does not detect this, and the client could not leave the server. */
+static void hosts_leave(struct gmb_client *client, uint32_t host, const char *why)
 {
 	struct error error;
 
-	error_set(&error, -ECONNRESET, "another connection to this server did not respond in time");
+	error_set(&error, -ECONNRESET, "%s", why);
 	for (uint32_t i = 0; i < CLIENT_CONNECTIONS_MAX; i++) {
 		struct connection *connection = client->connections[i];
 
-		if (connection != NULL && connection->host == lost->host &&
+		if (connection != NULL && connection->host == host &&
 			connection->state == CONNECTION_READY) {
 			connection_lose(connection, &error);
 		}
+	}
+}
+
+/* Returns whether an attempt with this result has not reached a server. */
+static bool hosts_is_unreachable(int result)
+{
+	return result == -ECONNREFUSED || result == -EHOSTUNREACH || result == -EHOSTDOWN ||
+	       result == -ENETUNREACH || result == -ETIMEDOUT;
+}
+
+/* Notes what the end of a connection says about its server. */
+static void hosts_note(struct gmb_client *client, const struct connection *connection)
+{
+	int result = connection->reason.code;
+
+	if (result == -EAGAIN) {
+		return; /* the host was not to blame */
+	}
+	client->host_failures[connection->host] = connection->reason;
+	if (!connection->was_ready) {
+		client->hosts_tried |= BIT(connection->host);
+		client->is_searching |=
+			connection->host == client->home && hosts_is_unreachable(result);
+	} else if (result == -ETIMEDOUT) {
+		hosts_leave(client, connection->host,
+			"another connection to this server did not respond in time");
 	}
 }
 
@@ -82,40 +108,52 @@ void hosts_lost(struct gmb_client *client, const struct connection *connection)
 	if (!has_several(client)) {
 		return;
 	}
-	if (connection->reason.code != -EAGAIN) { /* the host was not to blame */
-		client->host_failures[connection->host] = connection->reason;
-	}
-	if (connection->was_ready && connection->reason.code == -ETIMEDOUT) {
-		hosts_leave_silent(client, connection);
-	}
+	hosts_note(client, connection);
 	/* Connections that were lost together change the host once. */
 	if (client->state == CLIENT_OPEN && connection->host == client->host &&
-		client_ready_count(client) == 0) {
+		(client->is_searching || client_ready_count(client) == 0)) {
 		client->host = (client->host + 1) % client->target->host_count;
 	}
 }
 
 bool hosts_open_next(struct gmb_client *client)
 {
-	if (client->host + 1 == client->target->host_count || client_is_excluded(client)) {
+	if (client->host + 1 == client->target->host_count || client_exclusion(client) != NULL) {
 		return false;
 	}
 	client->host++;
 	return true;
 }
 
-void hosts_explain(const struct gmb_client *client, struct error *error)
+const struct error *hosts_fence(const struct gmb_client *client)
 {
-	struct error failures = { 0 };
+	bool is_last = client->hosts_tried == BIT(client->target->host_count) - 1 &&
+		       client_ready_count(client) == 0;
 
-	if (has_several(client) && !client_is_excluded(client)) {
-		for (uint32_t i = 0; i < client->target->host_count; i++) {
-			if (client->host_failures[i].text[0] != '\0') {
-				error_join(&failures, &client->host_failures[i]);
-			}
+	if (!has_several(client)) {
+		return client_is_fenced(&client->trouble) ? &client->trouble : NULL;
+	}
+	for (uint32_t i = 0; client->state == CLIENT_OPEN && i < client->target->host_count; i++) {
+		if (client_is_fenced(&client->host_failures[i]) && (is_last || i == client->home)) {
+			return &client->host_failures[i];
 		}
 	}
-	*error = failures.text[0] != '\0' ? failures : client->trouble;
+	return NULL;
+}
+
+void hosts_explain(const struct gmb_client *client, struct error *error)
+{
+	const struct error *exclusion = client_exclusion(client);
+	struct error failures = { 0 };
+
+	for (uint32_t i = 0; has_several(client) && i < client->target->host_count; i++) {
+		if (client->host_failures[i].text[0] != '\0') {
+			error_join(&failures, &client->host_failures[i]);
+		}
+	}
+	*error = exclusion != NULL	    ? *exclusion
+		 : failures.text[0] != '\0' ? failures
+					    : client->trouble;
 }
 
 void hosts_name(const struct gmb_client *client, char *out, size_t bytes)
@@ -153,6 +191,33 @@ static int hosts_check_disk(const struct gmb_client *client, const struct connec
 	return 0;
 }
 
+/* Checks a connection to another server than that of the usable connections, which does not accept
+ * connections any more. If the new server has the disk, the client moves there. */
+static int hosts_check_move(struct gmb_client *client, const struct connection *connection,
+	const struct carrier_facts *facts, struct error *error)
+{
+	int err = 0;
+
+	if (!client->is_searching) {
+		return error_set(
+			error, -EAGAIN, "the other connections use %s", gmb_server(client));
+	}
+	err = hosts_check_disk(client, connection, facts, error);
+	err = err ?: client_check_able(client, facts, error);
+	if (err == 0 && client_has_forgotten(client, facts)) {
+		return error_set(error, -ESTALE,
+			"cannot continue here: %s has another epoch of the disk than %s, and "
+			"changes were not flushed",
+			hosts_label(client, connection->host), gmb_server(client));
+	}
+	if (err == 0) {
+		hosts_leave(client, client->home,
+			"this server does not accept connections any more, and another one has the "
+			"disk");
+	}
+	return err;
+}
+
 int hosts_check(struct gmb_client *client, struct connection *connection,
 	const struct carrier_facts *facts, struct error *error)
 {
@@ -161,10 +226,8 @@ int hosts_check(struct gmb_client *client, struct connection *connection,
 	if (client->state == CLIENT_OPENING || connection->host == client->home) {
 		return 0;
 	}
-	err = client_ready_count(client) > 1
-		      ? error_set(
-				error, -EAGAIN, "the other connections use %s", gmb_server(client))
-		      : hosts_check_disk(client, connection, facts, error);
+	err = client_ready_count(client) > 1 ? hosts_check_move(client, connection, facts, error)
+					     : hosts_check_disk(client, connection, facts, error);
 	if (err != 0) {
 		connection->was_ready = false; /* a failed attempt, and not a loss */
 	}
@@ -180,6 +243,8 @@ void hosts_settle(struct gmb_client *client, const struct connection *connection
 	}
 	client->home = connection->host;
 	client->host = connection->host;
+	client->is_searching = false;
+	client->hosts_tried = 0;
 	for (uint32_t i = 0; i < client->target->host_count; i++) {
 		client->host_failures[i].text[0] = '\0';
 	}

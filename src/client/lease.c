@@ -24,10 +24,21 @@ void client_want_lease(struct gmb_client *client, const uint64_t secret[2])
 	}
 }
 
-bool client_is_excluded(const struct gmb_client *client)
+/* Returns whether a server has refused the client for this reason. */
+static bool is_refusal(const struct error *error, const char *text)
 {
-	/* gmb has only EPERM for both */
-	return (client->trouble.code == -EACCES || client->trouble.code == -EPERM) &&
-	       (strstr(client->trouble.text, EXPORT_URI_FENCED_TEXT) != NULL ||
-		       strstr(client->trouble.text, EXPORT_URI_LEASE_TEXT) != NULL);
+	/* gmb has only EPERM */
+	return (error->code == -EACCES || error->code == -EPERM) &&
+	       strstr(error->text, text) != NULL;
+}
+
+bool client_is_fenced(const struct error *error)
+{
+	return is_refusal(error, EXPORT_URI_FENCED_TEXT);
+}
+
+const struct error *client_exclusion(const struct gmb_client *client)
+{
+	return is_refusal(&client->trouble, EXPORT_URI_LEASE_TEXT) ? &client->trouble
+								   : hosts_fence(client);
 }

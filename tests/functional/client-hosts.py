@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 
+import relay
 import support
 import tls_tool
 
@@ -70,8 +71,17 @@ class Base(support.Case):
         return [text for event, text in self.events if event == name]
 
     def until_text(self, name, part):
-        while not any(part in text for text in self.texts(name)):
+        def has_come():
             self.queue.wait(50)
+            return any(part in text for text in self.texts(name))
+        self.wait_for(has_come)
+
+    def behind_relay(self, server):
+        """The relay of a server, which looks like a host of its own."""
+        made = relay.Relay(int(server.host.rpartition(":")[2]))
+        made.host = f"127.0.0.1:{made.place}"
+        self.addCleanup(made.close)
+        return made
 
     @contextlib.contextmanager
     def deaf(self, full=False):
@@ -148,6 +158,38 @@ class HostsNbd(Base):
         self.addCleanup(first.signal, signal.SIGCONT)
         self.assertEqual(client.pread(5000, 10), self.content[10:5010])
         self.assertEqual(client.server(), second.host)
+
+    def test_a_dead_host_and_connections_that_cannot_notice(self):
+        """One connection is lost and finds nobody at its host, and the other ones have nothing to send."""
+        first, second = self.with_disk("a"), self.serve("b")
+        host = self.behind_relay(first)
+        client = self.open(host, second, connections=3)
+        client.pwrite(b"here", 0)
+        for number in range(3):
+            host.hold(number, relay.UP, relay.DOWN)
+        first.kill()
+        host.refuse()
+        host.cut(0)
+        self.until_text("lost", host.host)
+        self.give_disk(second)
+        self.until_text("reconnected", second.host)
+        self.assertEqual(client.pread(4, 0), b"here")
+
+    def test_a_host_that_accepts_no_more_connections(self):
+        """The connections that it has go on, unless another host has the disk."""
+        first, second = self.with_disk("a"), self.serve("b")
+        host = self.behind_relay(first)
+        client = self.open(host, second, connections=2)
+        host.refuse()
+        host.cut(0)
+        self.until_text("lost", host.host)
+        for i in range(200):
+            client.pwrite(b"%4d" % i, 4 * i)
+        self.assertEqual((client.server(), client.info().connections), (host.host, 1))
+        self.control(first, "export", "remove", "disk")
+        self.give_disk(second)
+        self.until_text("reconnected", second.host)
+        self.assertEqual(client.pread(800, 0), b"".join(b"%4d" % i for i in range(200)))
 
     def refused_at(self, client, first, second, part):
         """A read waits while no host has the disk; the reason names both hosts."""
@@ -260,7 +302,39 @@ class HostsNbd(Base):
         self.check_refused(["serve", "memory:1M", "--listen", f"{self.SCHEME}://127.0.0.1:0,127.0.0.2:0"], 2,
                            "a listening URI has one host")
 
-    # --- leases
+    # --- fences and leases
+
+    def with_nodes(self, name, *arguments):
+        """A server that knows the clients of the test as a node."""
+        os.mkdir(self.path(name + ".state"))
+        config = self.make_file(name + ".conf", "nodes: [{name: me, address: 127.0.0.1}]\n"
+                                                "access: [{node: me, rights: rw}]\n")
+        return self.serve(name, "--config", config, "--state-folder", self.path(name + ".state"), *arguments)
+
+    def fence(self, server):
+        code, _, errors = self.run_gmblock("fence", "me", "--server", self.path(server.name + ".control"))
+        self.assertEqual(code, 0, errors)
+
+    def test_fenced_at_one_host(self):
+        """Another host might know the client as another node."""
+        first, second = self.with_nodes("a"), self.with_disk("b")
+        self.fence(first)
+        client = self.open(first, second, reconnect_timeout_ms=600000)
+        self.assertEqual(client.server(), second.host)
+        self.control(second, "export", "remove", "disk")
+        self.until_text("gave-up", first.host)
+        self.assertIn("fenced: ", self.texts("gave-up")[0])
+
+    def test_fenced_at_all_hosts(self):
+        servers = self.with_nodes("a", "--export", f"disk={self.image}"), self.with_nodes("b")
+        client = self.open(*servers, reconnect_timeout_ms=600000)
+        for server in servers:
+            self.fence(server)
+        self.until_text("gave-up", "fenced")
+        with self.assertRaises(gmblock.Error) as caught:
+            self.open(*servers)
+        for server in servers:
+            self.assertRegex(str(caught.exception), f"{server.host}: .*fenced: ")
 
     def test_a_lease_is_taken_along(self):
         first, second = self.with_disk("a"), self.serve("b")
