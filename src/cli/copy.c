@@ -429,10 +429,7 @@ static int target_flush(struct job *job, struct error *error)
 	while (io.in_flight) {
 		copy_loop_turn(&job->loop);
 	}
-	if (io.result < 0) {
-		*error = job->target->failure;
-	}
-	return io.result;
+	return io.result < 0 ? copy_end_failure(job->target, error) : 0;
 }
 
 /* Prepares the target for the first change: sets its size, and starts the journal. */

@@ -18,6 +18,7 @@
 #include <stdio.h>
 
 #include "base/error.h"
+#include "base/list.h"
 #include "ring/ring.h"
 
 struct copy_end;
@@ -126,6 +127,9 @@ GMB_MUST_CHECK int copy_end_prepare(
 	struct copy_end *end, uint64_t bytes, bool resumed, struct error *error);
 void copy_end_submit(struct copy_end *end, struct copy_io *io);
 void copy_end_cancel(struct copy_end *end);
+/* Returns the error of the end's last failed operation: -EINTR if it did not wait for the server
+ * because of a stop signal, otherwise end->failure. */
+GMB_MUST_CHECK int copy_end_failure(const struct copy_end *end, struct error *error);
 GMB_MUST_CHECK int copy_end_finish(struct copy_end *end, uint64_t bytes, struct error *error);
 void copy_end_forget(struct copy_end *end);
 
@@ -161,12 +165,13 @@ GMB_MUST_CHECK int copy_stream_open(struct copy_loop *loop, const struct copy_en
  * must be idle when it is destroyed. */
 struct copy_loop {
 	struct ring *ring;
-	struct gmb_queue *queue; /* NULL: no remote end */
-	bool local;		 /* there are operations on the ring */
-	uint64_t rate;		 /* bytes per second, set by the creator; 0: no limit */
-	uint64_t rate_due_ns;	 /* earliest start of the next piece */
-	int signal_fd;		 /* -1 until copy_loop_watch_signals(); owned by the process */
-	int stop_signal;	 /* the signal that requested a stop; 0: none yet */
+	struct gmb_queue *queue;  /* NULL: no remote end */
+	bool local;		  /* there are operations on the ring */
+	uint64_t rate;		  /* bytes per second, set by the creator; 0: no limit */
+	uint64_t rate_due_ns;	  /* earliest start of the next piece */
+	int signal_fd;		  /* -1 until copy_loop_watch_signals(); owned by the process */
+	int stop_signal;	  /* the signal that requested a stop; 0: none yet */
+	struct list_node remotes; /* open remote ends */
 	struct ring_op queue_op;
 	struct ring_op signal_op;
 	struct ring_op tick_op;
@@ -185,7 +190,8 @@ void copy_loop_destroy(struct copy_loop *loop);
 GMB_MUST_CHECK int copy_loop_watch_signals(struct copy_loop *loop, struct error *error);
 
 /* Performs one turn: sends and submits operations, waits for a completion, a signal or the tick,
- * and calls done of completed operations. */
+ * and calls done of completed operations. After a stop signal, the operations of an end that has
+ * lost its server fail. */
 void copy_loop_turn(struct copy_loop *loop);
 
 /* Returns -EINTR and an error message after a signal has requested a stop. */

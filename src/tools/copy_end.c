@@ -14,6 +14,7 @@
 #include "base/bytes.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "client/guest.h"
 #include "tools/copy.h"
 
 enum { NAME_BYTES = 300 };
@@ -134,6 +135,16 @@ void copy_end_cancel(struct copy_end *end)
 	}
 }
 
+int copy_end_failure(const struct copy_end *end, struct error *error)
+{
+	int err = end->failure.code == -ENOTCONN ? copy_loop_check(end->loop, error) : 0;
+
+	if (err == 0) {
+		*error = end->failure;
+	}
+	return error->code;
+}
+
 int copy_end_finish(struct copy_end *end, uint64_t bytes, struct error *error)
 {
 	return end->ops->finish != NULL ? end->ops->finish(end, bytes, error) : 0;
@@ -190,8 +201,6 @@ enum { RING_ENTRIES = 256 };
 #define TICK_NS (UINT64_C(1000000) * COPY_TICK_MS)
 /* The rate limit lets the copy catch up this much unused time, because ticks can be late. */
 #define RATE_BACK_NS (2 * TICK_NS)
-/* Time limit from the first signal to the end, even if servers do not respond. */
-#define STOP_NS (UINT64_C(600) * 1000 * 1000 * 1000)
 
 int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct error *error)
 {
@@ -206,6 +215,7 @@ int copy_loop_create(struct copy_loop *loop, bool remote, bool local, struct err
 	memset(loop, 0, sizeof(*loop));
 	loop->signal_fd = -1;
 	loop->local = local;
+	list_init(&loop->remotes);
 	err = ring_create(&options, &loop->ring, error);
 	if (err < 0) {
 		return err;
@@ -299,25 +309,38 @@ static void copy_end_arm(struct copy_loop *loop)
 	}
 }
 
-/* Ends the process by the signal if a stopped copy takes too long. A server could delay the end
- * forever by repeating handshakes without answering requests. */
-static void stop_when_due(const struct copy_loop *loop)
+struct remote_end {
+	struct copy_end end;
+	struct gmb_client *client;
+	struct list_node node; /* in loop->remotes while the end is open */
+	bool lost;	       /* a connection was lost after the signal to stop */
+	bool ended;
+};
+
+/* Called after the signal to stop. Ends the clients without a connection, so that their requests
+ * fail instead of waiting for a server that might never return. */
+static void remotes_end_lost(struct copy_loop *loop)
 {
-	if (loop->stop_signal == 0 || clock_now_ns() - caught_ns < STOP_NS) {
-		return;
+	list_for_each(node, &loop->remotes)
+	{
+		struct remote_end *remote = list_entry(node, struct remote_end, node);
+		struct gmb_info info = { .size = sizeof(info) };
+
+		gmb_get_info(remote->client, &info);
+		if (!remote->ended && (remote->lost || info.connections == 0)) {
+			remote->ended = true;
+			client_end(remote->client);
+		}
 	}
-	log_error("requests that were in flight when SIG%s arrived did not complete within ten "
-		  "minutes",
-		sigabbrev_np(loop->stop_signal));
-	(void)signal(loop->stop_signal, SIG_DFL);
-	(void)raise(loop->stop_signal);
 }
 
 void copy_loop_turn(struct copy_loop *loop)
 {
 	int finished = 0;
 
-	stop_when_due(loop);
+	if (loop->stop_signal != 0) {
+		remotes_end_lost(loop);
+	}
 	if (!loop->local) {
 		(void)gmb_queue_wait(loop->queue, COPY_TICK_MS);
 		loop->stop_signal = caught_signal;
@@ -384,11 +407,6 @@ enum {
 	CONNECTIONS_DEFAULT = 4,
 	RECONNECT_MS_MAX = 600000,
 	SLOW_MS_MAX = 300000,
-};
-
-struct remote_end {
-	struct copy_end end;
-	struct gmb_client *client;
 };
 
 static void copy_end_request_done(struct gmb_request *request)
@@ -468,6 +486,7 @@ static int remote_close(struct copy_end *end, struct error *error)
 	struct remote_end *remote = container_of(end, struct remote_end, end);
 
 	GMB_UNUSED(error);
+	list_remove(&remote->node);
 	(void)gmb_close(remote->client);
 	copy_end_fini(end);
 	free(remote);
@@ -485,15 +504,14 @@ static void copy_end_remote_event(void *context, enum gmb_event event, const cha
 	struct copy_end *end = &remote->end;
 	struct gmb_info info = { .size = sizeof(info) };
 
-	if (event == GMB_EVENT_RECONNECTED) { /* the event's text is only the URI */
-		log_warning("%s: %s: reconnected", end->role, text);
-		return;
-	}
+	remote->lost |= event == GMB_EVENT_LOST && end->loop->stop_signal != 0;
 	if (event == GMB_EVENT_RESIZED && remote->client != NULL) {
 		gmb_get_info(remote->client, &info);
 		end->shrunk |= end->size_known && info.bytes < end->bytes;
 	}
-	log_warning("%s: %s", end->role, text);
+	/* the text of RECONNECTED is only the URI */
+	log_warning(
+		"%s: %s%s", end->role, text, event == GMB_EVENT_RECONNECTED ? ": reconnected" : "");
 }
 
 /* Fills in the properties of the end from the export. -EROFS: the target cannot be written. */
@@ -538,6 +556,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 	if (remote == NULL) {
 		return error_oom(error);
 	}
+	list_init(&remote->node);
 	err = copy_end_init(&remote->end, &remote_ops, loop, options, error);
 	if (err == 0) {
 		err = gmb_open(loop->queue, options->text, &open, &remote->client, &reason);
@@ -550,6 +569,7 @@ int copy_remote_open(struct copy_loop *loop, const struct copy_end_options *opti
 		(void)remote_close(&remote->end, NULL);
 		return err;
 	}
+	list_push_back(&loop->remotes, &remote->node);
 	*end_out = &remote->end;
 	return 0;
 }

@@ -224,6 +224,19 @@ static void task_progress(struct task *task, uint64_t bytes)
 	task->engine->counters->holes += task->zero ? bytes : 0;
 }
 
+/* Submits an operation of the task, at its cursor. */
+static void task_submit(struct task *task, struct copy_end *end, enum copy_operation operation,
+	uint64_t length, uint8_t *buffer, copy_done_fn *done)
+{
+	task->io.operation = operation;
+	task->io.offset = task->offset + task->cursor;
+	task->io.length = length;
+	task->io.buffer = buffer;
+	task->io.done = done;
+	task->asked_ns = copy_loop_now_ns(task->engine->options->loop);
+	copy_end_submit(end, &task->io);
+}
+
 static void copy_engine_written(struct copy_io *io)
 {
 	struct task *task = container_of(io, struct task, io);
@@ -262,25 +275,15 @@ static void task_write(struct task *task, uint8_t *buffer, uint64_t bytes, uint6
 {
 	task->run = run;
 	task_set_state(task, TASK_WRITING);
-	task->io.operation = COPY_WRITE;
-	task->io.offset = task->offset + task->cursor;
-	task->io.length = bytes;
-	task->io.buffer = buffer;
-	task->io.done = copy_engine_written;
-	task->asked_ns = copy_loop_now_ns(task->engine->options->loop);
-	copy_end_submit(task->engine->target, &task->io);
+	task_submit(task, task->engine->target, COPY_WRITE, bytes, buffer, copy_engine_written);
 }
 
 static void task_zero(struct task *task, uint64_t run)
 {
 	task->run = run;
 	task_set_state(task, TASK_ZEROING);
-	task->io.operation = COPY_ZERO;
 	task->io.allocate = task->engine->options->allocate;
-	task->io.offset = task->offset + task->cursor;
-	task->io.length = run;
-	task->io.done = zeroed;
-	copy_end_submit(task->engine->target, &task->io);
+	task_submit(task, task->engine->target, COPY_ZERO, run, NULL, zeroed);
 }
 
 /* Called when the target's block was read into engine->edge. Overwrites the beginning of the block
@@ -305,12 +308,8 @@ static void task_edge(struct task *task)
 
 	GMB_ASSERT(!task->zero);
 	task_set_state(task, TASK_READ_EDGE);
-	task->io.operation = COPY_READ;
-	task->io.offset = task->offset + task->cursor;
-	task->io.length = engine->target->block_min;
-	task->io.buffer = engine->edge;
-	task->io.done = edge_read;
-	copy_end_submit(engine->target, &task->io);
+	task_submit(task, engine->target, COPY_READ, engine->target->block_min, engine->edge,
+		edge_read);
 }
 
 /* Returns true when the rest of the task is shorter than a block of the target, which accepts only
@@ -466,12 +465,8 @@ static void task_copy(struct task *task)
 
 	engine->copying = task;
 	task_set_state(task, TASK_COPYING);
-	task->io.operation = COPY_FROM;
 	task->io.source = engine->source;
-	task->io.offset = task->offset;
-	task->io.length = task->length;
-	task->io.done = server_copied;
-	copy_end_submit(engine->target, &task->io);
+	task_submit(task, engine->target, COPY_FROM, task->length, NULL, server_copied);
 }
 
 /* --- the plan ------------------------------------------------------------------------------ */
@@ -553,14 +548,8 @@ static bool task_start(struct engine *engine, const struct piece *piece)
 		return true;
 	}
 	task_set_state(task, TASK_READING);
-	task->io.operation = COPY_READ;
-	task->io.offset = task->offset;
-	task->io.length = task->length;
-	task->io.buffer = task->buffer;
-	task->io.done = source_read;
-	task->asked_ns = copy_loop_now_ns(engine->options->loop);
 	engine->reading = engine->source->kind == COPY_STREAM;
-	copy_end_submit(engine->source, &task->io);
+	task_submit(task, engine->source, COPY_READ, task->length, task->buffer, source_read);
 	return true;
 }
 
@@ -619,7 +608,8 @@ static void checkpoint_flushed(struct copy_io *io)
 
 	if (io->result < 0) {
 		engine->flush_failed = true;
-		engine_fail(engine, &engine->target->failure);
+		(void)!copy_end_failure(engine->target, &error);
+		engine_fail(engine, &error);
 		return;
 	}
 	if (engine->options->journal->fd >= 0 &&
