@@ -438,6 +438,32 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 	return status;
 }
 
+int cli_parse_action(const struct cli_command *command, int argc, char **argv, int *action)
+{
+	const char *const *actions = command->actions;
+	int status = cli_parse(command, argc, argv);
+	char list[SHOWN_BYTES] = "";
+	size_t used = 0;
+
+	if (status != CLI_GO_ON) {
+		return status;
+	}
+	for (int i = 0; optind < argc && actions[i] != NULL; i++) {
+		if (strcmp(argv[optind], actions[i]) == 0) {
+			optind++;
+			*action = i;
+			return CLI_GO_ON;
+		}
+	}
+	for (int i = 0; actions[i] != NULL && used < sizeof(list); i++) {
+		const char *before = i == 0 ? "" : actions[i + 1] != NULL ? ", " : " or ";
+
+		used += (size_t)snprintf(
+			list + used, sizeof(list) - used, "%s%s", before, actions[i]);
+	}
+	return cli_usage_error(command->name, "give a command: %s", list);
+}
+
 int cli_operand(const char *command, const char *noun, int argc, char **argv, const char **operand)
 {
 	if (argc - optind > 1) {
@@ -448,6 +474,17 @@ int cli_operand(const char *command, const char *noun, int argc, char **argv, co
 	}
 	*operand = optind < argc ? argv[optind] : NULL;
 	return CLI_GO_ON;
+}
+
+bool cli_utf8(const char *command, const char *what, char **words, int count)
+{
+	for (int i = 0; i < count; i++) {
+		if (!utf8_valid(words[i], strlen(words[i]))) {
+			(void)cli_usage_error(command, "%s is not valid UTF-8", what);
+			return false;
+		}
+	}
+	return true;
 }
 
 int cli_server(const char *command, int argc, char **argv, const char **server)

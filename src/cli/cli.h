@@ -63,6 +63,11 @@ struct cli_command {
  * status, also after -h or --help. */
 GMB_MUST_CHECK int cli_parse(const struct cli_command *command, int argc, char **argv);
 
+/* Like cli_parse(), and sets *action to the index of the first operand in command->actions. Other
+ * operands are wrong usage. optind is at the operand after it. */
+GMB_MUST_CHECK int cli_parse_action(
+	const struct cli_command *command, int argc, char **argv, int *action);
+
 /* Makes cli_parse() call see() with the command and return CLI_OK instead of parsing. If `see` is
  * NULL, cli_parse() parses again from now on. */
 typedef void cli_see(const struct cli_command *command, void *context);
@@ -72,6 +77,10 @@ void cli_watch(cli_see *see, void *context);
  * permitted. More operands are wrong usage. */
 GMB_MUST_CHECK int cli_operand(
 	const char *command, const char *noun, int argc, char **argv, const char **operand);
+
+/* Returns false, and reports wrong usage, unless all words are valid UTF-8. what: what the words
+ * are, as the subject of the message. */
+GMB_MUST_CHECK bool cli_utf8(const char *command, const char *what, char **words, int count);
 
 /* Determines the server on this machine to which a command applies: the value of --server (*server;
  * NULL: not given), otherwise the only operand, otherwise NULL. Giving both is wrong usage. */

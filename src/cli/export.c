@@ -139,11 +139,8 @@ static json_t *cli_export_make(const char *action, const struct export_arguments
 	json_t *all;
 
 	*status = CLI_USAGE;
-	for (int i = 0; i < count; i++) {
-		if (!utf8_valid(words[i], strlen(words[i]))) {
-			cli_usage_error(name, "a name, path or value is not valid UTF-8");
-			return NULL;
-		}
+	if (!cli_utf8(name, "a name, path or value", words, count)) {
+		return NULL;
 	}
 	if (count < needed || (sets && count == 1) || (!adds && !sets && count > 1)) {
 		cli_usage_error(name, "%s",
@@ -237,21 +234,16 @@ int cmd_export(int argc, char **argv)
 		.actions = actions,
 		.keys = server_export_field,
 		.arguments = &arguments };
-	const char *action = NULL;
+	int idx;
+	int status = cli_parse_action(&command, argc, argv, &idx);
+	const char *action;
 	bool lists;
 	json_t *wire;
-	int status = cli_parse(&command, argc, argv);
 
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	for (size_t i = 0; optind < argc && actions[i] != NULL; i++) {
-		action = strcmp(argv[optind], actions[i]) == 0 ? actions[i] : action;
-	}
-	if (action == NULL) {
-		return cli_usage_error(name, "give a command: add, set, remove or list");
-	}
-	optind++;
+	action = actions[idx];
 	lists = strcmp(action, "list") == 0;
 	if (lists ? argc > optind : arguments.json) {
 		return cli_usage_error(

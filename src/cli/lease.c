@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/text.h"
 #include "cli/cli.h"
 #include "control/control.h"
 #include "tools/show.h"
@@ -116,34 +115,24 @@ int cmd_lease(int argc, char **argv)
 		CLI_FIELDS(fields),
 		.actions = actions,
 		.arguments = &arguments };
-	int status = cli_parse(&command, argc, argv);
-	int action = 0;
+	int action;
+	int status = cli_parse_action(&command, argc, argv, &action);
 	json_t *wire;
 	int count;
 
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	while (optind < argc && actions[action] != NULL &&
-		strcmp(argv[optind], actions[action]) != 0) {
-		action++;
-	}
-	if (optind == argc || actions[action] == NULL) {
-		return cli_usage_error(name, "give a command: list, offer or release");
-	}
-	argv += optind + 1;
-	count = argc - optind - 1;
+	argv += optind;
+	count = argc - optind;
 	if (count < operands[action].least || count > operands[action].most) {
 		return cli_usage_error(name, "%s", operands[action].usage);
 	}
 	if (arguments.json && action != 0) {
 		return cli_usage_error(name, "--json is for list only");
 	}
-	for (int i = 0; i < count; i++) {
-		if (!utf8_valid(argv[i], strlen(argv[i]))) {
-			return cli_usage_error(
-				name, "the name of an export or node is not valid UTF-8");
-		}
+	if (!cli_utf8(name, "the name of an export or node", argv, count)) {
+		return CLI_USAGE;
 	}
 	wire = json_pack("{s:s}", "action", actions[action]);
 	if (count > 0) {

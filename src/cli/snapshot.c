@@ -6,7 +6,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "base/text.h"
 #include "cli/cli.h"
 #include "control/control.h"
 #include "tools/show.h"
@@ -112,6 +111,7 @@ static const struct field fields[] = {
 
 int cmd_snapshot(int argc, char **argv)
 {
+	enum { CREATE, LIST, DELETE };
 	static const char *const actions[] = { "create", "list", "delete", NULL };
 	struct snapshot_arguments arguments = { 0 };
 	const struct cli_command command = { .name = name,
@@ -120,43 +120,34 @@ int cmd_snapshot(int argc, char **argv)
 		CLI_FIELDS(fields),
 		.actions = actions,
 		.arguments = &arguments };
-	const char *action = NULL;
+	int action;
+	int status = cli_parse_action(&command, argc, argv, &action);
 	bool lists;
 	json_t *wire;
-	int status = cli_parse(&command, argc, argv);
 	int count;
 
 	if (status != CLI_GO_ON) {
 		return status;
 	}
-	for (size_t i = 0; optind < argc && actions[i] != NULL; i++) {
-		action = strcmp(argv[optind], actions[i]) == 0 ? actions[i] : action;
-	}
-	if (action == NULL) {
-		return cli_usage_error(name, "give a command: create, list or delete");
-	}
-	argv += optind + 1;
-	count = argc - optind - 1;
-	lists = strcmp(action, "list") == 0;
+	argv += optind;
+	count = argc - optind;
+	lists = action == LIST;
 	if (lists ? count > 1 : count != 2) {
 		return cli_usage_error(name,
 			lists ? "'list' takes at most one EXPORT"
 			      : "'%s' needs an EXPORT and a NAME",
-			action);
+			actions[action]);
 	}
 	if (arguments.json && !lists) {
 		return cli_usage_error(name, "--json is for list only");
 	}
-	if (arguments.now && strcmp(action, "delete") != 0) {
+	if (arguments.now && action != DELETE) {
 		return cli_usage_error(name, "--now is for delete only");
 	}
-	for (int i = 0; i < count; i++) {
-		if (!utf8_valid(argv[i], strlen(argv[i]))) {
-			return cli_usage_error(
-				name, "the name of an export or snapshot is not valid UTF-8");
-		}
+	if (!cli_utf8(name, "the name of an export or snapshot", argv, count)) {
+		return CLI_USAGE;
 	}
-	wire = json_pack("{s:s}", "action", action);
+	wire = json_pack("{s:s}", "action", actions[action]);
 	if (count > 0) {
 		json_object_set_new(wire, "export", json_string(argv[0]));
 	}
