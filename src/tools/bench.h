@@ -19,6 +19,7 @@
 #include <gmblock/gmblock.h>
 
 #include "base/error.h"
+#include "base/export_uri.h"
 #include "base/histogram.h"
 
 enum bench_direction { BENCH_READ, BENCH_WRITE, BENCH_DIRECTIONS };
@@ -106,7 +107,8 @@ struct bench_result {
 	uint64_t elapsed_ns;
 	struct bench_cpu cpu;
 	struct bench_range range;
-	struct gmb_info info; /* information from the first connection */
+	struct gmb_info info;		   /* information from the first connection */
+	char host[EXPORT_URI_LABEL_BYTES]; /* its server at the end; "" if the URI names only one */
 	/* sum of all connections; only counters that increase with requests */
 	struct gmb_stats stats;
 	uint32_t connections; /* open connections */

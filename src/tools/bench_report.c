@@ -105,6 +105,10 @@ static void bench_report_print_head(
 
 	print_label("Server");
 	printf("\"%s\"\n", log_escape(uri, sizeof(uri), work->uri, strlen(work->uri)));
+	if (result->host[0] != '\0') {
+		print_label("Host in use");
+		puts(result->host);
+	}
 	print_label("Work");
 	bench_title(title, work, result->connections);
 	printf("%s%s\n", title, work->fua ? ", FUA" : "");
@@ -518,6 +522,8 @@ int bench_show_json(
 	json_object_set_new(root, "covered", json_boolean(bench_covered(work, result)));
 	json_object_set_new(root, "rate", json_rate(work, result));
 	json_object_set_new(root, "uri", print_json_text(work->uri));
+	json_object_set_new(
+		root, "host", print_json_text(result->host[0] != '\0' ? result->host : NULL));
 	json_object_set_new(root, "work", json_work(work, result));
 	json_object_set_new(root, "process", json_costs(result));
 	json_object_set_new(root, "server", json_server(result));

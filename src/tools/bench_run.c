@@ -90,6 +90,7 @@ struct bench_worker {
 	struct bench_snapshot end;
 	struct bench_range range;
 	struct gmb_info info;
+	char host[EXPORT_URI_LABEL_BYTES]; /* as in struct bench_result */
 	uint32_t connections;
 	/* number of completed requests, for the progress line; includes the warm-up */
 	_Atomic uint64_t completed;
@@ -178,6 +179,10 @@ static void phase_drain(struct bench_worker *worker, uint64_t now)
 	}
 	if (worker->phase == BENCH_MEASURE) {
 		snapshot(worker, &worker->end, now);
+	}
+	if (export_uri_count_hosts(worker->shared->work->uri) > 1) {
+		snprintf(worker->host, sizeof(worker->host), "%s",
+			gmb_server(worker->links[0].client));
 	}
 	worker->phase = BENCH_DRAIN;
 	worker->phase_end_ns = now + worker->shared->work->timeout_ns;
@@ -948,6 +953,7 @@ static int bench_run_collect(struct bench *bench, struct bench_result *result, s
 	}
 	add_time(bench, result);
 	result->info = bench->workers[0].info;
+	memcpy(result->host, bench->workers[0].host, sizeof(result->host));
 	result->range = bench->workers[0].range;
 	result->interrupted = bench->interrupted;
 	if (bench_requests(result) > 0) {
