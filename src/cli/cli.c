@@ -212,14 +212,14 @@ static const char *meant(
 	return near_text(&near, "--", out);
 }
 
-/* Reports an option without its value. optopt has the option's code. */
+/* Reports an option without its value. code: the option's code in the table. */
 static int value_missing(
-	const struct cli_command *command, const char *shown, const struct option *table)
+	const struct cli_command *command, int code, const char *shown, const struct option *table)
 {
 	char form[FIELD_FORM_BYTES];
 	size_t idx = 0;
 
-	while (table[idx].val != optopt) {
+	while (table[idx].val != code) {
 		idx++;
 	}
 	if (idx >= command->field_count) {
@@ -227,6 +227,13 @@ static int value_missing(
 	}
 	return cli_usage_error(command->name, "the option %s needs a value: --%s %s", shown,
 		table[idx].name, field_form(&command->fields[idx], form));
+}
+
+/* Returns whether the last option's value is a separate word that looks like an option. Such a
+ * value is probably missing; "--option=--value" gives it nevertheless. */
+static bool is_value_missing(char *const *argv)
+{
+	return optarg != NULL && optarg == argv[optind - 1] && strncmp(optarg, "--", 2) == 0;
 }
 
 static int option_unknown(const struct cli_command *self, const char *word, const char *shown,
@@ -299,7 +306,7 @@ static int option_error(
 		return option_abbreviated(self, word, argv, table);
 	}
 	if (code == ':') {
-		return value_missing(self, shown, table);
+		return value_missing(self, optopt, shown, table);
 	}
 	if (optopt >= OPTION_FIRST) {
 		return cli_usage_error(command, "the option %s takes no value", shown);
@@ -422,6 +429,8 @@ int cli_parse(const struct cli_command *command, int argc, char **argv)
 			status = option_error(command, code, argv, table);
 		} else if (is_abbreviated(option_word(argv), table)) {
 			status = option_abbreviated(command, option_word(argv), argv, table);
+		} else if (is_value_missing(argv)) {
+			status = value_missing(command, code, quote(option_word(argv)), table);
 		} else if (code == help || code == 'h') {
 			status = print_help(command);
 		} else if (code == help + 1) {

@@ -60,6 +60,11 @@ static int add_server(void *object, const char *text, struct error *error)
 {
 	struct fence_arguments *arguments = object;
 
+	if (export_uri_count_hosts(text) > 1) {
+		return error_set(error, -EINVAL,
+			"'%s' names several servers; repeat --server for each of them",
+			quote(text));
+	}
 	if (arguments->server_count == FENCE_SERVERS_MAX) {
 		return error_set(error, -EINVAL, "only %d servers are possible", FENCE_SERVERS_MAX);
 	}

@@ -147,6 +147,8 @@ class HelpAndVersion(support.Case):
                 (["serve", "-l"], "the option -l needs a value: --listen URI"),
                 (["serve", "--export"], "needs a value: --export NAME=PATH[,KEY=VALUE]...\n"),
                 (["info", "nbd://h", "--timeout"], "needs a value: --timeout TIME\n"),
+                (["serve", "--check", "--state-folder", "DIR", "FILE"], "the option --check needs a value: --check FILE\n"),
+                (["copy", "--rate", "--json", "a", "b"], "the option --rate needs a value: --rate BYTES\n"),
                 (["bench", "nbd://h", "--log-level"], "the option --log-level needs a value")):
             with self.subTest(arguments):
                 self.check_refused(arguments, 2, fragment)

@@ -541,6 +541,10 @@ class Lasting(Fencing):
         self.check_refused(["serve", "--config", text, "--state-folder", self.path("none"), "--control", "none"], 1,
                            f"cannot use the state folder {self.path('none')}: No such file")
 
+    def test_a_uri_of_several_servers(self):
+        self.check_refused(["fence", "a", "--server", "nbds://storage-1,storage-2"], 2,
+                           "'nbds://storage-1,storage-2' names several servers; repeat --server")
+
     def test_servers_without_nodes(self):
         text = self.make_file("plain", "exports: [{ name: disk, path: 'memory:1M' }]\n")
         server = self.start("--config", text, "--control", self.control, "--listen", "nbd://127.0.0.1:0")

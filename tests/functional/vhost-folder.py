@@ -305,9 +305,11 @@ class Folder(upgrades.Case):
                              (self.uri(folder="/x"), "'folder' is given twice")):
             self.check_refused(["serve", "null:1M", "--listen", uri], 2, message)
         self.check_refused(["info", self.uri()], 2, "write ?socket=FOLDER/EXPORT")
+        self.check_refused(["serve", "null:1M", "--listen", f"vhost-user-blk+unix:///?folder={self.image('a')}"], 1,
+                           f"{self.image('a')}: not a folder")
         errors = self.check_refused(["serve", "--listen", f"vhost-user-blk+unix:///?folder={self.path('none')}", "--export",
                                      f"a={self.image('a')}", "--export", f"b={self.image('b')}"], 1,
-                                    f"no folder {self.path('none')}; create it")
+                                    f"{self.path('none')}: no such folder; create it")
         self.assertEqual(len(errors.splitlines()), 1, errors)
 
 

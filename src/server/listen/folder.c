@@ -242,13 +242,14 @@ static int keep_listeners(const struct listen_folders *folders, uint32_t folder,
 static int check_folder(const struct export_uri *uri, struct error *error)
 {
 	struct stat status;
+	bool exists = stat(uri->socket_path, &status) == 0;
 
-	return stat(uri->socket_path, &status) == 0 && S_ISDIR(status.st_mode)
-		       ? 0
-		       : error_set(error, -ENOENT,
-				 "cannot listen on %s+unix:///?folder=%s: there is no folder %s; "
-				 "create it for the user of the server",
-				 uri->protocol, quote(uri->socket_path), quote(uri->socket_path));
+	if (exists && S_ISDIR(status.st_mode)) {
+		return 0;
+	}
+	return error_set(error, exists ? -ENOTDIR : -ENOENT,
+		"cannot listen on %s+unix:///?folder=%s: %s", uri->protocol,
+		quote(uri->socket_path), exists ? "not a folder" : "no such folder; create it");
 }
 
 static int follow(const struct listen_folders *folders, const struct exports *exports,
