@@ -95,7 +95,6 @@ void attach_options_init(struct attach_options *options)
 		.number = -1,
 		.connect_timeout_ns = 10 * NS_PER_S,
 		.request_timeout_ns = 30 * NS_PER_S,
-		.slow_timeout_ns = 600 * NS_PER_S,
 		.reconnect_timeout_ns = 600 * NS_PER_S,
 		.readahead_bytes = READAHEAD_AUTO,
 		.lease.ms = 30000,
@@ -340,7 +339,7 @@ static uint64_t usual_limit_ns(const struct daemon *daemon)
 
 	return options->reconnect_timeout_ns +
 	       (health_is_connected(&daemon->device->health)
-			       ? MAX(options->slow_timeout_ns, options->request_timeout_ns)
+			       ? attach_slow_ns(options, ATTACH_SLOW_NS)
 			       : 0);
 }
 

@@ -45,13 +45,24 @@ struct attach_options {
 	uint32_t connections; /* number of connections, at most 16; 0: chosen to suit the server */
 	uint32_t queues;      /* ublk: threads and hardware queues; 0: one */
 	uint64_t connect_timeout_ns;
-	uint64_t request_timeout_ns;   /* silence after which a connection counts as lost */
-	uint64_t slow_timeout_ns;      /* request_timeout_ns for flushes and other slow commands */
+	uint64_t request_timeout_ns; /* silence after which a connection counts as lost */
+	/* request_timeout_ns for flushes and other slow commands; 0: default, see attach_slow_ns()
+	 */
+	uint64_t slow_timeout_ns;
 	uint64_t reconnect_timeout_ns; /* time to wait for a lost server */
 	uint64_t readahead_bytes;      /* or READAHEAD_AUTO, see readahead.h */
 	/* timings started by the caller, to which steps are added; NULL: not measured */
 	struct timings *timings;
 };
+
+/* Returns slow_timeout_ns, or the default, but at least request_timeout_ns. */
+#define ATTACH_SLOW_NS UINT64_C(600000000000)
+static inline uint64_t attach_slow_ns(const struct attach_options *options, uint64_t default_ns)
+{
+	uint64_t slow_ns = options->slow_timeout_ns != 0 ? options->slow_timeout_ns : default_ns;
+
+	return MAX(slow_ns, options->request_timeout_ns);
+}
 
 /* Sets the defaults of everything except uri and file. */
 void attach_options_init(struct attach_options *options);

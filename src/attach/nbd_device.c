@@ -49,8 +49,9 @@ enum {
 	WAIT_MS = 500,
 };
 
-#define NS_PER_S UINT64_C(1000000000)
-#define WAIT_NS	 (WAIT_MS * UINT64_C(1000000))
+#define NS_PER_S      UINT64_C(1000000000)
+#define WAIT_NS	      (WAIT_MS * UINT64_C(1000000))
+#define HOSTS_SLOW_NS (60 * NS_PER_S) /* default of slow_timeout with several hosts */
 
 struct nbd_disk {
 	struct device device;
@@ -619,9 +620,10 @@ static int connect_device(struct nbd_disk *disk, struct error *error)
 	int rc;
 
 	disk->kernel.index = disk->options->number;
-	/* The driver has one time limit for all requests, so it must suffice for the slow ones. */
-	disk->kernel.timeout_s = nbd_device_seconds(
-		MAX(disk->options->slow_timeout_ns, disk->options->request_timeout_ns));
+	/* The driver has one limit for all requests, also slow ones. It repeats a lost request
+	 * after it. */
+	disk->kernel.timeout_s = nbd_device_seconds(attach_slow_ns(
+		disk->options, disk->hosts.count > 1 ? HOSTS_SLOW_NS : ATTACH_SLOW_NS));
 	disk->kernel.dead_timeout_s = nbd_device_seconds(disk->options->reconnect_timeout_ns);
 	disk->kernel.backend = disk->options->uri;
 	if (disk->kernel.index >= 0) {

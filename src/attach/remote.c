@@ -76,7 +76,7 @@ static int open_client(struct remote *remote, const struct attach_options *optio
 		.connections = options->connections,
 		.connect_timeout_ms = clock_milliseconds(options->connect_timeout_ns),
 		.request_timeout_ms = clock_milliseconds(options->request_timeout_ns),
-		.slow_timeout_ms = clock_milliseconds(options->slow_timeout_ns),
+		.slow_timeout_ms = clock_milliseconds(attach_slow_ns(options, ATTACH_SLOW_NS)),
 		.reconnect_timeout_ms = clock_milliseconds(options->reconnect_timeout_ns),
 		.event = remote_remote_event,
 		.context = remote,

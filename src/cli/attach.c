@@ -286,7 +286,7 @@ static const struct field fields[] = {
 		.type = FIELD_TIME, .min = 1, AT(attach.request_timeout_ns) },
 	{ "slow-timeout", "TIME",
 		"like --request-timeout, but for flush, trim, zero and durable write requests "
-		"(default: 10min)",
+		"(default: 10min; with nbd and several hosts 1min)",
 		.type = FIELD_TIME, .min = 1, AT(attach.slow_timeout_ns) },
 	{ "reconnect-timeout", "TIME",
 		"time that requests wait for a reconnection before they fail (default: 10min)",

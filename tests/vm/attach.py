@@ -231,6 +231,9 @@ serve_at() # PORT FILE
 }
 truncate -s 192M /dev/shm/other.img
 serve_at 10801 $what
+disk=$(gmblock attach --$kind $hosts:10801,127.0.0.1:10802/)
+test $kind != nbd || test "$(cat /sys/block/${disk#/dev/}/queue/io_timeout)" = 60000
+gmblock detach $disk
 # nbd replays a request that was lost with a connection only after --slow-timeout.
 disk=$(gmblock attach --$kind $patient --slow-timeout 5s $hosts:10801,127.0.0.1:10802/)
 gmblock attach --list | grep "connected to 127.0.0.1:10801"
