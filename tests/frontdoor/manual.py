@@ -148,6 +148,9 @@ class Configuration(unittest.TestCase):
                       "rates: [{colour: 1}]", "exports: [{colour: 1}]"):
             found = re.search("unknown key 'colour'; use one of (.*)", self.serve(group + "\n").stderr)
             keys.update(found[1].split(", "))
+        # Those of a build with the lab are not for users.
+        keys -= set(re.findall(r"^ {8}([a-z-]+)\S*\s+lab: ", subprocess.run(
+            [GMBLOCK, "serve", "--help"], capture_output=True, text=True, check=True).stdout, re.M))
         text = page("gmblock.conf.5")
         items = {key for item in re.findall(r"^\.It Cm (.*)", text, re.M) for key in item.split(" , ")}
         # Those of a rate are in the text of rates.
