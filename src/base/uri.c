@@ -174,7 +174,8 @@ static int uri_parse_hosts(struct span text, struct uri *uri, struct error *erro
 		if (host.len == 0 ||
 			(host.at[0] == ':' && memchr(host.at + 1, ':', host.len - 1) == NULL)) {
 			return error_set(error, -EINVAL,
-				"a host is missing beside a comma; write HOST:PORT,HOST:PORT");
+				"a host is missing before or after a comma; write "
+				"HOST:PORT,HOST:PORT");
 		}
 		if (uri->host_count == URI_HOSTS_MAX) {
 			return error_set(

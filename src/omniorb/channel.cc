@@ -384,8 +384,8 @@ bool channel::wait(turn &mine, const omni_time_t &deadline)
 	return true;
 }
 
-/* Gives the turn to other threads, and waits until one of them has finished a call. A thread that
- * sleeps in the queue meanwhile wakes at our deadline (parked_until) at the latest. */
+/* Gives the turn to other threads, and waits until another thread has finished a call. A thread
+ * that sleeps in the queue at this time wakes at our deadline (parked_until) at the latest. */
 void channel::park(turn &mine, const omni_time_t &deadline)
 {
 	const uint64_t seen = calls;

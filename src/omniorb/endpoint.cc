@@ -15,7 +15,7 @@
 namespace clan_omniorb
 {
 
-/* The range of free ports, like that of the kernel for TCP. */
+/* The range of free ports: the range from which the kernel chooses TCP ports. */
 enum { PORT_FIRST = 32768, PORT_COUNT = 28232, RETRY_MS = 10 };
 
 endpoint::endpoint(unsigned its_port) : SocketHolder(-1), port(its_port)

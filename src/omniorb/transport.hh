@@ -7,9 +7,9 @@
  *   transport ── toAddress() ──▶ remote_address ── Connect() ──▶ active_connection ──┐
  *             └─ toEndpoint() ──▶ endpoint ── accepts ──▶ connection ◀──────────────┘ ── channel
  *
- * An address is giop:clan:127.0.0.1:PORT, and stands for the abstract Unix socket
- * clan-omniorb/PORT. It looks like an address of TCP because omniORB's transport rules expect that
- * form of every transport except giop:unix.
+ * The address giop:clan:127.0.0.1:PORT is the abstract Unix socket clan-omniorb/PORT. It has the
+ * form of a TCP address because omniORB's transport rules expect this form of every transport
+ * except giop:unix.
  *
  * Threading and ownership: as documented for omniORB's interface. Any thread can use a connection.
  * A collection lives as long as its last connection. Errors: calls return the values that omniORB
@@ -79,8 +79,8 @@ class collection : public omni::SocketCollection
 	 * possible. */
 	bool watch_once();
 	/* Called in notifyReadable(): returns the connection of its holder if the connection has
-	 * data to receive. Returns NULL if it has none, so that the watch continues, or if it is
-	 * being deleted. */
+	 * data to receive. Returns NULL if there is no data, so that the watch continues, or if it
+	 * is being deleted. */
 	connection *readable(omni::SocketHolder *holder);
 
       private:

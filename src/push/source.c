@@ -7,11 +7,11 @@
  *                     ▲         │       │  ▲
  *                     │         │       ▼  │ differs
  *                     └ zeroes ─┴── CHECKING
- *                                is there
+ *                                 equal
  *
  * In the diagram, "zeroes" is a piece that was read and contains only zeroes. It is sent as a
  * message, which needs no slot. CHECKING asks the destination to compare a piece with its own data,
- * and ends with "is there" or "differs". To put a piece is to copy it into the destination's memory
+ * and ends with "equal" or "differs". A piece is put by copying it into the destination's memory
  * with clan_put(). If this memory is mapped, our disk reads directly into it, and only the head of
  * a piece is put. Otherwise each slot has a counterpart in our own memory, from which the complete
  * piece is put. When the destination returns a cookie, the piece of its slot is written. For a
@@ -32,7 +32,7 @@
 enum {
 	/* After this many consecutive pieces that differ, pieces are sent without being compared.
 	 * An interrupted job can leave fewer than PUSH_SOURCE_SLOTS pieces unwritten between
-	 * written ones, so a repeated job does not stop comparing because of them. */
+	 * written ones, which must not end the comparison of a repeated job. */
 	DIFFER_MAX = PUSH_SOURCE_SLOTS,
 };
 

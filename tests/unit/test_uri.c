@@ -299,10 +299,10 @@ static void several_hosts(void **state)
 	assert_int_equal(export_uri_check_one(&uri, "", &error), 0);
 	export_uri_fini(&uri);
 
-	refused("nbd://a,/x", "a host is missing beside a comma");
-	refused("nbd://,a/x", "a host is missing beside a comma");
-	refused("nbd://a,,b/x", "a host is missing beside a comma");
-	refused("nbd://a,:7/x", "a host is missing beside a comma");
+	refused("nbd://a,/x", "a host is missing before or after a comma");
+	refused("nbd://,a/x", "a host is missing before or after a comma");
+	refused("nbd://a,,b/x", "a host is missing before or after a comma");
+	refused("nbd://a,:7/x", "a host is missing before or after a comma");
 	refused("nbd://a,b:70000", "is larger than 65535");
 	refused("nbd://a,::1", "must be in brackets");
 	refused("nbd://a,b%zz", "two hexadecimal digits");
