@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -30,13 +31,32 @@ MPI_WAYS = {  # title, arguments of mpirun
     "vader": ("btl vader", [*OB1, "vader,self"]),
 }
 PROVIDER_SENT = re.compile(r"a connection was closed: (\d+) bytes sent")
-SOCKETS_WAYS = {"clan": "carried by clan", "idle": "the library, no rule", "tcp": "TCP",
-                "unix": "Unix socket", "omniorb": "clan, by the transport of omniORB"}
+# Programs sleep while they wait over TCP and Unix sockets. With clan and with omniORB's transport they poll first if that
+# makes their calls faster, except "asleep", which shows the transport apart from the polling.
+SOCKETS_WAYS = {"clan": "carried by clan", "asleep": "carried by clan, `spin off`", "idle": "the library, no rule",
+                "tcp": "TCP", "unix": "Unix socket", "omniorb": "omniORB's clan transport"}
+CARRIED = {"clan": "", "asleep": "; spin off; compare off"}  # what is added to the rules
+POLLING = "Over TCP, over Unix sockets and with `spin off` (and `compare off`), programs sleep while they wait. The other ways " \
+    "of clan poll before they sleep if that makes calls faster, so their ratios to TCP are those of polling and clan together."
 
 
 def beside_tools(options, name):
     """A program or library of the same build."""
     return os.path.join(options.tools, "..", "src", name)
+
+
+def timed(command):
+    """Wall and processor seconds of a command that has to succeed, and what it says."""
+    before = time.monotonic()
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = process.stdout.read().decode(errors="replace")
+    _, status, usage = os.wait4(process.pid, 0)
+    seconds = time.monotonic() - before
+    process.returncode = os.waitstatus_to_exitcode(status)
+    process.stdout.close()
+    if process.returncode != 0:
+        raise measure.ClientFailed("%s: status %d: %s" % (shlex.join(command), process.returncode, said.strip()))
+    return seconds, usage.ru_utime + usage.ru_stime, said
 
 
 class Process:
@@ -87,8 +107,8 @@ def with_library(options, way, rules, folder, command):
         return ["env", "LD_PRELOAD=" + beside_tools(options, "omniorb/libclan-omniorb.so"), *command]
     if way in ("tcp", "unix"):
         return command
-    return [beside_tools(options, "sockets/clan-run"), "--stats", folder + "/stats", "--rules",
-            rules if way == "clan" else "program none;" + rules, "--", *command]
+    rules = rules + CARRIED[way] if way in CARRIED else "program none;" + rules
+    return [beside_tools(options, "sockets/clan-run"), "--stats", folder + "/stats", "--rules", rules, "--", *command]
 
 
 def omniorb_program(options, name):

@@ -4,6 +4,7 @@ What: Machine has the parameters of a server: disk, bus, hub link, network card 
 MACHINES has one set for each machine of the papers, from the papers' description of it and from rates of single
 parts; no parameter is fitted to a rate of the whole. ram(), sram() and synchronized() predict the rate of remote
 reads. PREDICTIONS names the papers' values that follow, EXCEPTED those that are off by more than WITHIN and why.
+this_machine() has the set of this machine, from records of its parts, and here() what it predicts.
 Units: rates in MB/s of 2^20 bytes, sizes in KB of 2^10 bytes, clocks in MHz.
 
 The model has no cost of a request itself: no paper states one. A constant 115 µs would explain what is left of
@@ -11,6 +12,7 @@ figures 3.9 and 4.3 of the thesis, but would be fitted to them.
 """
 
 import math
+import statistics
 from collections import namedtuple
 
 from harness import overlap
@@ -175,3 +177,49 @@ EXCEPTED = {
     ("ipdps-2007", "9", "gm-myri"):
         "no part that the paper describes is that slow: RAID 194.6, one bus crossing 222, the wire 477 MB/s",
 }
+
+
+# --- this machine -----------------------------------------------------------------------------------
+
+SOURCES = ("overlap", "gmb", "neighbour")  # the records that it needs
+KIB, MIB = 1 << 10, 1 << 20
+
+
+def _rate(samples):
+    return overlap.median(samples) / MIB
+
+
+def _fast_part(records):
+    """Of bench/overlap: the loop device behind loopback, at 1 MiB."""
+    part = next(one for one in records["overlap"]["parts"] if (one["store"], one["link"]) == ("loop", "tcp"))
+    return part, overlap.find_cell(part, MIB)
+
+
+def this_machine(records):
+    """No bus is between disk, memory and network, so that a crossing is one of memory itself, at the triad's rate."""
+    part, cell = _fast_part(records)
+    memory = statistics.median(one["triad"]["bytes_per_s"] for one in records["neighbour"]["alone"]) / MIB
+    disk = {one["bytes"] // KIB: overlap.disk_rate(one) / MIB for one in part["cells"] if one["depth"] == 1}
+    return Machine("this machine", Disk(disk, None, 1, None), Bus(memory * MIB * 8 / 64 / 1e6, 64, memory, memory), None,
+                   Card(overlap.net_peak(part, cell) / MIB, None, math.inf), overlap.part_size_of(part) / KIB)
+
+
+def here(records):
+    """[(paper, figure, what it is, MB/s by the model, MB/s measured)]; empty where a record is missing."""
+    if not all(name in records for name in SOURCES):
+        return []
+    machine, samples = this_machine(records), _fast_part(records)[1]["samples"]
+    found = []
+    for depth, figure in ((8, "3.8"), (1, "3.9")):
+        row = records["gmb"]["rows"]["read-1m-d%d" % depth]
+        tcp = machine._replace(disk=machine.disk._replace(rates={1024: _rate(row["local"])}))
+        shared = tcp._replace(card=tcp.card._replace(wire=math.inf))  # the disk writes to the client's memory
+        words = ", 1 MiB, depth %d" % depth
+        copied = ram(tcp, 1024, depth) if depth > 1 else synchronized(local(tcp, 1024), tcp.card.wire, 1024, tcp.grain)
+        found += [("thesis", figure, "gmb" + words, sram(shared, 1024, depth), _rate(row["gmblock/gmb"])),
+                  ("thesis", figure, "NBD on TCP" + words, copied, _rate(row["gmblock/nbd-tcp"]))]
+    disk, wire = local(machine, 1024), machine.card.wire
+    return found + [("synchronized-sends", "2", "overlap off, fast disk, 1 MiB", one_after_the_other(disk, wire),
+                     _rate(samples["off"])),
+                    ("synchronized-sends", "5", "many streams, fast disk, 1 MiB",
+                     synchronized(disk, wire, 1024, machine.grain), _rate(samples["multi"]))]

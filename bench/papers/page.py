@@ -13,7 +13,9 @@ from harness import plots
 
 from . import model, readers, rows, values
 
-MEASURED = ("src", "bench", "subprojects", "meson.build", "meson.options", ":(exclude)bench/results")
+# What a record depends on: not on pages, and not on what bench/paper makes of it.
+MEASURED = ("src", "include", "bench", "meson.build", "meson_options.txt", ":(exclude)bench/results",
+            ":(exclude)bench/README.md", ":(exclude)bench/paper", ":(exclude)bench/papers")
 OLDER = "†"
 Shown = namedtuple("Shown", "figure line older")
 
@@ -78,6 +80,19 @@ def predicted(figure):
     return found
 
 
+def possible(figure, records, state):
+    """[Shown] of the model of this machine: what is measured is explained by its parts, or by how much it is not."""
+    older = any(state.differs(records[name]) for name in model.SOURCES if name in records)
+    return [Shown(figure, readers.Line("the model of this machine: " + claim, None, rate, "MB/s", readers.MODELLED, None,
+                                       "measured: %.0f MB/s, %.0f %% of it" % (measured, 100 * measured / rate)), older)
+            for paper, name, claim, rate, measured in model.here(records) if (paper, name) == (figure.paper, figure.name)]
+
+
+def bound(line):
+    """What no record shows is unknown."""
+    return line.bound or ("–" if line.kind == readers.MODELLED else "unknown")
+
+
 def paper_value(figure, line):
     """(the value or None, its mark)"""
     if isinstance(line.paper, str):
@@ -115,7 +130,7 @@ def _figure_text(figure, records, state, results):
     given = _given(data)
     if given:
         out += ["In the paper: " + " · ".join(given) + ".", ""]
-    shown = lines(figure, records, state) + predicted(figure)
+    shown = lines(figure, records, state) + predicted(figure) + possible(figure, records, state)
     if shown:
         out += ["| claim | paper | here | | bound here | what differs |", "|---|---|---|---|---|---|"]
         for one in shown:
@@ -124,7 +139,7 @@ def _figure_text(figure, records, state, results):
             paper = "–" if value is None else number(value, line.unit) + (" (%s)" % mark if mark != "S" else "")
             out.append("| %s | %s | **%s**%s | %s | %s | %s |" % (
                 line.claim, paper, number(line.here, line.unit), OLDER if one.older else "", line.kind,
-                line.bound or "–", line.words or "–"))
+                bound(line), line.words or "–"))
         out.append("")
     missing = sorted({name for name, _ in figure.parts if name not in records})
     if missing:
@@ -166,9 +181,9 @@ is another one, so ratios are compared, and absolute values only where a claim i
   **modelled**: computed by [model.py](../papers/model.py) from the parts of a machine.
 - **S**: stated in the paper. **C**: computed by the paper, a bound. **D**: derived by us from such values.
   MB are 2^20 bytes.
-- **modelled** lines have in the column *here* what the model predicts for the paper's machine. None of its parameters is
-  fitted to such a value.
-- **bound here**: what this machine permits at most.
+- **modelled** lines have in the column *here* what the model predicts for the paper's machine, or for this one from the
+  rates of its parts. None of its parameters is fitted to such a value.
+- **bound here**: what this machine permits at most; *unknown* where no part of the machine that is measured alone bounds it.
 - **{older}**: measured at another commit, with another kernel or on another processor; such rows are measured again
   by the next run.
 
@@ -207,7 +222,7 @@ def record(records, state, facts):
          "paper": paper_value(figure, one.line)[0], "here": one.line.here, "unit": one.line.unit, "kind": one.line.kind,
          "older": one.older}
         for figure in rows.FIGURES
-        for count, one in enumerate(lines(figure, records, state) + predicted(figure), 1)]}
+        for count, one in enumerate(lines(figure, records, state) + predicted(figure) + possible(figure, records, state), 1)]}
 
 
 PAPER_COLOUR, OUR_COLOURS = "#bbbbbb", {"real": "#1d5fa8", "paced": "#2e8540"}

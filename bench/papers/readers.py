@@ -9,7 +9,7 @@ Errors: none for records that are incomplete.
 import statistics
 from collections import namedtuple
 
-from harness import overlap
+from harness import overlap, programs, seek_disk
 
 REAL, PACED, MODELLED = "real", "paced", "modelled"
 KIB, MIB = 1 << 10, 1 << 20
@@ -68,6 +68,17 @@ def remote_read_66(record):
         Line("gmblock over a server on TCP (there GNBD, here the best of %s); 1 MiB, depth 8" % ", ".join(PEERS),
              194.6 / 68, min(peers) if peers else None, TIMES, REAL, _local_bound(samples),
              "the peers read from a hot page cache, gmblock from the disk"))
+
+
+def in_flight(record):
+    """By the requests in flight; the papers' have 1, 2 and 4."""
+    def gain(way):
+        one, eight = (record.get("cells", {}).get("direct-free-n0-d%d" % depth, {}).get(way, []) for depth in (1, 8))
+        found = [many["iops"] / single["iops"] for single, many in zip(one, eight)]
+        return statistics.median(found) if found else None
+    return _given(*(Line("8 requests in flight over one, %s, 4 KiB" % words, None, gain(way), TIMES, REAL, "8",
+                         "the paper has a plot for 1, 2 and 4, without numbers")
+                    for way, words in ((GMB, "gmb"), (NBD_TCP, "NBD on TCP"))))
 
 
 def remote_read_a(record):
@@ -145,7 +156,8 @@ def local_rates(record):
         part, cell = _cell(record, "loop", "tcp", size)
         if part:
             lines.append(Line("local reads of %d KiB, one at a time" % (size // KIB), None,
-                              overlap.disk_rate(cell) / MIB, "MB/s", REAL, None, "a loop device over memory"))
+                              overlap.disk_rate(cell) / MIB, "MB/s", REAL, "itself: it bounds the others",
+                              "a loop device over memory"))
     return lines
 
 
@@ -192,8 +204,13 @@ def states(record):
         found = part and part["states_us"].get(way, {}).get(str(MIB))
         if found:
             left = found["network"] + overlap.underway_us(part, way, MIB)
+            cell = overlap.find_cell(part, MIB)
+            disk, net = overlap.disk_rate(cell), overlap.net_peak(part, cell)
+            rate = {"off": overlap.serial(MIB, disk, net), "single": overlap.striped_single(MIB, disk, net, part["members"]),
+                    "multi": overlap.overlapped(MIB, disk, net, overlap.part_size_of(part))}[way]
             lines.append(Line("network time that is not overlapped, part of the request; %s, 1024 KiB" % title, paper,
-                              left / (left + found["disk"] + found["overlap"]), TIMES, PACED, None,
+                              left / (left + found["disk"] + found["overlap"]), TIMES, PACED,
+                              "%.3f: the model, with a disk that never waits" % (1 - rate / disk),
                               "negligible in the paper" if way == "multi" else ""))
     return lines
 
@@ -202,8 +219,8 @@ def states(record):
 
 def _beside(record, way, program):
     """How much longer the program takes beside it, at the common rate; 1: as alone."""
-    rates = [one["rate"] for one in record["results"]]
-    for one in record["results"]:
+    rates = [one["rate"] for one in record.get("results", [])]
+    for one in record.get("results", []):
         if one["beside"] == way and one["rate"] == min(rates):
             return 1 + statistics.median(one["slower_percent"][program]) / 100
     return None
@@ -248,8 +265,15 @@ CACHED, DIRECT = "cached", "direct + sched"
 SEEKING = "one disk that seeks, there a RAID of eight"
 
 
+def _of_pace(samples, way, key="bytes_per_s", rate=seek_disk.PAPERS_RATE):
+    """How much faster than this way the paced disk is."""
+    found = middle(samples.get(way), key)
+    return found and "%.2f: the disk without seeks" % (rate / found)
+
+
 def _cluster(record, name, claim, paper, words=SEEKING):
-    return Line(claim, paper, times(_row(record, name), DIRECT, CACHED, "bytes_per_s"), TIMES, PACED, None, words)
+    samples = _row(record, name)
+    return Line(claim, paper, times(samples, DIRECT, CACHED, "bytes_per_s"), TIMES, PACED, _of_pace(samples, CACHED), words)
 
 
 def iozone_one(record):
@@ -277,43 +301,46 @@ def tiles(record):
     lines = []
     for name, key in (("512x512", "512 × 512"), ("1024x1024", "1024 × 1024"), ("4096x1024", "4096 × 1024")):
         line = _cluster(record, "tiles-" + name, "time, direct over cached, %s elements" % key, key)
-        lines.append(line._replace(here=line.here and 1 / line.here))
+        found = middle(_row(record, "tiles-" + name).get(CACHED), "bytes_per_s")
+        lines.append(line._replace(here=line.here and 1 / line.here, bound=found and "%.2f: the disk without seeks" % (
+            found / seek_disk.PAPERS_RATE)))
     return _given(*lines)
 
 
 def stream_aware(record):
     """Named as future work."""
     return _given(Line("4 streams of 512 KiB, the scheduler on over off", None,
-                       times(_row(record, "streams"), "auto", "off", "bytes_per_s"), TIMES, PACED, None,
-                       "the paper names stream-aware scheduling as future work"))
+                       times(_row(record, "streams"), "auto", "off", "bytes_per_s"), TIMES, PACED,
+                       _of_pace(_row(record, "streams"), "off"), "the paper names stream-aware scheduling as future work"))
 
 
 # --- bench/crossings ----------------------------------------------------------------------------------
 
-def _crossing(record, way, claim, paper, words=""):
+def _crossing(record, way, claim, paper, bound, words=""):
     """How often a byte crosses RAM of the server: transfers of the disk, and twice for each copy of a processor."""
     counted = record.get("ways", {}).get(way)
     if not counted:
         return Line(claim, paper, None, "crossings", REAL)
     transfers = counted["resident"] if "cached" in way else counted["ram"] + counted["placed"]
     copies = counted["server_copies"] + counted["server_user_copies"]
-    return Line(claim, paper, (transfers + 2 * copies) / record["facts"]["size"], "crossings", REAL, None, words)
+    return Line(claim, paper, (transfers + 2 * copies) / record["facts"]["size"], "crossings", REAL, bound, words)
 
 
 def crossings(record):
     return _given(
         _crossing(record, "cached", "RAM of the server, NBD over TCP, page cache", "TCP with one kernel copy, memory",
-                  "counted in a guest; two copies, and no network card that reads"),
-        _crossing(record, "direct", "the same, direct I/O", "ram, memory", "TCP copies once"),
-        _crossing(record, "gmb-unix", "gmb, direct I/O", "sram, memory",
+                  "3: TCP copies once", "counted in a guest; two copies, and no network card that reads"),
+        _crossing(record, "direct", "the same, direct I/O", "ram, memory", "3: TCP copies once", "the network of a guest is a copy"),
+        _crossing(record, "gmb-unix", "gmb, direct I/O", "sram, memory", "1: the client's memory",
                   "the disk writes to the client's memory, which is RAM of the same machine"),
-        _crossing(record, "copy-device", "copy within the server through device memory", "pcimem, memory"))
+        _crossing(record, "copy-device", "copy within the server through device memory", "pcimem, memory", "0"))
 
 
 def device_writes(record):
     return _given(_crossing(record, "copy-device", "RAM of the server, a disk that is written from device memory", None,
-                            "bytes are counted, not times: the device is emulated"),
-                  _crossing(record, "write-gmb-unix", "the same, written from the client's memory over gmb", None))
+                            "0", "bytes are counted, not times: the device is emulated"),
+                  _crossing(record, "write-gmb-unix", "the same, written from the client's memory over gmb", None,
+                            "1: the client's memory"))
 
 
 # --- bench/guest-disk ---------------------------------------------------------------------------------
@@ -327,7 +354,7 @@ def elevators(record):
     for elevator, document in record.get("traces", {}).get("disk", {}).items():
         summary = document["sizes"][0]["summary"]
         lines.append(Line("chunks after a higher chunk, 512 KiB in two transfers, %s" % elevator, None,
-                          100 * summary["reordered"]["median"], "%", PACED, None,
+                          100 * summary["reordered"]["median"], "%", PACED, "0: ascending",
                           "in the paper, anticipatory swaps the two segments"))
     return lines
 
@@ -335,6 +362,7 @@ def elevators(record):
 # --- bench/ocfs2 --------------------------------------------------------------------------------------
 
 GUESTS = "guests with emulated processors, so ratios only; two nodes, there four"
+OCFS2_RATE = 4 * 4 * MIB  # of the paced disk of bench/ocfs2
 
 
 def _passes(samples, way):
@@ -347,7 +375,8 @@ def _client_cache(record, name, claim, paper, words):
     samples = _row(record, name)
     return _given(
         Line("first pass of one node, %s, readahead of 512 over 128 KiB" % claim, paper,
-             times(samples, "512", "128", "first_per_s"), TIMES, PACED, None, "guests with emulated processors"),
+             times(samples, "512", "128", "first_per_s"), TIMES, PACED, _of_pace(samples, "128", "first_per_s", OCFS2_RATE),
+             "guests with emulated processors"),
         Line("later passes over the first, readahead of 512 KiB", None, _passes(samples, "512"), TIMES, PACED, None, words))
 
 
@@ -367,15 +396,16 @@ def client_caches_small(record):
         Line("later passes of two nodes together over those of one", None, statistics.median(both) if both else None, TIMES,
              PACED, "2: each node has its own page cache", "the paper has the rate of four nodes, 2.4 GB/s"),
         Line("later passes over the first", None, _passes(samples, "direct"), TIMES, PACED),
-        Line("first pass, direct over cached", None, times(samples, "direct", "cached", "first_per_s"), TIMES, PACED, None,
-             GUESTS))
+        Line("first pass, direct over cached", None, times(samples, "direct", "cached", "first_per_s"), TIMES, PACED,
+             _of_pace(samples, "cached", "first_per_s", OCFS2_RATE), GUESTS))
 
 
 def client_caches_large(record):
     return _given(*(Line("direct over cached, large file, requests of %s" % words, None,
-                         times(_row(record, "two-large-" + size), "direct", "cached", "first_per_s"), TIMES, PACED, None,
-                         "in the paper, direct is always faster")
-                    for size, words in (("64k", "64 KiB"), ("1m", "1 MiB"))))
+                         times(samples, "direct", "cached", "first_per_s"), TIMES, PACED,
+                         _of_pace(samples, "cached", "first_per_s", OCFS2_RATE), "in the paper, direct is always faster")
+                    for samples, words in ((_row(record, "two-large-64k"), "64 KiB"),
+                                           (_row(record, "two-large-1m"), "1 MiB"))))
 
 
 # --- bench/clan and bench/middleware ------------------------------------------------------------------
@@ -392,7 +422,7 @@ def tripwires(record):
     samples = _row(record, "tripwire-wake-up")
     return _given(
         Line("wake-up of a sleeping server by a put to a tripwire, over one by a message", None,
-             times(samples, "tripwire", "message", "latency_p50_us"), TIMES, REAL, None,
+             times(samples, "tripwire", "message", "latency_p50_us"), TIMES, REAL, "1: it is reported by a message",
              "shared memory reports a touched tripwire by a message, so that no layer of gmblock uses one"),
         Line("the same over TCP", None, times(samples, "tripwire-tcp", "message-tcp", "latency_p50_us"), TIMES, REAL))
 
@@ -433,11 +463,18 @@ def _mpi(record, name, way):
 
 
 def mpi_round_trip(record):
-    tcp, clan = _mpi(record, "mpi-8", "tcp"), _mpi(record, "mpi-8", "fi")
-    return _given(Line("MPI round trip of 8 bytes (clan;ofi_rxm)", "CLAN", clan, "µs", REAL, None,
+    own = _mpi(record, "mpi-8", "vader")
+    bound = own and "%.2g: Open MPI's own shared memory" % own
+    return _given(Line("MPI round trip of 8 bytes (clan;ofi_rxm)", "CLAN", _mpi(record, "mpi-8", "fi"), "µs", REAL, bound,
                        "both ranks poll on their own processors"),
-                  Line("the same over btl tcp", None, tcp, "µs", REAL),
-                  Line("the same over Open MPI's own shared memory", None, _mpi(record, "mpi-8", "vader"), "µs", REAL))
+                  Line("the same over btl tcp, carried by clan", None, _mpi(record, "mpi-8", "carried"), "µs", REAL, bound),
+                  Line("the same over btl tcp", None, _mpi(record, "mpi-8", "tcp"), "µs", REAL, bound))
+
+
+POLLS, SLEEPS = "polls before it sleeps, if that makes calls faster", "sleeps while it waits"
+CORBA_WAYS = (  # way, claim, the papers' key, what differs
+    ("omniorb", programs.SOCKETS_WAYS["omniorb"], "CLAN", POLLS), ("clan", programs.SOCKETS_WAYS["clan"], None, POLLS),
+    ("asleep", programs.SOCKETS_WAYS["asleep"], None, SLEEPS), ("tcp", "TCP on loopback", "Gigabit Ethernet", SLEEPS))
 
 
 def corba_round_trip(record):
@@ -446,11 +483,8 @@ def corba_round_trip(record):
     def micros(way):
         rate = middle(samples.get(way), "rate")
         return rate and 1e6 / rate
-    return _given(
-        Line("call without data, clan transport of omniORB (spins)", "CLAN", micros("omniorb"), "µs", REAL),
-        Line("carried by clan-run (blocks)", None, micros("clan"), "µs", REAL),
-        Line("over TCP on loopback (blocks)", "Gigabit Ethernet", micros("tcp"), "µs", REAL, None,
-             "the ratio of the first line to this one compares a transport that spins with one that blocks"))
+    return _given(*(Line("call without data, " + claim, paper, micros(way), "µs", REAL, None, words)
+                    for way, claim, paper, words in CORBA_WAYS))
 
 
 # --- bench/clan-paper ---------------------------------------------------------------------------------
@@ -480,18 +514,16 @@ def ttcp(record):
     return _given(*(Line("nuttcp with writes of %d bytes, carried by clan against TCP" % size, None,
                          times(_row(record, "ttcp-%d" % size), "clan", "tcp", "mbit_per_s"), TIMES, REAL, None,
                          "clan-run carries the sockets of a program; the paper's CLAN IP was a device of the kernel")
-                    for size in (64, 512, 4 * KIB)))
+                    for size in (64, 512, 4 * KIB, 64 * KIB)))
 
 
 def corba_requests(record):
     lines = []
-    for way, claim, paper in (("omniorb", "clan transport of omniORB, which spins", "CLAN"),
-                              ("clan", "carried by clan-run, which blocks", None),
-                              ("tcp", "TCP on loopback, which blocks", "Gigabit Ethernet")):
+    for way, claim, paper, words in CORBA_WAYS:
         rates = [rate for rate in (_of(record, "corba-%d" % count, way, "rate") for count in range(1, 7)) if rate]
         if rates:
             lines.append(Line("requests of 1 to 6 clients, the most; " + claim, paper, max(rates), "requests/s", REAL, None,
-                              "clients and server share this machine's processors"))
+                              words))
     return lines
 
 
@@ -499,7 +531,7 @@ def nbody(record):
     return _given(*(Line("speed-up of two ranks, %d particles, %s" % (count, words), None,
                          _of(record, "nbody-%d" % count, way, "speed_up"), TIMES, REAL, "2",
                          "the paper has a plot without numbers")
-                    for count in (64, 256, 1024) for way, words in (("fi", "clan;ofi_rxm"), ("tcp", "btl tcp"))))
+                    for count in (64, 256, 1024) for way, (words, _) in programs.MPI_WAYS.items()))
 
 
 # --- bench/push and bench/flash-store -----------------------------------------------------------------
@@ -510,11 +542,19 @@ def push(record):
         if row["row"] == "memory":
             lines.append(Line("time of sendfile over that of a push, flash to memory to flash (there \"an order of "
                               "magnitude\")", None, times(row["samples"], "sendfile", "push", "seconds"), TIMES, REAL,
-                              None, "one machine, loop devices over memory; without RDMA hardware"))
+                              "%.2f: direct I/O, send and recv without gmblock" % times(
+                                  row["samples"], "sendfile", "direct", "seconds"),
+                              "one machine, loop devices over memory; without RDMA hardware"))
     return _given(*lines)
+
+
+def _modelled(row, policy):
+    return row["policies"][policy]["tool"]["write_amplification"]
 
 
 def garbage_collection(record):
     return [Line("blocks written, collector that knows the cache over the better of two that do not; %s" % row["title"]
-                 .partition("cache 10 %, ")[2], None, row["found"], TIMES, REAL, None, "the paper gives no number")
+                 .partition("cache 10 %, ")[2], None, row["found"], TIMES, REAL, "%.2f: the model of the store" % (
+                     _modelled(row, "auto") / min(_modelled(row, "plain"), _modelled(row, "greedy"))),
+                 "the paper gives no number")
             for name, row in record["rows"].items() if name in ("rule-15", "rule-7", "rule-tpcc")]

@@ -38,12 +38,13 @@ ROWS = {row.name: row for row in (
     Row("ocfs2", 6, quick=None),
     Row("gmb", 8, quick=["--rows", "read-1m-d8,write-64k-d4"]),
     Row("middleware", 5, quick=["--rows", "omniorb-null,mpi-8"]),
-    Row("clan-paper", 5),
+    Row("clan-paper", 7),
     Row("flash-store", 5, quick=["--rows", "rule-15"], plots=False),
     Row("neighbour", 6),
     Row("push", 3, quick=["--rows", "memory"]),
     Row("overlap", 9, quick=["--no-peers"]),
     Row("streams", 8, quick=["--rows", "streams"], chrt=True),
+    Row("depth", 20, ["--seconds", "0.4"], quick=["--depths", "1,8", "--stores", "direct", "--neighbours", "0"]),
     Row("cluster", 10, quick=["--rows", "iozone-1-small-64k,web-125"], chrt=True),
 )}
 
@@ -57,8 +58,9 @@ class Figure:
 
 
 FIGURES = (
-    Figure("thesis", "table 3.1", words="The papers' machines are parameter sets of bench/papers/model.py; this one is "
-           "named at the top of the page."),
+    Figure("thesis", "table 3.1", words="The papers' machines are parameter sets of bench/papers/model.py. The rates of this "
+           "machine's parts come from the records: loop device and loopback network (overlap), local disk (gmb), memory "
+           "(neighbour)."),
     Figure("thesis", "3.7", [("overlap", readers.local_rates)]),
     Figure("thesis", "3.8", [("gmb", readers.remote_read_a)], drawing="gmb-depth.svg"),
     Figure("thesis", "3.9", [("gmb", readers.remote_read_b)], "A hub link that halves the rate of all that crosses "
@@ -78,7 +80,7 @@ FIGURES = (
     Figure("thesis", "5.10a", [("cluster", readers.web_farm)]),
     Figure("thesis", "5.10b", [("cluster", readers.tiles)]),
     Figure("ipdps-2007", "section 2", [("crossings", readers.crossings)]),
-    Figure("ipdps-2007", "8a", [("gmb", readers.remote_read_66)]),
+    Figure("ipdps-2007", "8a", [("gmb", readers.remote_read_66), ("depth", readers.in_flight)], drawing="depth.svg"),
     Figure("ipdps-2007", "8b", [("neighbour", readers.neighbours_66)]),
     Figure("ipdps-2007", "9", words="No machine here has a bus whose clock can be halved: the model only."),
     Figure("synchronized-sends", "2", [("overlap", readers.phases)], "Memory of the network card as the source of a "

@@ -99,6 +99,43 @@ class Model(support.Case):
         self.assertAlmostEqual(model.synchronized(disk, wire, 512, 16, (8, 64)), 512 / (512 / disk + 448 / wire))
 
 
+class ThisMachine(support.Case):
+    """Its parts: 2 GB/s of disk, 4 of network, 16 of memory; a request of 1 MiB is sent in two parts."""
+
+    def records(self):
+        def reads(ways):
+            return {way: [{"bytes_per_s": rate}] for way, rate in ways.items()}
+        cell = {"bytes": 1 << 20, "depth": 1, "rate": None, "samples": reads(
+            {"local": 2e9, "net": 4e9, "off": 1e9, "multi": 1.5e9})}
+        part = {"store": "loop", "link": "tcp", "cells": [cell], "stream": [{"bytes_per_s": 3e9}],
+                "reads": {"multi": {"part_size": 512 << 10}}}
+        row = reads({"local": 2e9, "gmblock/gmb": 2e9, "gmblock/nbd-tcp": 1e9})
+        return {"overlap": {"facts": FACTS, "parts": [part]}, "neighbour": {"facts": FACTS, "alone": [
+            {"triad": {"bytes_per_s": 16e9}}]}, "gmb": {"facts": FACTS, "rows": {"read-1m-d1": row, "read-1m-d8": row}}}
+
+    def test_its_parts_bound_the_whole(self):
+        found = {claim: (rate * (1 << 20) / 1e9, measured * (1 << 20) / 1e9)
+                 for _, _, claim, rate, measured in model.here(self.records())}
+        for claim, rate, measured in (("gmb, 1 MiB, depth 8", 2, 2), ("NBD on TCP, 1 MiB, depth 8", 2, 1),
+                                      ("gmb, 1 MiB, depth 1", 2, 2), ("NBD on TCP, 1 MiB, depth 1", 1.6, 1),
+                                      ("overlap off, fast disk, 1 MiB", 4 / 3, 1),
+                                      ("many streams, fast disk, 1 MiB", 1.6, 1.5)):
+            self.assertAlmostEqual(found[claim][0], rate, msg=claim)
+            self.assertAlmostEqual(found[claim][1], measured, msg=claim)
+
+    def test_without_a_part_there_is_no_prediction(self):
+        for name in model.SOURCES:
+            records = self.records()
+            del records[name]
+            self.assertEqual(model.here(records), [])
+
+    def test_predictions_are_on_the_page(self):
+        state = page.State(FACTS, self.folder)
+        text = page.markdown(self.records(), state, FACTS, self.folder, {}, False)
+        self.assertIn("| the model of this machine: NBD on TCP, 1 MiB, depth 8 | – | **1907 MB/s** | modelled | – | "
+                      "measured: 954 MB/s, 50 % of it |", text)
+
+
 FACTS = {"commit": "0123456789ab", "kernel": "6.1.0", "cpu": "a processor", "cpu_count": 2, "date": "2026-01-01T00:00"}
 
 
@@ -169,10 +206,16 @@ class Page(support.Case):
             git("commit", "--quiet", "-m", name)
             return git("rev-parse", "--short=12", "HEAD")
         git("init", "--quiet")
-        first = commit("src/file.c")
-        commit("bench/results/page.md")
-        self.assertEqual(self.state(commit=commit("docs/page.md")).differs(gmb_record(commit=first)), [])
-        self.assertEqual(self.state(commit=commit("src/file.c")).differs(gmb_record(commit=first)), ["commit"])
+        for name in ("src/file.c", "include/file.h", "bench/gmb", "meson_options.txt"):
+            first = commit(name)
+            commit("bench/results/page.md")
+            commit("bench/papers/page.py")
+            self.assertEqual(self.state(commit=commit("docs/page.md")).differs(gmb_record(commit=first)), [])
+            self.assertEqual(self.state(commit=commit(name)).differs(gmb_record(commit=first)), ["commit"])
+
+    def test_what_a_record_depends_on_is_there(self):
+        for name in page.MEASURED:
+            self.assertTrue(os.path.exists(os.path.join(BENCH, "..", name.removeprefix(":(exclude)"))), name)
 
     def test_local_changes_are_another_tree(self):
         dirty = FACTS["commit"] + " with local changes"
