@@ -41,6 +41,13 @@ class Client:
         return measure.long_enough(lambda seconds: self.run_once(
             row, uri, seconds, size_bytes, seed, state, environment), seconds)
 
+    def run_at(self, server, row, seconds, size_bytes, seed):
+        """With the processor time of the server."""
+        before = measure.cpu_seconds(server)
+        sample = self.run(row, server.uri, seconds, size_bytes, seed)
+        sample["server_cpu_us_per_request"] = (measure.cpu_seconds(server) - before) * 1e6 / sample["requests"]
+        return sample
+
     def run_once(self, row, uri, seconds, size_bytes, seed, state, environment):
         """Requests that cost no time that the client can tell are not measured, either."""
         command = self.command(row, uri, seconds, size_bytes, seed, state)

@@ -79,6 +79,7 @@ SHARED = {
     "pairs": {"type": whole(1), "help": "pairs of runs of each row with --against"},
     "json": {"metavar": "FILE", "help": "write all samples there"},
     "table": {"metavar": "FILE", "help": "write the tables there, in Markdown"},
+    "plots": {"metavar": "PREFIX", "help": "write the plots to files that begin with PREFIX and end with .svg"},
     "keep": {"action": "store_true",
              "help": "take what is not run from the file that --json names"},
     "check": {"action": "store_true", "help": "exit 1 if a target is missed"},

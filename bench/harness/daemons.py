@@ -48,6 +48,10 @@ class Daemon:
             text += piece
         return text.decode().splitlines()
 
+    def pids(self):
+        """As harness.measure looks at a server."""
+        return [self.pid]
+
     def errors(self):
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace").strip()

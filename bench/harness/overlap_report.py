@@ -11,6 +11,7 @@ import statistics
 from . import overlap
 from .overlap import (cost_ratios, disk_rate, find_cell, median, net_peak, net_rate, ratios,
                       typical)
+from .report import spread
 
 KIB, MIB = 1 << 10, 1 << 20
 FLOOR = 0.98  # "never slower than off by more than 2 %"
@@ -44,14 +45,6 @@ def plain_name(record):
 def rate_text(value):
     return "–" if value is None else "%.0f" % (value / 1e6) if value >= 100e6 \
         else "%.1f" % (value / 1e6)
-
-
-def spread(samples, key, scale, form):
-    values = [sample[key] / scale for sample in samples or []]
-    if not values:
-        return "–"
-    return "%s (%s–%s)" % tuple(form % value for value in (
-        statistics.median(values), min(values), max(values)))
 
 
 def middle(values):
@@ -356,9 +349,7 @@ def markdown(record):
              "The effect of starting a reply before the disk has finished. Medians of rounds "
              "(min–max); ways, disk and network take turns within each round, and ratios are those of "
              "neighbouring turns. *Warm* servers have served before a round; a *new server* starts each round without "
-             "having compared the two ways. Method: bench/README.md.", "",
-             "Machine: %(cpu)s, %(cpu_count)d CPUs, Linux %(kernel)s. Commit: %(commit)s. Command: "
-             "`%(command)s`." % facts, ""]
+             "having compared the two ways. Method: bench/README.md.", ""]
     if facts["quick"]:
         lines += ["**A quick run: these numbers mean nothing.**", ""]
     else:

@@ -50,6 +50,8 @@ def panel_frame(title, x, y, across, below, upward):
 def line_panel(title, lines, x, y, across_words, across_text, upward_words):
     """lines: (points, colour, dashes), the last drawn on top; across_text: what a tick is called."""
     points = [point for line, _, _ in lines for point in line]
+    if not points:
+        return panel_frame(title, x, y, across_words, 34, upward_words)
     places = sorted({point[0] for point in points})
     across = Axis(places[0] / 1.4, places[-1] * 1.4, x + LEFT, x + RIGHT)
     low, high = round_range([value for point in points for value in point[1:]])

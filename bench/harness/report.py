@@ -33,6 +33,31 @@ def summarize(samples, key):
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
+def spread(samples, key, scale=1, form="%.2f"):
+    """A cell: the median (min–max)."""
+    found = summarize(samples or [], key)
+    return "–" if found is None else "%s (%s–%s)" % tuple(form % (found[which] / scale) for which in ("median", "min", "max"))
+
+
+def points(rows, found, way, key, scale=1):
+    """Of a line of a plot; rows: (x, name). What has no samples is left out."""
+    summaries = [(x, summarize(found.get(name, {}).get(way, []), key)) for x, name in rows]
+    return [(x, *(one[which] / scale for which in ("median", "min", "max"))) for x, one in summaries if one]
+
+
+def bar(samples, key, scale, colour):
+    """Of a plot."""
+    found = summarize(samples, key)
+    return (*(found[which] / scale for which in ("median", "min", "max")), colour)
+
+
+def ratio(samples, way, other, key):
+    """The median of the rounds' own ratios, which compare neighbours in time: what else the machine does meets both. None
+    without one of the two."""
+    found = [one[key] / base[key] for one, base in zip(samples.get(way, []), samples.get(other, []))]
+    return statistics.median(found) if found else None
+
+
 def figure_key(row):
     return "bytes_per_s" if row.in_bytes else "iops"
 

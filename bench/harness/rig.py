@@ -8,6 +8,7 @@ everything when this process ends, however it ends; close() only does it earlier
 Errors: Unavailable if the machine cannot do it (not root, no loop device); OSError otherwise.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import os
@@ -52,6 +53,14 @@ def fill(path, size_bytes):
             chunk = (source[cut:] + source[:cut])[: size_bytes - done]
             out.write(chunk)
             done += len(chunk)
+
+
+@contextlib.contextmanager
+def memory_file(size_bytes):
+    """Random bytes in a tmpfs: every read finds its payload, and none of it is a hole."""
+    with tempfile.NamedTemporaryFile(prefix="gmblock-bench-", dir="/dev/shm") as image:
+        fill(image.name, size_bytes)
+        yield image.name
 
 
 def remove_at_last_close(loop_device):

@@ -35,6 +35,15 @@ def rotated(items, turn):
     return items[start:] + items[:start]
 
 
+def take_turns(count, ways, sample):
+    """{way: [sample(way, turn) of each round]}; the ways take turns."""
+    found = {way: [] for way in ways}
+    for turn in range(count):
+        for way in rotated(list(ways), turn):
+            found[way].append(sample(way, turn))
+    return found
+
+
 def whole_rounds(count, rows, sample):
     """{row name: {way: [the sample of each round]}}, and why there are fewer rounds, or None. The ways of a row take turns;
     sample(row, way) runs one of them. A failure after the first round keeps the whole rounds before it."""
@@ -116,9 +125,33 @@ def write_text(path, text):
     os.replace(path + ".new", path)
 
 
-def publish(options, record, text):
+def machine(facts):
+    """Where the figures of a page come from, in one line."""
+    text = "Machine: %(cpu)s, %(cpu_count)d CPUs, Linux %(kernel)s" % facts
+    text += ", load %.2f at the start." % facts["load_average_at_start"][0]
+    for word, key, form in (("Priority", "priority", "%s"), ("Commit", "commit", "%s"), ("Command", "command", "`%s`")):
+        if key in facts:
+            text += " %s: %s." % (word, form % facts[key])
+    return text
+
+
+def drawn(options, name, drawing):
+    """Writes a drawing to PREFIX-NAME.svg, or PREFIX.svg without a name, if --plots is given. Returns how a page shows it."""
+    if not options.plots:
+        return []
+    path = options.plots + ("-" + name if name else "") + ".svg"
+    write_text(path, drawing())
+    return ["![%s](%s)" % (name.replace("-", " ") or "the medians", os.path.basename(path)), ""]
+
+
+def publish(options, record, text, drawing=None):
     """The record to --json if given; the text to --table or else to standard output. With both, the
-    medians go beside the table, as .csv."""
+    medians go beside the table, as .csv. The first line of the text is its title; machine() and the drawing, a function that
+    makes it, come behind it."""
+    title, _, rest = text.partition("\n")
+    if "facts" in record and "\nMachine: " not in text:
+        more = drawn(options, "", drawing) if drawing else []
+        text = "\n".join([title, "", machine(record["facts"]), "", *more]) + "\n" + rest.lstrip("\n")
     if options.json:
         samples.write(options.json, record)
         if options.table:

@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+import types
 
 import support
 
 BENCH = os.path.realpath(os.path.join(os.path.dirname(os.path.realpath(__file__)), "..", "..", "bench"))
 sys.path.insert(0, BENCH)
-from papers import model, page, rows, values  # noqa: E402 (the path has to be set first)
+from harness import session  # noqa: E402 (the path has to be set first)
+from papers import model, page, rows, values  # noqa: E402
 
 
 def all_values():
@@ -144,6 +146,26 @@ def gmb_record(**facts):
     ways = {"local": 4e9, "gmblock/gmb": 3e9, "gmblock/nbd-tcp": 1.5e9}
     return {"facts": {**FACTS, **facts},
             "rows": {"read-1m-d8": {way: [{"bytes_per_s": rate}, {"bytes_per_s": rate}] for way, rate in ways.items()}}}
+
+
+class Pages(support.Case):
+    """What session.publish() adds to the page of each bench."""
+
+    def published(self, text, **facts):
+        options = types.SimpleNamespace(json=None, table=self.folder + "/page.md", plots=self.folder + "/plot")
+        record = {"facts": {**FACTS, "load_average_at_start": [0.5, 0, 0], "command": "bench/x", **facts}}
+        session.publish(options, record, text, lambda: "<svg/>")
+        with open(options.table, encoding="utf-8") as page_file:
+            return page_file.read()
+
+    def test_the_machine_and_the_drawing_come_behind_the_title(self):
+        self.assertEqual(self.published("# Title\n\nText.\n", priority="nice 0"), (
+            "# Title\n\nMachine: a processor, 2 CPUs, Linux 6.1.0, load 0.50 at the start. Priority: nice 0. Commit: 0123456789ab. "
+            "Command: `bench/x`.\n\n![the medians](plot.svg)\n\nText.\n"))
+        self.assertTrue(os.path.exists(self.folder + "/plot.svg"))
+
+    def test_a_page_that_names_its_machine_does_so_once(self):
+        self.assertEqual(self.published("# Title\n\nMachine: another.\n"), "# Title\n\nMachine: another.\n")
 
 
 class Page(support.Case):
