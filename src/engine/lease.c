@@ -80,12 +80,13 @@ void lease_book_set_desk(struct lease_book *book, const struct lease_desk *desk,
 	book->changes += is_outdated;
 }
 
-/* Notes that the record of leases has to change. */
+/* Notes that the record of leases has to change. The holder waits for all changes so far. A holder
+ * without a name is not in the record, but must not write before the loss of an earlier holder is
+ * recorded. */
 static void book_change(struct lease_book *book, struct lease_holder *holder)
 {
-	if (holder->owner.is_named) {
-		holder->change = ++book->changes;
-	}
+	book->changes += holder->owner.is_named;
+	holder->change = book->changes;
 }
 
 static void lease_free_if_unused(struct lease *lease)
@@ -659,8 +660,8 @@ static int admit_locked(
 		snprintf(reason, sizeof(reason), "it was offered, and %s has begun to write",
 			holder->name);
 		holder_set_state(holder, LEASE_HOLDS);
-		book_change(lease->book, holder);
 		lose_others(lease, LEASE_EXCLUSIVE, holder, reason);
+		book_change(lease->book, holder);
 		lease->offered_to[0] = '\0';
 	}
 	if (holder->state == LEASE_LOST) {

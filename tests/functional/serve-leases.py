@@ -65,6 +65,11 @@ class Leases(support.Case):
         self.assertEqual(code, 0, errors)
         return json.loads(output)["counters"]["inflight"]
 
+    def export(self):
+        code, output, errors = self.run_gmblock("stats", "--json", self.control)
+        self.assertEqual(code, 0, errors)
+        return json.loads(output)["exports"][0]
+
     def stop_new(self, server):
         code, output, errors = self.run_gmblock("stats", "--json", self.control)
         self.assertEqual(code, 0, errors)
@@ -297,11 +302,11 @@ class Raw(Leases):
                            + query)
         return [payload[4:] for _, payload in client.option_replies(OPT_LIST_META_CONTEXT)]
 
-    def open(self, uri, number, source=A, extra=b"", name=b"disk"):
+    def open(self, uri, number, source=A, extra=b"", name=b"disk", mode=b"exclusive", ms=60000):
         client = nbdmini.Client(uri, source)
         self.addCleanup(client.close)
         client.hello()
-        text = b"exclusive,id=%032x,ms=60000%s" % (number, extra)
+        text = b"%s,id=%032x,ms=%d%s" % (mode, number, ms, extra)
         self.assertEqual(self.ask(client, text, name), [b"x-gmblock:lease"])
         return client.go(name)
 
@@ -436,6 +441,26 @@ class Raw(Leases):
                 holder.close()
                 server.stop()
                 os.unlink(self.path("state/leases"))
+
+    def test_a_stock_client_after_a_lease(self):
+        """The end of a lease is recorded before the next client writes: a killed server does not give the lease back."""
+        file = self.make_file("conf", NODES.format(path=self.image, keys=", writers: one"))
+        for offered in (False, True):
+            with self.subTest(offered):
+                server = self.serve("--config", file, listen=("nbd://127.0.0.1:0",))
+                self.open(server.uri, 1, ms=60000 if offered else 100).close()
+                if offered:
+                    self.wait_for(lambda: "not connected" in self.lease("list")[1])
+                    self.assertEqual(self.lease("offer", "disk", "b"), (0, "", ""))
+                else:
+                    self.wait_for(lambda: self.listed() == [])
+                self.stock(server.uri, B).write(0, b"z" * BLOCK)
+                server.kill()
+                server = self.serve("--config", file, listen=("nbd://127.0.0.1:0",))
+                with self.assertRaises(nbdmini.OptionRefused) as refused:
+                    self.open(server.uri, 1, extra=b",renew")
+                self.assertIn("has lost its lease", str(refused.exception))
+                server.stop()
 
     def test_an_export_that_vanishes(self):
         """A client waits for the lease of an export, which is then removed, and takes another one: it has the lease of
