@@ -478,20 +478,22 @@ const char *session_stop_text(const struct session *session)
 /* Returns 0 if the session may use the export now, or an error of session_choose(). */
 static int choose_check(struct session *session, struct engine_export *entry, uint32_t rights)
 {
-	int rc;
-
 	if (session_is_fenced(session)) {
 		free(session->lease_text);
 		session->lease_text = NULL;
 		return -EACCES;
 	}
-	rc = rights == 0			   ? -ENOENT
-	     : store_is_lost(entry->export->store) ? -ESTALE
-						   : engine_export_barrier(entry, session);
-	if (rc < 0) {
-		return rc;
-	}
-	rc = session_lease_take(session, entry->export, rights);
+	return rights == 0			     ? -ENOENT
+	       : store_is_lost(entry->export->store) ? -ESTALE
+						     : engine_export_barrier(entry, session);
+}
+
+/* Takes the lease, last: a client that is refused for another reason has none, and has taken it
+ * from nobody. */
+static int choose_lease(struct session *session, struct engine_export *entry, uint32_t rights)
+{
+	int rc = session_lease_take(session, entry->export, rights);
+
 	return rc == -EAGAIN ? engine_export_wait(entry, session) : rc;
 }
 
@@ -508,15 +510,19 @@ static int choose_join(struct session *session, struct engine_export *entry,
 	 * the last one. Relaxed order: the numbers publish no other data. */
 	connections_max = atomic_load_explicit(&export->connections_max, memory_order_relaxed);
 	before = atomic_fetch_add_explicit(&export->connections, 1, memory_order_relaxed);
-	if (connections_max != 0 && before >= connections_max) {
-		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
-		return -EBUSY;
-	}
-	rc = engine_session_join_rates(session, entry, principal);
+	rc = connections_max != 0 && before >= connections_max
+		     ? -EBUSY
+		     : engine_session_join_rates(session, entry, principal);
 	if (rc < 0) {
 		atomic_fetch_sub_explicit(&export->connections, 1, memory_order_relaxed);
 	}
 	return rc;
+}
+
+static void choose_quit(struct session *session, struct engine_export *entry)
+{
+	session_rates_leave(session);
+	atomic_fetch_sub_explicit(&entry->export->connections, 1, memory_order_relaxed);
 }
 
 int session_choose(struct session *session, struct engine_export *entry)
@@ -529,6 +535,12 @@ int session_choose(struct session *session, struct engine_export *entry)
 	GMB_ASSERT(session->chosen == NULL);
 	leave_group_of_other(session, export);
 	rc = choose_check(session, entry, rights) ?: choose_join(session, entry, &principal);
+	if (rc == 0) {
+		rc = choose_lease(session, entry, rights);
+		if (rc < 0) {
+			choose_quit(session, entry);
+		}
+	}
 	if (rc < 0) {
 		if (rc != -EAGAIN) {
 			session_lease_give_up(session);

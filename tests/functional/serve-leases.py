@@ -442,6 +442,21 @@ class Raw(Leases):
                 server.stop()
                 os.unlink(self.path("state/leases"))
 
+    def test_a_refused_client_has_no_lease(self):
+        """The export has no room for a further connection, so the client has no lease, and has taken it from nobody."""
+        uri = self.begin(keys=", max-connections: 1")
+        stock = self.stock(uri, B)
+        with self.assertRaises(nbdmini.OptionRefused) as refused:
+            self.open(uri, 1)
+        self.assertIn("the export has reached its connection limit", str(refused.exception))
+        self.assertEqual(self.listed(), [])
+        stock.close()
+        self.wait_for(lambda: self.export()["connections"] == 0)
+        holder = self.open(uri, 2)
+        with self.assertRaises(nbdmini.OptionRefused):
+            self.open(uri, 3, B, b",preempt")
+        holder.write(0, b"h" * BLOCK)
+
     def test_a_stock_client_after_a_lease(self):
         """The end of a lease is recorded before the next client writes: a killed server does not give the lease back."""
         file = self.make_file("conf", NODES.format(path=self.image, keys=", writers: one"))
