@@ -27,6 +27,7 @@ struct lease_holder {
 	enum lease_mode mode;
 	enum lease_state state;
 	bool granted;	     /* a session has got the lease */
+	bool is_reader;	     /* its client has no right to write */
 	uint64_t change;     /* number of the change that must be recorded before that */
 	uint32_t ms;	     /* see lease_view */
 	uint64_t expires_ns; /* valid without sessions */
@@ -290,7 +291,7 @@ static struct lease_holder *holder_add(
 
 	list_for_each(entry, &lease->holders)
 	{
-		count++;
+		count += list_entry(entry, struct lease_holder, node)->state != LEASE_LOST;
 	}
 	if (count < LEASE_HOLDERS_MAX) {
 		holder = calloc(1, sizeof(*holder));
@@ -321,9 +322,16 @@ static int holder_join(struct lease_holder *holder, struct session *session, str
 	return 0;
 }
 
+/* Returns whether the holder excludes no other client. Otherwise clients that may only read could
+ * keep writers out when they have gone. After an upgrade, its sessions may not be adopted yet. */
+static bool holder_yields(const struct lease_holder *holder)
+{
+	return holder->is_reader && holder->session_count == 0 && holder->connection_count == 0;
+}
+
 static bool is_in_conflict(const struct lease_holder *holder, enum lease_mode mode)
 {
-	return holder->state != LEASE_LOST &&
+	return holder->state != LEASE_LOST && !holder_yields(holder) &&
 	       (mode == LEASE_EXCLUSIVE || holder->mode == LEASE_EXCLUSIVE);
 }
 
@@ -392,6 +400,19 @@ static void lose_others(struct lease *lease, enum lease_mode mode, const struct 
 	}
 }
 
+/* Ends the leases of clients that may only read and are not connected, for an exclusive one. */
+static void lose_readers(struct lease *lease)
+{
+	list_for_each(entry, &lease->holders)
+	{
+		struct lease_holder *holder = list_entry(entry, struct lease_holder, node);
+
+		if (holder_yields(holder)) {
+			holder_lose(holder, "it may only read, and was not connected");
+		}
+	}
+}
+
 /* --- taking a lease --------------------------------------------------------------------------- */
 
 static int refuse(struct session *session, const char *format, ...)
@@ -453,12 +474,24 @@ static int holder_begin(struct lease *lease, struct session *session,
 	enum lease_mode mode = owner->is_named ? want->mode : LEASE_EXCLUSIVE;
 	struct lease_holder *other = find_conflict(lease, mode, NULL);
 	char name[LEASE_NAME_BYTES];
+	char shown[LEASE_NAME_BYTES];
 	bool is_offered =
 		mode == LEASE_EXCLUSIVE && node[0] != '\0' && strcmp(lease->offered_to, node) == 0;
 	struct lease_holder *holder;
 
 	if (other != NULL && !want->preempt && !is_offered) {
 		return refuse_for(session, other, now_ns);
+	}
+	session_name(session, name, sizeof(name));
+	log_escape(shown, sizeof(shown), name, strlen(name));
+	if (want->preempt) {
+		char reason[LEASE_NAME_BYTES + 64];
+
+		snprintf(reason, sizeof(reason), "%s has taken it (--preempt)", shown);
+		lose_others(lease, mode, NULL, reason);
+	}
+	if (mode == LEASE_EXCLUSIVE) {
+		lose_readers(lease);
 	}
 	holder = holder_add(lease, owner, mode);
 	if (holder == NULL) {
@@ -468,19 +501,12 @@ static int holder_begin(struct lease *lease, struct session *session,
 			LEASE_HOLDERS_MAX - 1);
 	}
 	holder->ms = want->ms;
-	session_name(session, name, sizeof(name));
-	log_escape(holder->name, sizeof(holder->name), name, strlen(name));
+	memcpy(holder->name, shown, sizeof(holder->name));
 	snprintf(holder->node_name, sizeof(holder->node_name), "%s", node);
 	if (other != NULL && !want->preempt) {
 		holder->state = LEASE_PENDING; /* its first state, like LEASE_HOLDS */
 	}
 	book_change(lease->book, holder);
-	if (want->preempt) {
-		char reason[LEASE_NAME_BYTES + 64];
-
-		snprintf(reason, sizeof(reason), "%s has taken it (--preempt)", holder->name);
-		lose_others(lease, mode, holder, reason);
-	}
 	return 0;
 }
 
@@ -535,7 +561,7 @@ static bool comes_too_late(const struct lease *lease, const struct lease_want *w
 }
 
 static int take_locked(struct lease *lease, struct session *session, struct export *export,
-	const char *node, uint64_t now_ns)
+	bool is_reader, const char *node, uint64_t now_ns)
 {
 	struct lease_owner owner = owner_of(session);
 	struct lease_holder *holder = session->lease_holder;
@@ -563,6 +589,10 @@ static int take_locked(struct lease *lease, struct session *session, struct expo
 	if (rc == 0 && holder->mode != session->lease_want.mode) {
 		rc = refuse(
 			session, LEASE_REFUSAL "this client already has a lease of another kind");
+	}
+	if (rc == 0 && holder->is_reader != is_reader) {
+		holder->is_reader = is_reader;
+		book_change(lease->book, holder);
 	}
 	if (rc == 0) {
 		rc = holder_join(holder, session, export);
@@ -595,13 +625,14 @@ int session_lease_take(struct session *session, struct export *export, uint32_t 
 	struct lease *lease = lease_of(export);
 	uint64_t now_ns = ring_now_ns(session->engine->ring);
 	bool wants = session->lease_want.mode != LEASE_NONE;
+	bool is_reader = (rights & ENGINE_RIGHT_WRITE) == 0;
 	char node[FENCE_NAME_BYTES];
 	int rc = 0;
 
 	if (lease == NULL) {
 		return wants ? refuse(session, LEASE_REFUSAL "the server has no leases") : 0;
 	}
-	if ((rights & ENGINE_RIGHT_WRITE) == 0 &&
+	if (is_reader &&
 		(session->lease_want.mode == LEASE_EXCLUSIVE || session->lease_want.preempt)) {
 		return refuse(session, LEASE_REFUSAL "the client has no right to write");
 	}
@@ -613,7 +644,7 @@ int session_lease_take(struct session *session, struct export *export, uint32_t 
 	session_node_name(session, node);
 	pthread_mutex_lock(&lease->book->lock);
 	if (wants) {
-		rc = take_locked(lease, session, export, node, now_ns);
+		rc = take_locked(lease, session, export, is_reader, node, now_ns);
 	} else if (session->lease_holder == NULL && session->peer.previous_id != 0) {
 		rejoin_locked(lease, session, export);
 	}
@@ -785,6 +816,7 @@ static struct lease_view describe_holder(const struct lease_holder *holder, uint
 		.mode = holder->mode,
 		.state = holder->state,
 		.ms = holder->ms,
+		.is_reader = holder->is_reader,
 		.left_ms = holder->session_count > 0 ? UINT32_MAX
 						     : (uint32_t)(left_ns / UINT64_C(1000000)),
 		.name = holder->name,
@@ -854,6 +886,7 @@ static int restore_locked(struct lease_book *book, const struct lease_view *view
 	holder->granted = true;
 	lease->granted |= BIT(view->mode);
 	holder->ms = view->ms;
+	holder->is_reader = view->is_reader;
 	/* It gets all of its time, because it could not come while no server was there. Its
 	 * sessions are adopted by several reactors, one of which can serve other clients before. */
 	holder->expires_ns = now_ns + MAX(view->ms, adopt_ms) * UINT64_C(1000000);

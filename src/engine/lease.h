@@ -19,7 +19,9 @@
  *
  * Leases belong to a name and not to a struct export, so that they outlive a change of the
  * configuration. A named holder outlives its connections for a time that it chooses. It is recorded
- * before it gets the lease (struct lease_desk), so that it also outlives the server.
+ * before it gets the lease (struct lease_desk), so that it also outlives the server. The lease of a
+ * client that may only read outlives its connections only until another client takes an exclusive
+ * one.
  *
  * Threading: a book is shared by all engines; any thread, except for the functions of a session,
  * which belong to its engine's thread. Ownership: the book owns the leases and their holders; the
@@ -66,7 +68,9 @@ struct lease_view {
 	struct lease_owner owner;
 	enum lease_mode mode;
 	enum lease_state state;
-	uint32_t ms; /* time for which the holder outlives its last session */
+	uint32_t ms;	/* time for which the holder outlives its last session */
+	bool is_reader; /* the client has no right to write; without a session, it excludes nobody
+			 */
 	/* how much of it is left; UINT32_MAX: the holder has sessions */
 	uint32_t left_ms;
 	const char *name;	     /* for people, such as "10.1.0.7:4711 (psk alice)"; escaped */
@@ -127,7 +131,8 @@ GMB_MUST_CHECK int lease_attach(struct lease_book *book, struct export *export);
 /* Called when the export is freed. */
 void lease_detach(struct export *export);
 /* Takes the lease that the session's peer wants (session->lease_want). rights: of the session;
- * without the right to write, it can neither have an exclusive lease nor take one from others.
+ * without the right to write, it can neither have an exclusive lease nor take one from others, and
+ * its shared lease excludes others only while it is connected.
  * Returns 0, -EACCES with session->lease_text, or -EAGAIN: the caller waits while lease_waits() and
  * tries again. */
 GMB_MUST_CHECK int session_lease_take(

@@ -442,6 +442,47 @@ class Raw(Leases):
                 server.stop()
                 os.unlink(self.path("state/leases"))
 
+    def test_readers_that_have_gone_exclude_nobody(self):
+        """A client that may only read comes back to its shared lease, unless a writer wanted the export meanwhile."""
+        keys = ", access: [{ address: 127.0.0.2, rights: rw }, { address: 127.0.0.3, rights: ro }]"
+        file = self.make_file("conf", NODES.format(path=self.image, keys=keys))
+        server = self.serve("--config", file, listen=("nbd://127.0.0.1:0",))
+        shared = {"mode": b"shared", "ms": 3600000}
+        for restarts in (False, True):
+            with self.subTest(restarts):
+                reader = self.open(server.uri, 1, B, **shared)
+                with self.assertRaises(nbdmini.OptionRefused) as refused:
+                    self.open(server.uri, 2)
+                self.assertIn("has a shared lease", str(refused.exception))
+                reader.close()
+                self.wait_for(lambda: "not connected" in self.lease("list")[1])
+                if restarts:
+                    server.kill()
+                    server = self.serve("--config", file, listen=("nbd://127.0.0.1:0",))
+                else:
+                    self.open(server.uri, 1, B, b",renew", **shared).close()
+                    self.wait_for(lambda: "not connected" in self.lease("list")[1])
+                writer = self.open(server.uri, 2)
+                self.assertEqual(self.listed(), [("exclusive", "holds")])
+                with self.assertRaises(nbdmini.OptionRefused):
+                    self.open(server.uri, 1, B, b",renew", **shared)
+                writer.send_request(nbdmini.CMD_DISC, 1, 0, 0)
+                self.wait_for(lambda: self.listed() == [])
+                with self.assertRaises(nbdmini.OptionRefused) as refused:
+                    self.open(server.uri, 1, B, b",renew", **shared)
+                self.assertIn("has lost its lease", str(refused.exception))
+
+    def test_preempt_of_the_largest_number(self):
+        """Clients that have gone occupy all places of an export."""
+        uri = self.begin()
+        for number in range(1, 65):
+            self.open(uri, number, mode=b"shared").close()
+        with self.assertRaises(nbdmini.OptionRefused) as refused:
+            self.open(uri, 65, mode=b"shared")
+        self.assertIn("more than 63 leases", str(refused.exception))
+        self.open(uri, 66, extra=b",preempt")
+        self.assertEqual(self.listed(), [("exclusive", "holds")])
+
     def test_a_refused_client_has_no_lease(self):
         """The export has no room for a further connection, so the client has no lease, and has taken it from nobody."""
         uri = self.begin(keys=", max-connections: 1")

@@ -332,7 +332,7 @@ exports:
 
 
 def hand_upgrade(corpus):
-    def message(kind, payload=b"", version=2, magic=0x676D6255):
+    def message(kind, payload=b"", version=3, magic=0x676D6255):
         return struct.pack(">IHH", magic, version, kind) + payload
 
     def session(state, kind=b"nbd", export=b"", token=b""):

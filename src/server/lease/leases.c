@@ -84,15 +84,17 @@ static json_t *write_holder(const struct lease_view *view, bool with_ids)
 {
 	const struct lease_owner *owner = &view->owner;
 	json_t *ids = json_array();
-	json_t *object = json_pack("{s:s%, s:s, s:s, s:s, s:s, s:s, s:I, s:b, s:o?, s:o?, s:o?, "
-				   "s:I, s:o?}",
-		"export", view->export, (size_t)view->export_bytes, "mode", mode_words[view->mode],
-		"state", state_words[view->state], "client", view->name, "node", view->node,
-		"offered_to", view->offered_to, "ms", (json_int_t)view->ms, "named",
-		owner->is_named, "id", hex_of(owner->id, sizeof(owner->id)), "principal",
-		hex_of(owner->principal.bytes, sizeof(owner->principal.bytes)), "address",
-		hex_of(owner->address, sizeof(owner->address)), "pid", (json_int_t)owner->pid,
-		"ids", ids);
+	json_t *object =
+		json_pack("{s:s%, s:s, s:s, s:s, s:s, s:s, s:I, s:b, s:b, s:o?, s:o?, s:o?, "
+			  "s:I, s:o?}",
+			"export", view->export, (size_t)view->export_bytes, "mode",
+			mode_words[view->mode], "state", state_words[view->state], "client",
+			view->name, "node", view->node, "offered_to", view->offered_to, "ms",
+			(json_int_t)view->ms, "reader", view->is_reader, "named", owner->is_named,
+			"id", hex_of(owner->id, sizeof(owner->id)), "principal",
+			hex_of(owner->principal.bytes, sizeof(owner->principal.bytes)), "address",
+			hex_of(owner->address, sizeof(owner->address)), "pid",
+			(json_int_t)owner->pid, "ids", ids);
 
 	for (uint32_t i = 0; object != NULL && with_ids && i < view->connection_count; i++) {
 		json_array_append_new(ids, json_integer((json_int_t)view->connections[i]));
@@ -134,6 +136,7 @@ static int read_holder(struct leases *leases, const json_t *object)
 		.owner = { .is_named = json_is_true(json_object_get(object, "named")),
 			.pid = (int32_t)json_integer_value(json_object_get(object, "pid")) },
 		.ms = (uint32_t)ms,
+		.is_reader = json_is_true(json_object_get(object, "reader")),
 		.name = text_take(object, "client"),
 		.node = text_take(object, "node"),
 		.offered_to = text_take(object, "offered_to"),

@@ -16,7 +16,7 @@
 enum {
 	UPGRADE_MAGIC = 0x676d6255, /* the bytes "gmbU" */
 	/* It changes with each change of the layout of a message or of a session's state. */
-	UPGRADE_VERSION = 2, /* layouts f621b5ee */
+	UPGRADE_VERSION = 3, /* layouts 24eac655 */
 	UPGRADE_PACKET_BYTES_MAX = 32 << 10,
 	UPGRADE_NAME_BYTES_MAX = EXPORT_NAME_BYTES_MAX,
 	UPGRADE_KIND_BYTES_MAX = 16,
