@@ -162,8 +162,14 @@ int state_folder_inherit(struct state_folder *folder, int fd, struct error *erro
 
 void state_folder_take_over(struct state_folder *folder)
 {
-	/* Relaxed order, see state_folder_replace(). */
+	/* Relaxed order, see state_folder_serves(). */
 	atomic_store_explicit(&folder->serves, true, memory_order_relaxed);
+}
+
+bool state_folder_serves(const struct state_folder *folder)
+{
+	/* Relaxed order: the old process is synchronized with this one by its messages. */
+	return atomic_load_explicit(&folder->serves, memory_order_relaxed);
 }
 
 /* --- files ------------------------------------------------------------------------------------ */
@@ -255,8 +261,7 @@ int state_folder_replace(const struct state_folder *folder, const char *name, co
 {
 	int rc = bytes > STATE_FILE_BYTES_MAX ? -EFBIG : 0;
 
-	/* Relaxed order: the old process is synchronized with this one by its messages. */
-	if (!atomic_load_explicit(&folder->serves, memory_order_relaxed)) {
+	if (!state_folder_serves(folder)) {
 		return error_set(error, -EBUSY, "the old process of an upgrade still serves");
 	}
 	rc = rc ?: state_file_write(folder, name, text, bytes);

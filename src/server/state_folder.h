@@ -47,6 +47,8 @@ void state_folder_warn(const struct server_config *config);
 GMB_MUST_CHECK int state_folder_inherit(struct state_folder *folder, int fd, struct error *error);
 /* Called in the new process when it serves: the files can be written from now on. */
 void state_folder_take_over(struct state_folder *folder);
+/* Returns whether the files can be written. Any thread. */
+bool state_folder_serves(const struct state_folder *folder);
 
 enum { STATE_FILE_BYTES_MAX = 16 << 20 };
 

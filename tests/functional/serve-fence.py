@@ -505,6 +505,23 @@ class Lasting(Fencing):
         self.assertEqual(code, 1)
         self.assertIn("cannot be written", errors)
 
+    def test_a_list_that_cannot_be_written_is_not_tried_all_the_time(self):
+        """While operations of a fenced node are in a disk, the server looks at them often."""
+        server = self.serve(self.config(("disk", "memory:1M", ", delay: [ 'write:600s' ]")))
+        client = self.open(server.uri)
+        client.send_request(nbdmini.CMD_WRITE, 1, 0, 512, bytes(512))
+        client.send_request(nbdmini.CMD_FLUSH, 2)
+        self.assertEqual(client.reply(), (2, 0))  # so the write is in the store
+        self.assertEqual(self.fence("a", "--timeout", "300ms")[0], 1)
+        os.rename(self.path("state"), self.path("moved"))
+        shutil.rmtree(self.path("moved"))
+        for _ in range(5):
+            code, _, errors = self.fence("b")
+            self.assertEqual(code, 1)
+            self.assertIn("cannot write", errors)
+        server.signal(signal.SIGKILL)
+        self.assertLess(server.wait()[1].count("cannot write"), 50)
+
     @contextlib.contextmanager
     def assert_stays_locked(self, folder):
         ended, taken = threading.Event(), []

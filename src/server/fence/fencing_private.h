@@ -72,6 +72,8 @@ struct fencing {
 	bool held;		    /* an upgrade is in progress */
 	bool writing;		    /* the thread writes the list, without the lock */
 	bool grown;		    /* a fenced node has rules that are not in the file */
+	uint64_t write_ns;	    /* when they may be written, after a failed write */
+	uint64_t write_pause_ns;    /* pause after the last failed write; 0: it has not failed */
 	bool unpublished;	    /* the engines do not use the entries in force yet */
 	struct server_access nodes; /* of the configuration, with ACCESS_NODE */
 	uint32_t previous_count;    /* the last rules of `nodes`: only in previous configurations */

@@ -11,6 +11,9 @@
 #define LOOK_NS	    UINT64_C(5000000)	/* first pause between two looks at the engines */
 #define LOOK_MAX_NS UINT64_C(100000000) /* longest pause */
 
+#define WRITE_NS     UINT64_C(1000000000) /* first pause after a failed write of the list */
+#define WRITE_MAX_NS UINT64_C(5000000000) /* longest pause */
+
 /* --- looks ------------------------------------------------------------------------------------ */
 
 /* Called on the reactor's thread. */
@@ -111,15 +114,16 @@ static void look_begin(struct fencing *fencing)
 
 /* --- the list on disk ------------------------------------------------------------------------- */
 
+/* A request is executed immediately. Other changes wait after a failed write. */
 static bool needs_write(const struct fencing *fencing)
 {
-	bool needs = fencing->grown;
+	bool needs = fencing->grown && clock_now_ns() >= fencing->write_ns;
 
 	for (uint32_t i = 0; i < fencing->entry_count; i++) {
 		needs |= fencing->entries[i]->state == FENCING_WANTED ||
 			 fencing->entries[i]->state == FENCING_UNWANTED;
 	}
-	return needs && !fencing->held && !fencing->stopped;
+	return needs && !fencing->held && !fencing->stopped && state_folder_serves(fencing->folder);
 }
 
 /* Formats the next list: the entries that are fenced or shall be. Called with the lock held. */
@@ -145,6 +149,7 @@ static int draft_make(struct fencing *fencing, char **text, size_t *bytes, struc
 /* The list is durable: puts it into force. Called with the lock held. */
 static void draft_done(struct fencing *fencing)
 {
+	fencing->write_pause_ns = 0;
 	for (uint32_t i = fencing->entry_count; i-- > 0;) {
 		struct fencing_entry *entry = fencing->entries[i];
 
@@ -169,6 +174,10 @@ static void draft_failed(struct fencing *fencing, const struct error *error)
 
 	log_error("%s", log_escape_sentence(shown, sizeof(shown), error->text));
 	fencing->grown = true;
+	fencing->write_pause_ns = fencing->write_pause_ns == 0
+					  ? WRITE_NS
+					  : MIN(2 * fencing->write_pause_ns, WRITE_MAX_NS);
+	fencing->write_ns = clock_now_ns() + fencing->write_pause_ns;
 	for (uint32_t i = 0; i < fencing->entry_count; i++) {
 		struct fencing_entry *entry = fencing->entries[i];
 
