@@ -8,9 +8,11 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/log.h"
@@ -85,6 +87,32 @@ static void test_files(void **state)
 		-EFBIG);
 	assert_non_null(strstr(error.text, "/file: File too large"));
 	check_file(&folder, "old");
+	state_folder_close(&folder);
+}
+
+/* The data, and then the name, are flushed. These files and folders cannot be flushed, and
+ * otherwise behave like others. */
+static void test_a_replaced_file_is_durable(void **state)
+{
+	struct state_folder folder;
+	struct error error;
+	char fifo[64];
+	int reader;
+
+	GMB_UNUSED(state);
+	assert_int_equal(open_place(&folder, true, false), 0);
+	assert_int_equal(state_folder_replace(&folder, "file", "old", 3, &error), 0);
+	snprintf(fifo, sizeof(fifo), "%s/file.new", place);
+	assert_int_equal(mkfifo(fifo, 0600), 0);
+	reader = open(fifo, O_RDONLY | O_NONBLOCK);
+	assert_true(reader >= 0);
+	assert_int_equal(state_folder_replace(&folder, "file", "new", 3, &error), -EINVAL);
+	close(reader);
+	assert_int_equal(unlink(fifo), 0);
+	check_file(&folder, "old");
+	close(folder.fd);
+	folder.fd = open(place, O_PATH | O_DIRECTORY);
+	assert_int_equal(state_folder_replace(&folder, "file", "new", 3, &error), -EBADF);
 	state_folder_close(&folder);
 }
 
@@ -169,6 +197,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 		cmocka_unit_test(test_files),
+		cmocka_unit_test(test_a_replaced_file_is_durable),
 		cmocka_unit_test(test_two_servers),
 		cmocka_unit_test(test_an_upgrade),
 		cmocka_unit_test(test_refused_upgrades),
