@@ -942,9 +942,10 @@ int lease_book_offer(struct lease_book *book, const char *export, uint32_t expor
 	const char *node, uint64_t now_ns)
 {
 	struct lease *lease;
-	int rc = -ESRCH;
+	int rc;
 
 	pthread_mutex_lock(&book->lock);
+	rc = book->held ? -EAGAIN : -ESRCH;
 	lease = book->held ? NULL : lease_find(book, export, export_bytes);
 	if (lease != NULL) {
 		lease_expire(lease, now_ns);
@@ -961,6 +962,7 @@ int lease_book_release(struct lease_book *book, const char *export, uint32_t exp
 	const char *node, uint64_t now_ns)
 {
 	struct lease *lease;
+	int rc = -EAGAIN;
 	int count = 0;
 
 	pthread_mutex_lock(&book->lock);
@@ -983,6 +985,9 @@ int lease_book_release(struct lease_book *book, const char *export, uint32_t exp
 		}
 		lease_free_if_unused(lease);
 	}
+	if (!book->held) {
+		rc = count > 0 ? count : -ESRCH;
+	}
 	pthread_mutex_unlock(&book->lock);
-	return count > 0 ? count : -ESRCH;
+	return rc;
 }

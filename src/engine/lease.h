@@ -117,11 +117,13 @@ GMB_MUST_CHECK int lease_book_record(struct lease_book *book);
 
 /* Offers the lease of an export to a node: a client of the node can open the export although
  * another client has the lease, and gets the lease with its first write. Replaces an earlier offer.
- * node "": withdraws the offer. -ESRCH: no client has a lease of the export. */
+ * node "": withdraws the offer. -ESRCH: no client has a lease of the export. -EAGAIN: another
+ * process gets the holders. */
 GMB_MUST_CHECK int lease_book_offer(struct lease_book *book, const char *export,
 	uint32_t export_bytes, const char *node, uint64_t now_ns);
 /* Ends the leases of an export, and withdraws the offer. node "": of all holders. Returns the
- * number of holders, whose operations may still be in progress, or -ESRCH: there is none. */
+ * number of holders, whose operations may still be in progress, or -ESRCH: there is none; -EAGAIN
+ * as above. */
 GMB_MUST_CHECK int lease_book_release(struct lease_book *book, const char *export,
 	uint32_t export_bytes, const char *node, uint64_t now_ns);
 

@@ -438,7 +438,11 @@ const char *session_choose_text(const struct session *session, int result)
 	case EACCES:
 		return session->lease_text != NULL ? session->lease_text : FENCE_REFUSAL;
 	case ETIMEDOUT:
-		return ENGINE_BARRIER_TEXT "; try again later";
+		return session->lease_want.mode == LEASE_NONE ? ENGINE_BARRIER_TEXT
+			       "; try again later"
+							      : ENGINE_BARRIER_TEXT
+			       ", or the server cannot record the lease (see its log); try again "
+			       "later";
 	case ESTALE:
 		return "taken over: another server has the disk";
 	case EBUSY:

@@ -463,7 +463,7 @@ static void begin_fence(void *context, struct control_client *client, const json
 			"list, \"node\" (text) are required");
 		return;
 	}
-	rc = fencing_ask(control->view.fencing, (enum fence_action)at, node, text);
+	rc = fencing_ask(control->view.fencing, NULL, (enum fence_action)at, node, text);
 	if (rc == 0) {
 		control_reply(client, json_pack("{s:b}", "done", true));
 	} else {
@@ -521,6 +521,8 @@ static void change_lease(const struct server_control *control, struct control_cl
 			"server): after a restart they exist again");
 	} else if (rc >= 0) {
 		control_reply(client, json_pack("{s:i}", "count", rc));
+	} else if (rc == -EAGAIN) {
+		control_fail(client, rc, "another process is taking over the server; try again");
 	} else {
 		snprintf(text, sizeof(text), "%s%s%s of export \"%s\"",
 			node[0] != '\0' && !offers ? "no client of node '" : "no client",
