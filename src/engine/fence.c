@@ -194,6 +194,20 @@ void session_node_name(struct session *session, char out[FENCE_NAME_BYTES])
 	fence_nodes_put(nodes);
 }
 
+bool session_is_of_node(struct session *session, const char *name)
+{
+	struct fence *fence = session->engine->options.fence;
+	struct fence_nodes *nodes = fence != NULL ? nodes_take(fence, &fence->nodes) : NULL;
+	bool is_of = false;
+
+	for (uint32_t i = 0; nodes != NULL && i < nodes->count; i++) {
+		is_of |= strcmp(nodes->nodes[i].name, name) == 0 &&
+			 session_is_of(session, &nodes->nodes[i]);
+	}
+	fence_nodes_put(nodes);
+	return is_of;
+}
+
 void session_act_for(struct session *session, const struct peer *peer)
 {
 	struct peer *own = &session->peer;
@@ -256,7 +270,7 @@ int session_fence(struct session *session, enum fence_action action, const char 
 			"that applies to you, and TLS unless you are on its machine");
 		return -EACCES;
 	}
-	return fence->desk.ask(fence->desk.context, action, node, text);
+	return fence->desk.ask(fence->desk.context, session, action, node, text);
 }
 
 /* --- an engine's sessions --------------------------------------------------------------------- */

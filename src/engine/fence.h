@@ -50,11 +50,11 @@ enum fence_action { FENCE_LOOK, FENCE_NODE, FENCE_RELEASE };
 /* The server's function for clients that may fence nodes. */
 struct fence_desk {
 	/* Starts to fence or to release a node, or reports the progress. FENCE_LOOK only reports
-	 * whether the node is fenced; -ESRCH: it is not. Any thread; does not block. Returns 0 if
-	 * it is done, -EINPROGRESS, or another negative errno. text: the
-	 * reason if the result is not 0, a sentence without its full stop. */
-	int (*ask)(void *context, enum fence_action action, const char *node,
-		char text[FENCE_TEXT_BYTES]);
+	 * whether the node is fenced; -ESRCH: it is not. Called on the thread of the session that
+	 * asks; does not block. Returns 0 if it is done, -EINPROGRESS, or another negative errno.
+	 * text: the reason if the result is not 0, a sentence without its full stop. */
+	int (*ask)(void *context, struct session *session, enum fence_action action,
+		const char *node, char text[FENCE_TEXT_BYTES]);
 	void *context;
 };
 
@@ -80,6 +80,8 @@ void fence_set_desk(struct fence *fence, const struct fence_desk *desk);
 bool session_is_fenced(struct session *session);
 /* Copies the name of the first configured node to which the session's peer belongs; "": none. */
 void session_node_name(struct session *session, char out[FENCE_NAME_BYTES]);
+/* Returns whether the session's peer belongs to the configured node of that name. */
+bool session_is_of_node(struct session *session, const char *name);
 /* For sessions that act for another peer (push): the session gets its identity. Later
  * checks for fenced nodes are made for both. */
 void session_act_for(struct session *session, const struct peer *peer);

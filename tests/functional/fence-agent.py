@@ -90,7 +90,12 @@ class Agent(serve_fence.Fencing):
         lost = self.path("lost")
         code, _, errors = self.by_input("off", plug="a", servers=f"{self.uri} {lost}", timeout="1")
         self.assertEqual(code, FAILED)
-        self.assertIn(f"not fenced at {lost} (but at others)", errors)
+        self.assertIn(f"not fenced at {lost}", errors)
+        self.assertEqual(self.by_input("on", plug="a")[0], 0)
+        # Nodes that fence each other must meet at the first server.
+        code, _, errors = self.by_input("off", plug="a", servers=f"{lost} {self.uri}", timeout="1")
+        self.assertEqual(code, FAILED)
+        self.assertEqual(self.listed()["a"], (False, False))
         code, output, _ = self.by_input("status", plug="a", servers=f"{self.uri},{lost}", timeout="1")
         self.assertEqual((code, output), (FAILED, "Status: unknown\n"))
         self.server.kill()

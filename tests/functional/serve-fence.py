@@ -668,6 +668,32 @@ class Commands(Fencing):
             client.send_option(0x676d6246, b"\0\0\0\0b")
             self.assertEqual(client.option_replies(0x676d6246), [])
 
+    def test_nodes_that_fence_each_other(self):
+        """Each node asks with its own credentials, as gmblock-cluster(7) recommends: one of them wins."""
+        text = ("nodes: [{ name: a, psk: a }, { name: b, psk: b }]\n"
+                "access: [{ node: a, rights: none, fence: yes }, { node: b, rights: none, fence: yes }]\n"
+                "exports: [{ name: disk, path: 'memory:1M', access: [{ node: a, rights: rw }, { node: b, rights: rw }] }]\n")
+        keys = self.make_file("keys", f"a:{'ab' * 32}\nb:{'cd' * 32}\n")
+        os.chmod(keys, 0o600)
+        server = self.serve(self.make_file("conf", text), "--tls", "on", "--tls-psk", keys)
+        uri = {node: server.uri.replace("nbd://", f"nbds://{node}@") + f"?tls-psk-file={keys}" for node in ("a", "b")}
+        blocked = self.path("state/fenced.new")
+        os.mkfifo(blocked)  # the server waits until somebody reads
+        code, errors = self.over_nbd(uri["a"], "b", "--timeout", "300ms")
+        self.assertEqual(code, 1)
+        self.assertIn("the list of fenced nodes is being written", errors)
+        code, errors = self.over_nbd(uri["b"], "a", "--timeout", "300ms")
+        self.assertEqual(code, 1)
+        self.assertIn("another request is fencing the node that asks", errors)
+        with open(os.open(blocked, os.O_RDONLY | os.O_NONBLOCK), "rb"):
+            os.unlink(blocked)
+            self.wait_for(lambda: "cannot write" in self.over_nbd(uri["a"], "b")[1])
+        self.assertEqual(self.over_nbd(uri["a"], "b"), (0, ""))
+        code, errors = self.over_nbd(uri["b"], "a", "--timeout", "300ms")
+        self.assertEqual(code, 1)
+        self.assertIn("fenced: this node may not use the server", errors)
+        self.assertEqual(self.listed(), {"a": (False, False), "b": (True, True)})
+
     def test_where_the_right_may_be(self):
         export = "exports: [{ name: disk, path: 'memory:1M', access: [{ rights: rw, fence: yes }] }]\n"
         self.check_refused(["serve", "--check", self.make_file("conf", export)], 2,

@@ -128,8 +128,23 @@ static int ask_release(
 	return ask_answer(text, -EINPROGRESS, "the list of fenced nodes is being written");
 }
 
-int fencing_ask(struct fencing *fencing, enum fence_action action, const char *node,
-	char text[FENCE_TEXT_BYTES])
+/* Returns whether the session that asks belongs to a node that is being fenced. Two nodes that lose
+ * sight of each other fence each other at the same time, and the first request must win. */
+static bool asker_is_wanted(const struct fencing *fencing, struct session *session)
+{
+	for (uint32_t i = 0; session != NULL && i < fencing->entry_count; i++) {
+		const struct fencing_entry *entry = fencing->entries[i];
+
+		if (entry->state != FENCING_FAILED &&
+			session_is_of_node(session, entry->record.name)) {
+			return true;
+		}
+	}
+	return false;
+}
+
+int fencing_ask(struct fencing *fencing, struct session *session, enum fence_action action,
+	const char *node, char text[FENCE_TEXT_BYTES])
 {
 	struct fencing_entry *entry;
 	int rc;
@@ -144,6 +159,8 @@ int fencing_ask(struct fencing *fencing, enum fence_action action, const char *n
 	entry = fencing_find(fencing, node);
 	if (fencing->stopped) {
 		rc = ask_answer(text, -EAGAIN, "the server is stopping");
+	} else if (asker_is_wanted(fencing, session)) {
+		rc = ask_answer(text, -EBUSY, "another request is fencing the node that asks");
 	} else if (entry == NULL && action == FENCE_RELEASE &&
 		   strcmp(fencing->released, node) == 0) {
 		rc = 0;
@@ -159,10 +176,10 @@ int fencing_ask(struct fencing *fencing, enum fence_action action, const char *n
 	return rc;
 }
 
-static int desk_ask(
-	void *context, enum fence_action action, const char *node, char text[FENCE_TEXT_BYTES])
+static int desk_ask(void *context, struct session *session, enum fence_action action,
+	const char *node, char text[FENCE_TEXT_BYTES])
 {
-	return fencing_ask(context, action, node, text);
+	return fencing_ask(context, session, action, node, text);
 }
 
 /* --- the list of all nodes -------------------------------------------------------------------- */

@@ -67,8 +67,8 @@ GMB_MUST_CHECK int fencing_read(struct fencing *fencing, struct error *error);
 void fencing_take_over(struct fencing *fencing);
 
 /* See struct fence_desk. -EINVAL: there is no such node. NULL: no nodes. */
-GMB_MUST_CHECK int fencing_ask(struct fencing *fencing, enum fence_action action, const char *node,
-	char text[FENCE_TEXT_BYTES]);
+GMB_MUST_CHECK int fencing_ask(struct fencing *fencing, struct session *session,
+	enum fence_action action, const char *node, char text[FENCE_TEXT_BYTES]);
 /* The state of a node. */
 struct fencing_view {
 	char node[FENCE_NAME_BYTES];
