@@ -8,6 +8,7 @@ at most 5 s longer than the detection. As often, the current host stops (QEMU) a
 late write is refused by the disk. Another disk under the same name is not accepted. One of the hosts has a kernel that
 cannot read reservations."""
 import os
+import re
 import sys
 
 import testing
@@ -25,7 +26,7 @@ KERNELS = {"left": "7.2", "right": "6.12"}
 UUIDS = {"left": "11111111-1111-4111-8111-111111111111", "right": "22222222-2222-4222-8222-222222222222"}
 DETECTION_S, COST_S = 5, 5  # the first is in the page
 BLOCKS = dict(pages.sections("gmblock-cluster.7", "[^\n]*")["SEVERAL SERVERS OF A DISK"])
-CONF = BLOCKS["on hosts: file /etc/gmblock/gmblock.conf"].replace("/dev/mapper/mpatha", "DISK")
+CONF = re.sub(r"path: [^,]*", "path: DISK", BLOCKS["on hosts: file /etc/gmblock/gmblock.conf"])
 ATTACH = BLOCKS["on client"].replace("gmblock attach ", "gmblock attach --ublk ")
 FIO_BYTES = 48 << 20  # the rest of the disk is for late writes
 
