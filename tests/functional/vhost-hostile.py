@@ -107,6 +107,24 @@ class Descriptors(Hostile):
                 self.assertTrue(device.acknowledged(
                     tool.SET_MEM_TABLE, struct.pack("=II", 1, 0) + device.region(), [device.memory_fd]))
 
+    def test_a_record_that_is_rejected(self):
+        """V16: the one before stays. With the counts of the other one, the record of queue 63 would be behind its end."""
+        device = self.device(protocol=tool.REPLY_ACK | tool.INFLIGHT, start=False)
+        device.negotiate()
+        fd = os.memfd_create("inflight")
+        self.addCleanup(os.close, fd)
+        os.ftruncate(fd, 4096)
+        device.check(tool.SET_INFLIGHT_FD, struct.pack("=QQHH4x", 2048, 0, 1, 64), [fd])
+        self.assertFalse(device.acknowledged(tool.SET_INFLIGHT_FD, struct.pack("=QQHH4x", 2 << 20, 0, 64, 1024)))
+        device.share_memory()
+        for number, slot in ((63, 1), (0, 2)):
+            queue = tool.Queue(device, number, 64, 0x4000 + 0x1000 * slot)
+            for event in (queue.kick_fd, queue.call_fd, queue.error_fd):
+                self.addCleanup(os.close, event)
+            queue.setup()
+            self.assertEqual(device.read(3, 512, queue=queue), SECTOR)
+        self.assertEqual(struct.unpack("=H", os.pread(fd, 2, 8)), (1,))  # the version: queue 0 has used it
+
     def test_regions(self):
         device = self.device(start=False)
         device.negotiate()

@@ -426,8 +426,10 @@ static const char *set_inflight(struct vhost_session *session)
 		vhost_file_unmap(&session->inflight);
 		rule = "the record of SET_INFLIGHT_FD is not aligned";
 	}
-	session->inflight_queues = message.queue_count;
-	session->inflight_entries = message.queue_entries;
+	if (rule == NULL) { /* otherwise the session keeps the record that it has */
+		session->inflight_queues = message.queue_count;
+		session->inflight_entries = message.queue_entries;
+	}
 	return rule;
 }
 
