@@ -211,6 +211,9 @@ bool store_result_breaks(const struct store_part *part, int result)
 	if (result == 0 || !promises(part)) {
 		return false;
 	}
+	if (part->memory_error == -EFAULT && mem_may(part->memory, MEM_CPU_READ)) {
+		return false; /* the memory is gone, not data on the disk */
+	}
 	return part->op == STORE_FLUSH
 		       ? (part->flags & STORE_NOTHING_LOST) == 0
 		       : (result != -ENOSPC && result != -EDQUOT && result != -EFBIG &&

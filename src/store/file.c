@@ -228,6 +228,9 @@ static void write_failed(struct store_part *part, int result)
 {
 	struct file_store *store = file_store_of(part);
 
+	if (result == -EFAULT && part->memory_error == 0) {
+		part->memory_error = result; /* a peer has removed the memory that it shares */
+	}
 	if (result == -ENOSPC && part->offset + part->length > file_refresh_size(store)) {
 		result = -EIO; /* the disk is not full: the device has shrunk */
 	}

@@ -225,10 +225,11 @@ struct store_part {
 
 	struct store_copy copy; /* STORE_COPY, set by the submitter */
 
-	/* Set by the store for memory that the CPU may not read (device memory). 0: the disk could
-	 * access the memory. -ENODEV: neither the disk nor the CPU could access it, and the part
-	 * has failed. Other values: the disk's error; the kernel has then copied the data with the
-	 * CPU. */
+	/* Set by the store. 0: the disk could access the memory. In memory that the CPU may not
+	 * read (device memory): -ENODEV: neither the disk nor the CPU could access it, and the part
+	 * has failed; other values: the disk's error; the kernel has then copied the data with the
+	 * CPU. In other memory, -EFAULT: a write has failed because the memory does not exist any
+	 * more. */
 	int memory_error;
 
 	/* Private to the stores until done. */
