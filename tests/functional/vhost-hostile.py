@@ -346,6 +346,90 @@ class Changes(Hostile):
             device.queue.kick()
             device.close()
 
+    def with_other_memory(self, device):
+        """Adds a region of 1 MiB in a file of its own; returns its guest address and the file."""
+        fd = os.memfd_create("other")
+        self.addCleanup(os.close, fd)
+        os.ftruncate(fd, 1 << 20)
+        device.check(tool.ADD_MEM_REG, bytes(8) + struct.pack("=QQQQ", 1 << 40, 1 << 20, 1 << 44, 0), [fd])
+        return 1 << 40, fd
+
+    def describe(self, device, slot, kind, sector, payload):
+        """A request for 512 bytes at a guest address."""
+        at, first = device.HEAD + 32 * slot, 3 * slot
+        device.memory[at:at + 16] = struct.pack("=IIQ", kind, 0, sector)
+        device.memory[device.STATUS_AT + slot] = 0xff
+        device.queue.describe(first, tool.GUEST + at, 16, tool.NEXT, first + 1)
+        device.queue.describe(first + 1, payload, 512, tool.NEXT | (tool.WRITABLE if kind == tool.READ else 0), first + 2)
+        device.queue.describe(first + 2, tool.GUEST + device.STATUS_AT + slot, 1, tool.WRITABLE)
+        device.queue.make_available(first, kick=False)
+
+    def test_nothing_is_answered_after_memory_has_vanished(self):
+        """If a page of a region cannot be accessed, the server has zeroes in place of the whole region."""
+        server = self.start("--export", "ram=memory:1M", "--listen",
+                            f"vhost-user-blk+unix:///ram?socket={self.path('ram')}")
+        device = tool.Device(server.uri, protocol=tool.REPLY_ACK | tool.CONFIG | tool.SLOTS)
+        self.addCleanup(device.close)
+        other, fd = self.with_other_memory(device)
+        os.pwrite(fd, b"w" * 512, 0)
+        self.describe(device, 0, tool.READ, 0, other + (512 << 10))
+        self.describe(device, 1, tool.WRITE, 8, other)
+        os.ftruncate(fd, 4096)
+        device.queue.kick()
+        device.gone()
+        self.assertEqual((device.queue.read_used_index(), device.status(0), device.status(1)), (0, 0xff, 0xff))
+
+    def test_a_record_outlives_the_memory_of_its_rings(self):
+        """V16: a request whose end did not reach the used ring is done again"""
+        server = self.start("--export", "disk=memory:1M,delay=read:300ms", "--listen",
+                            f"vhost-user-blk+unix:///disk?socket={self.path('slow')}")
+        record = os.memfd_create("inflight")
+        self.addCleanup(os.close, record)
+        os.ftruncate(record, 4096)
+        state = (struct.pack("=QQHH4x", 4096, 0, 1, 64), [record])
+        memory = None
+        for _ in range(2):
+            device = tool.Device(server.uri, protocol=tool.REPLY_ACK | tool.CONFIG | tool.INFLIGHT, start=False)
+            self.addCleanup(device.close)
+            device.negotiate()
+            device.check(tool.SET_INFLIGHT_FD, *state)
+            device.share_memory()
+            if memory is not None:
+                device.memory[:] = memory
+                device.queue.setup()
+                self.assertEqual(device.queue.next_used(), (0, 513))
+                self.assertEqual(device.status(), tool.OK)
+                return
+            device.queue.setup()
+            device.submit(tool.READ, 0, size=512)
+            self.wait_for(lambda: os.pread(record, 1, 16) == b"\1")  # the request is in flight
+            memory = device.memory[:]
+            os.ftruncate(device.memory_fd, 0)
+            device.gone()
+
+    def test_a_durable_write_from_memory_that_has_vanished(self):
+        """It fails, but neither the disk nor its other clients are at fault."""
+        for mode in ("direct", "cached"):
+            with self.subTest(mode=mode):
+                image = self.make_file("image-" + mode, SECTOR * 64)
+                server = self.start("--export", f"disk={image},mode={mode}", "--control", self.path(mode), "--listen",
+                                    f"vhost-user-blk+unix:///disk?socket={self.path('s-' + mode)}")
+                device = tool.Device(server.uri, protocol=tool.REPLY_ACK | tool.CONFIG | tool.SLOTS)
+                self.addCleanup(device.close)
+                other, fd = self.with_other_memory(device)
+                device.check(tool.SET_CONFIG, struct.pack("=III", 32, 1, 0) + b"\0")  # writes are durable now
+                os.ftruncate(fd, 0)
+                self.describe(device, 0, tool.WRITE, 8, other)
+                device.queue.kick()
+                self.assertEqual(device.queue.next_used(), (0, 1))
+                self.assertEqual(device.status(), tool.IO_ERROR)
+                with tool.Device(server.uri) as front_end:
+                    front_end.write(16, b"w" * 512)
+                    self.assertEqual(front_end.do(tool.FLUSH)[0], tool.OK)
+                code, _, errors = self.run_gmblock("upgrade", "--dry-run", self.path(mode))
+                self.assertEqual(code, 0, errors)
+                self.assertEqual(server.stop()[0], 0)
+
     def test_memory_is_punched_all_the_time(self):
         device = self.device()
         stop = threading.Event()

@@ -370,8 +370,14 @@ void vhost_queue_publish(struct vhost_queue *queue)
 		}
 	}
 	if (can_publish) {
+		if (vhost_session_is_broken(session, queue->memory)) {
+			return; /* payload and status may have gone into memory of this process */
+		}
 		ring_store(&queue->used->index, queue->used_index);
 		log_used(queue, 0, sizeof(struct vring_used));
+		if (vhost_session_is_broken(session, queue->memory)) {
+			return; /* the index may have gone there, too */
+		}
 		vhost_inflight_clear(queue);
 		if (wants_call(queue)) {
 			vhost_event_signal(queue->call);

@@ -422,6 +422,11 @@ void vhost_request_answer(struct blk_request *request)
 	struct engine_counters *counters = &session->base.engine->counters;
 	uint8_t result = request_result(request);
 
+	/* vhost_session_is_broken() examines the current memory, not that of earlier tables */
+	if (request->memory != session->memory && vhost_memory_is_broken(request->memory)) {
+		result = BLK_IO_ERROR;
+	}
+
 	*mem_cpu_write(request->status_memory) = result;
 	if (vhost_session_logs(session)) {
 		/* A rejected read writes no payload. Its length has no limit. */

@@ -149,12 +149,14 @@ void vhost_session_resume(struct session *base)
 	}
 }
 
-/* Returns whether the front end or the guest has made shared memory inaccessible. */
-static bool is_broken(const struct vhost_session *session)
+bool vhost_session_is_broken(struct vhost_session *session, const struct vhost_memory *rings)
 {
-	return vhost_memory_is_broken(session->memory) ||
-	       mapping_is_broken(&session->log.mapping) ||
-	       mapping_is_broken(&session->inflight.mapping);
+	if (vhost_memory_is_broken(session->memory) || vhost_memory_is_broken(rings) ||
+		mapping_is_broken(&session->log.mapping) ||
+		mapping_is_broken(&session->inflight.mapping)) {
+		vhost_session_fail(session, "its memory was truncated, or cannot be allocated");
+	}
+	return session->base.state == SESSION_TERMINATING;
 }
 
 /* Takes requests for which the guest does not kick, because the queue was full. The share of a turn
@@ -179,15 +181,14 @@ void vhost_session_flush(struct session *base, bool alone)
 	struct list_node *node;
 
 	GMB_UNUSED(alone);
-	while ((node = list_pop_front(&session->finished)) != NULL) {
+	while (!vhost_session_is_broken(session, NULL) &&
+		(node = list_pop_front(&session->finished)) != NULL) {
 		struct vhost_queue *queue = list_entry(node, struct vhost_queue, done_node);
 
 		vhost_queue_publish(queue);
 		take_more(queue);
 	}
-	if (is_broken(session)) {
-		vhost_session_fail(session, "its memory was truncated, or cannot be allocated");
-	} else if (base->stopping && list_is_empty(&session->requests) && session->held == NULL) {
+	if (base->stopping && list_is_empty(&session->requests) && session->held == NULL) {
 		session_terminate(base, NULL);
 	} else if (base->state == SESSION_READY && session->waits != VHOST_WAITS_NOT) {
 		vhost_message_run(session);

@@ -219,7 +219,8 @@ uint32_t vhost_queue_take(struct vhost_queue *queue);
 /* Ends the polling of a queue before the reactor sleeps: asks the guest to kick for the next
  * request. Returns false if there already is one, and polling continues. */
 GMB_MUST_CHECK bool vhost_queue_arm(struct vhost_queue *queue);
-/* Puts finished requests into the used ring and notifies the guest. */
+/* Puts finished requests into the used ring and notifies the guest. If shared memory has become
+ * inaccessible, ends the session instead, and the requests stay in the record. */
 void vhost_queue_publish(struct vhost_queue *queue);
 /* Stops the queue because the guest broke a rule. */
 void vhost_queue_fail(struct vhost_queue *queue, const char *rule);
@@ -393,6 +394,11 @@ bool vhost_session_join(struct session *base);
 void vhost_session_close(struct session *base);
 /* Ends the session because the front end broke a rule. */
 void vhost_session_fail(struct vhost_session *session, const char *rule);
+/* Returns whether the session is ending. Ends it if the front end or the guest has made shared
+ * memory inaccessible: earlier accesses may then have been to zeroed memory of this process. rings:
+ * an earlier table that is examined as well; or NULL. */
+GMB_MUST_CHECK bool vhost_session_is_broken(
+	struct vhost_session *session, const struct vhost_memory *rings);
 /* Returns whether guest memory that is written has to be logged. */
 static inline bool vhost_session_logs(const struct vhost_session *session)
 {
