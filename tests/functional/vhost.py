@@ -4,6 +4,7 @@ the log of dirty pages, rights, and the end."""
 import json
 import os
 import random
+import signal
 import socket
 import struct
 import subprocess
@@ -394,6 +395,32 @@ class Lifetime(Vhost):
         device.queue.setup(base=1)
         self.assertEqual(device.queue.next_used(), (0, 1))
         self.assertEqual(device.read(0, 4096), b"d" * 4096)
+
+    def test_another_back_end_gets_kicks(self):
+        """Without EVENT_IDX, no ring is left with the flag that suppresses them."""
+        for queue_stops in (True, False):
+            taken = 0
+            while taken == 0:  # the server can see the end before the request
+                server = self.serve(keys=",delay=read:100ms")
+                device = self.device(server, start=False)
+                device.negotiate(device.number(tool.GET_FEATURES) & ~tool.F_EVENT_IDX & ~tool.F_LOG_ALL)
+                device.share_memory()
+                device.queue.setup()
+                server.freeze()
+                device.submit(tool.READ, 0, size=512)
+                if queue_stops:
+                    device.send(tool.GET_VRING_BASE, bytes(8))
+                else:
+                    server.signal()
+                server.signal(signal.SIGCONT)
+                if queue_stops:
+                    device.receive()
+                else:
+                    device.gone()
+                taken = device.queue.read_used_index()
+                flags = device.memory[device.queue.used:device.queue.used + 2]
+                server.stop()
+            self.assertEqual((taken, flags), (1, bytes(2)))
 
     def test_other_queues_continue_while_one_stops(self):
         server = self.serve(keys=",delay=write:200ms")

@@ -42,6 +42,7 @@ static void log_used(const struct vhost_queue *queue, uint64_t offset, uint64_t 
  * that has passed the index of the last wish does not kick any more. */
 static void want_kick(struct vhost_queue *queue, bool wanted)
 {
+	queue->hushed = !wanted;
 	if (!has_feature(queue, VIRTIO_RING_EVENT_IDX)) {
 		ring_store(&queue->used->flags, wanted ? 0 : VRING_USED_NO_NOTIFY);
 		log_used(queue, 0, sizeof(uint16_t));
@@ -129,11 +130,17 @@ bool vhost_queue_is_drained(const struct vhost_queue *queue)
 	       (queue->again_next == queue->again_count || !queue_is_usable(queue));
 }
 
+void vhost_queue_leave(struct vhost_queue *queue)
+{
+	if (queue->hushed && queue_is_usable(queue)) {
+		want_kick(queue, true);
+	}
+	queue->hushed = false;
+}
+
 void vhost_queue_stop(struct vhost_queue *queue)
 {
-	if (list_is_linked(&queue->polled_node) && queue_is_usable(queue)) {
-		want_kick(queue, true); /* for another back end, which might not say it */
-	}
+	vhost_queue_leave(queue);
 	list_remove(&queue->polled_node);
 	queue->is_running = false;
 	vhost_queue_locate(queue); /* does not keep old memory */

@@ -170,12 +170,12 @@ struct vhost_queue {
 	const struct vring_desc *desc;
 	const struct vring_avail *avail;
 	struct vring_used *used;
-	uint16_t avail_index; /* next entry of the avail ring to take */
-	uint16_t avail_seen;  /* entries before it can be taken; read from the ring */
-	uint16_t prefetched;  /* chains before this entry were prefetched */
-	/* in service->polled: the guest was asked not to kick */
-	struct list_node polled_node;
-	uint16_t used_index; /* next entry of the used ring to fill */
+	uint16_t avail_index;	      /* next entry of the avail ring to take */
+	uint16_t avail_seen;	      /* entries before it can be taken; read from the ring */
+	uint16_t prefetched;	      /* chains before this entry were prefetched */
+	struct list_node polled_node; /* in service->polled */
+	bool hushed;		      /* the guest was asked not to kick */
+	uint16_t used_index;	      /* next entry of the used ring to fill */
 	uint16_t signalled_index;
 	uint32_t inflight_count;    /* requests that are not in the used ring yet */
 	struct list_node done;	    /* requests to be put into the used ring */
@@ -211,6 +211,8 @@ bool vhost_queue_is_drained(const struct vhost_queue *queue);
 void vhost_queue_put_back(struct vhost_queue *queue, uint16_t head, bool is_again);
 /* Lets a queue continue that has failed because of missing memory, after the memory has changed. */
 void vhost_queue_try_again(struct vhost_queue *queue);
+/* Asks the guest to kick if it was asked not to, for another back end that might not do it. */
+void vhost_queue_leave(struct vhost_queue *queue);
 /* Stops the queue, and forgets the descriptors of its events. */
 void vhost_queue_stop(struct vhost_queue *queue);
 /* Starts requests from the avail ring, up to the engine's limits. When the ring is empty, the
