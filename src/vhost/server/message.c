@@ -12,7 +12,9 @@
 #include "base/work.h"
 #include "vhost/server/session.h"
 
-enum { MESSAGES_MAX = 64 }; /* messages after which other sessions get a turn */
+/* Messages after which other sessions get a turn. A table of memory counts as several, because it
+ * makes several mappings. */
+enum { MESSAGES_MAX = 64 };
 
 static void message_poll_done(struct ring_op *op, int result)
 {
@@ -26,7 +28,12 @@ static void message_poll_done(struct ring_op *op, int result)
 
 static void wait_for_socket(struct vhost_session *session, uint32_t events)
 {
-	if (!session->poll_op.in_flight) {
+	if (session->poll_op.in_flight) {
+		if ((events & ~session->poll_events) != 0) {
+			ring_cancel(session->base.engine->ring, &session->poll_op);
+		} /* message_poll_done() waits again */
+	} else {
+		session->poll_events = events;
 		ring_poll(session->base.engine->ring, &session->poll_op, session->file.fd, events,
 			message_poll_done);
 	}
@@ -264,7 +271,10 @@ static bool take(struct vhost_session *session)
 
 void vhost_message_run(struct vhost_session *session)
 {
-	for (int i = 0; i < MESSAGES_MAX; i++) {
+	const struct vhost_head *head = &session->message.head;
+
+	for (uint32_t i = 0; i < MESSAGES_MAX;
+		i += head->request == VHOST_SET_MEM_TABLE ? (uint32_t)VHOST_REGIONS_TABLE_MAX : 1) {
 		if (session->base.state != SESSION_READY || !reply_send(session) ||
 			!vhost_device_drained(session)) {
 			return;

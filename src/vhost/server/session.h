@@ -315,6 +315,7 @@ struct vhost_session {
 	struct vhost_service *service;
 	struct ring_file file;
 	struct ring_op poll_op;
+	uint32_t poll_events; /* of poll_op in flight */
 	char *export_name;
 	struct vhost_message message;
 	struct vhost_reply reply;
