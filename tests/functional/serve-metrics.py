@@ -12,6 +12,7 @@ import urllib.parse
 
 import nbdmini
 import support
+import vhost_tool
 
 try:
     from prometheus_client import parser as text_parser
@@ -126,6 +127,26 @@ class Metrics(support.Case):
         # Nothing was split, so nothing was measured.
         self.assertNotIn(("gmblock_export_overlap_early_ratio", 'export="",direction="read"'),
                          found)
+
+    def test_front_ends_of_a_virtual_machine(self):
+        """Two connections of one socket, as while it moves."""
+        server = self.serve("--export", "disk=memory:1M", "--listen",
+                            f"vhost-user-blk+unix:///disk?socket={self.path('vm')}", uri_count=2)
+        client = f'client="uid {os.getuid()}"'
+        with vhost_tool.Device(server.uris[0]) as one, vhost_tool.Device(server.uris[0]) as two:
+            one.read(0, 4096)
+            two.write(0, bytes(8192))
+            found = self.samples()
+        self.assertEqual(found["gmblock_connections", ""], 2)
+        self.assertEqual(found["gmblock_client_connections", client], 2)
+        for operation, count in (("read", 4096), ("write", 8192)):
+            self.assertEqual(found["gmblock_client_requests_total", f'{client},operation="{operation}"'], 1)
+            labels = f'export="disk",operation="{operation}"'
+            self.assertEqual(found["gmblock_requests_total", labels], 1)
+            self.assertEqual(found["gmblock_request_bytes_total", labels], count)
+        self.assertEqual(found["gmblock_export_placement_bytes_total", 'export="disk",placement="requester"'],
+                         4096 + 8192)
+        self.wait_for(lambda: self.samples()["gmblock_connections", ""] == 0)
 
     def test_histograms_agree_with_counters(self):
         server = self.serve("memory:1M")

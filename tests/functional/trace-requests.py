@@ -11,6 +11,7 @@ import unittest
 
 import nbdmini
 import support
+import vhost_tool
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -206,6 +207,20 @@ class Requests(Case):
         self.check_request(requests[1], "flush", 0, 0)
         self.check_request(requests[2], "trim", 8192, MIB)
         self.assertEqual([len(request["parts"]) for request in requests], [1, 1, 1])
+
+    def test_requests_of_a_virtual_machine(self):
+        server = self.serve("--export", "disk=memory:16M,delay=any:5ms", "--listen",
+                            f"vhost-user-blk+unix:///disk?socket={self.path('vm')}", uri_count=2)
+        tracer = self.begin("--json", "--count", "3")
+        with vhost_tool.Device(server.uris[0]) as device:
+            device.write(8, b"v" * 4096)
+            device.read(8, 64 * KIB)
+            device.do(vhost_tool.FLUSH)
+        write, read, flush = self.result(tracer)["requests"]
+        self.check_request(write, "write", 4096, 4096, export="disk")
+        self.check_request(read, "read", 4096, 64 * KIB, export="disk")
+        self.check_request(flush, "flush", 0, 0, export="disk")
+        self.assertGreaterEqual(min(request["state_us"]["disk"] for request in (write, read)), 4900)
 
     def test_a_disk_that_fails(self):
         server = self.serve("--export", "=memory:16M,parts=64K,fault=read:EIO:range=128K+4K")

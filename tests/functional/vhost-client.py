@@ -205,6 +205,7 @@ class Rules(Case):
         self.assertIn("done c 0 write -1 ", self.drive("write c 0 512 0"))
 
     def test_a_disk_that_grows(self):
+        """V18: the front end reads the configuration again"""
         server = self.server(features=vhost.FEATURES | vhost.bits(vhost.SIZE_MAX))
 
         def grow(driver):
@@ -256,6 +257,7 @@ class Rules(Case):
             self.assertRegex(self.drive(), "refused c -(71|12) ", request)
 
     def test_replies_that_break_rules(self):
+        """V1, V4, V5, V7, V8: they end the connection"""
         server = self.server()
         for request, reply, text in (
                 (vhost.GET_FEATURES, bytes(4), "V4: a reply of another length"),
@@ -274,6 +276,7 @@ class Rules(Case):
                 self.assertIn(text, self.drive())
 
     def test_rings_that_break_rules(self):
+        """V24, V25: used elements and statuses that break rules end the connection"""
         server = self.server()
         for options, text in (({"used": lambda head: (head + 1, 1)}, "V24: a used chain that is not in flight"),
                               ({"used": lambda head: (1 << 31, 1)}, "V24: a used chain that is not in flight"),

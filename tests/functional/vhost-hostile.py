@@ -44,6 +44,7 @@ class Hostile(support.Case):
 
 class Messages(Hostile):
     def test_heads(self):
+        """V1, V4, V12, V19: messages that break rules end the connection"""
         for head in (struct.pack("=III", tool.GET_FEATURES, 2, 0),  # version
                      struct.pack("=III", tool.GET_FEATURES, 1, 2**31),
                      struct.pack("=III", tool.SET_FEATURES, 1, 4) + bytes(4),
@@ -92,6 +93,7 @@ class Messages(Hostile):
 
 class Descriptors(Hostile):
     def test_memory_that_is_not_memory(self):
+        """V19: other descriptors are rejected, and have no effect"""
         disk = os.open(self.path("disk"), os.O_RDWR)
         reader, writer = os.pipe()
         small = os.memfd_create("small")
@@ -216,6 +218,7 @@ class Rings(Hostile):
         self.assertEqual(used, 0)
 
     def test_chains(self):
+        """V23: a wrong chain stops its ring"""
         device = self.device()
         queue, head = device.queue, tool.GUEST + device.HEAD
         device.memory[device.HEAD:device.HEAD + 16] = struct.pack("=IIQ", tool.READ, 0, 0)
@@ -252,6 +255,7 @@ class Rings(Hostile):
                 device.memory[device.HEAD:device.HEAD + 16] = struct.pack("=IIQ", tool.READ, 0, 0)
 
     def test_indices(self):
+        """V23: wrong heads and indices stop the ring"""
         device = self.device()
         device.queue.make_available(64)
         self.check_fails(device)
@@ -294,6 +298,7 @@ class Rings(Hostile):
             self.assertEqual(other.read(0, 512), SECTOR)
 
     def test_rings_outside_of_memory(self):
+        """V13: rings that are misaligned or leave the memory are rejected"""
         device = self.device(start=False)
         device.negotiate()
         device.share_memory()

@@ -146,14 +146,31 @@ class Requests(Vhost):
         self.assertEqual(queue.next_used(), (0, 4097))
         self.assertEqual(memory[0x30000:0x31002], b"-" + b"w" * 4096 + b"\0")
 
+    def transferred(self):
+        """Bytes of requests without a copy, and with one."""
+        export, = self.stats()["exports"]
+        return export["placed_bytes"], export["ram_bytes"]
+
     def test_payload_is_not_copied(self):
-        server = self.serve(keys=",mode=direct")
-        device = self.device(server)
-        for sector in range(0, 128, 8):
-            device.read(sector, 4096)
-            device.write(sector, b"a" * 4096)
-        export = self.stats()["exports"][0]
-        self.assertEqual((export["placed_bytes"], export["ram_bytes"]), (2 * 16 * 4096, 0))
+        for mode in ("direct", "cached"):
+            server = self.serve(keys=f",mode={mode}")
+            with self.subTest(mode=mode), self.device(server) as device:
+                for sector in range(0, 128, 8):
+                    device.read(sector, 4096)
+                    device.write(sector, b"a" * 4096)
+                self.assertEqual(self.transferred(), (2 * 16 * 4096, 0))
+            server.stop()
+
+    def test_blocks_in_misaligned_memory_are_copied_and_counted(self):
+        device = self.device(self.serve(keys=",mode=direct"))
+        copied = 0
+        for kind, writable, at in ((tool.WRITE, False, 0x20001), (tool.READ, True, 0x30001)):
+            device.memory[0x8000:0x8010] = struct.pack("=IIQ", kind, 0, 8)
+            device.queue.chain([(0x8000, 16, False), (at - 1 + 8192, 8192, writable), (at, 4096, writable), (0x9000, 1, True)])
+            device.queue.make_available(0)
+            self.assertEqual((device.queue.next_used()[0], device.memory[0x9000]), (0, tool.OK))
+            copied += 4096
+            self.assertEqual(self.transferred(), (2 * copied, copied))
 
     def test_many_requests_in_flight(self):
         server = self.serve(keys=",delay=read:2ms")
@@ -207,6 +224,7 @@ class Configuration(Vhost):
         self.assertFalse(device.acknowledged(tool.SET_CONFIG, struct.pack("=III", 0, 1, 0) + b"\1"))
 
     def test_a_resize_is_announced(self):
+        """V18: the back end reports it, and the configuration has the new size"""
         server = self.serve()
         device = self.device(server, protocol=tool.REPLY_ACK | tool.CONFIG | tool.BACK_REQ)
         ours, theirs = socket.socketpair()
@@ -480,7 +498,7 @@ class Lifetime(Vhost):
             server.stop()
 
     def test_a_killed_server_loses_no_request(self):
-        """Requests that were in flight are done by the next server, in order, and no other ones again."""
+        """V16: requests that were in flight are done by the next server, in order, and no other ones again"""
         server = self.serve(keys=",delay=write:1h:range=512K+256K", content=bytes(MIB))
         device, record = self.recorded(server)
         device.write(0, b"1" * 4096, first=60)

@@ -120,6 +120,12 @@ static inline struct gmb_stats stats_of(const struct gmb_client *client)
 	return stats;
 }
 
+/* The largest size up to this one of which requests can be. */
+static inline size_t whole_blocks(const struct run *run, size_t bytes)
+{
+	return bytes - bytes % run->info.block_minimum;
+}
+
 /* Opens again with options. */
 static inline void reopen(struct run *run, struct gmb_options options)
 {

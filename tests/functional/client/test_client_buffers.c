@@ -45,7 +45,8 @@ static void buffer_rules(struct run *run)
 				CHECK_EQUAL(bytes[k], 0);
 			}
 			memset(bytes, 0x5a, 5000);
-			CHECK_EQUAL(gmb_pwrite(run->client, bytes, 5000, 0, 0), 0);
+			CHECK_EQUAL(
+				gmb_pwrite(run->client, bytes, whole_blocks(run, 5000), 0, 0), 0);
 		}
 		CHECK_EQUAL(gmb_buffer_alloc(run->queue, 1, 0, &base, &error), -ENOSPC);
 		for (int i = 0; i < GMB_BUFFERS_MAX; i++) {

@@ -359,17 +359,18 @@ static void endless_failures(struct run *run)
 
 static void several_clients(struct run *run)
 {
-	enum { CLIENTS = 5, BYTES = 100000 };
+	enum { CLIENTS = 5, BYTES_MAX = 100000 };
 	struct gmb_client *clients[CLIENTS];
 	static struct counted counted[CLIENTS];
-	static uint8_t bytes[CLIENTS][BYTES];
-	static uint8_t back[BYTES];
+	static uint8_t bytes[CLIENTS][BYTES_MAX];
+	static uint8_t back[BYTES_MAX];
+	size_t count = whole_blocks(run, BYTES_MAX);
 
 	for (int i = 0; i < CLIENTS; i++) {
 		clients[i] = open_or_die(run->queue, run->uri, NULL);
-		fill(bytes[i], BYTES, (uint64_t)i);
+		fill(bytes[i], count, (uint64_t)i);
 		counted_init(run, &counted[i]);
-		gmb_prepare_write(&counted[i].request, bytes[i], BYTES, (uint64_t)i * BYTES);
+		gmb_prepare_write(&counted[i].request, bytes[i], count, (uint64_t)i * count);
 		gmb_submit(clients[i], &counted[i].request);
 	}
 	for (int i = 0; i < CLIENTS; i++) {
@@ -383,8 +384,8 @@ static void several_clients(struct run *run)
 		CHECK_EQUAL(counted[i].request.result, 0);
 		CHECK_EQUAL(gmb_queue_destroy(run->queue), -EBUSY);
 		CHECK_EQUAL(
-			gmb_pread(clients[(i + 1) % CLIENTS], back, BYTES, (uint64_t)i * BYTES), 0);
-		CHECK(memcmp(back, bytes[i], BYTES) == 0);
+			gmb_pread(clients[(i + 1) % CLIENTS], back, count, (uint64_t)i * count), 0);
+		CHECK(memcmp(back, bytes[i], count) == 0);
 	}
 	for (int i = 0; i < CLIENTS; i++) {
 		CHECK(strcmp(gmb_uri(clients[i]), run->uri) == 0);

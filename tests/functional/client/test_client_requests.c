@@ -75,10 +75,12 @@ static void nothing_to_do(struct run *run)
 {
 	static const enum gmb_operation operations[] = { GMB_READ, GMB_WRITE, GMB_TRIM, GMB_ZERO,
 		GMB_CACHE };
+	size_t count = sizeof(operations) / sizeof(operations[0]);
 	uint64_t commands = stats_of(run->client).commands;
 	struct iovec empty[3] = { { 0 } };
 
-	for (size_t i = 0; i < sizeof(operations) / sizeof(operations[0]); i++) {
+	count -= (run->info.capabilities & GMB_CAN_CACHE) == 0;
+	for (size_t i = 0; i < count; i++) {
 		struct counted counted;
 
 		counted_init(run, &counted);
@@ -231,26 +233,27 @@ static void tiny_scatter_lists(struct run *run)
 /* Many at once, so that replies come together and lists do not fit in one receive. */
 static void scattered_crowd(struct run *run)
 {
-	enum { COUNT = 100, BYTES = 9000, PIECE = 31 };
+	enum { COUNT = 100, BYTES_MAX = 9000, PIECE = 31 };
 	static struct counted counted[COUNT];
-	static uint8_t in[COUNT][BYTES];
-	static uint8_t out[COUNT * BYTES];
-	static struct iovec iov[COUNT][BYTES / PIECE + 1];
+	static uint8_t in[COUNT][BYTES_MAX];
+	static uint8_t out[COUNT * BYTES_MAX];
+	static struct iovec iov[COUNT][BYTES_MAX / PIECE + 1];
+	size_t bytes = whole_blocks(run, BYTES_MAX);
 	uint32_t done = 0;
 
 	fill(out, sizeof(out), 9);
-	CHECK_EQUAL(gmb_pwrite(run->client, out, sizeof(out), 0, 0), 0);
+	CHECK_EQUAL(gmb_pwrite(run->client, out, COUNT * bytes, 0, 0), 0);
 	for (uint32_t i = 0; i < COUNT; i++) {
 		/* Backwards, every other one in one piece. */
-		uint64_t offset = (uint64_t)(COUNT - 1 - i) * BYTES;
+		uint64_t offset = (uint64_t)(COUNT - 1 - i) * bytes;
 		uint32_t at = 0;
 
 		counted_init(run, &counted[i]);
 		if (i % 2 == 0) {
-			gmb_prepare_read(&counted[i].request, in[i], BYTES, offset);
+			gmb_prepare_read(&counted[i].request, in[i], bytes, offset);
 		} else {
-			for (size_t sum = 0; sum < BYTES; at++) {
-				size_t len = BYTES - sum < PIECE ? BYTES - sum : PIECE;
+			for (size_t sum = 0; sum < bytes; at++) {
+				size_t len = bytes - sum < PIECE ? bytes - sum : PIECE;
 
 				iov[i][at] = (struct iovec){ in[i] + sum, len };
 				sum += len;
@@ -265,7 +268,7 @@ static void scattered_crowd(struct run *run)
 	for (uint32_t i = 0; i < COUNT; i++) {
 		CHECK_EQUAL(counted[i].done_count, 1);
 		CHECK_EQUAL(counted[i].request.result, 0);
-		CHECK(memcmp(in[i], out + (size_t)(COUNT - 1 - i) * BYTES, BYTES) == 0);
+		CHECK(memcmp(in[i], out + (size_t)(COUNT - 1 - i) * bytes, bytes) == 0);
 	}
 }
 
@@ -280,7 +283,7 @@ static void split_requests(struct run *run)
 	if (run->argument != NULL) {
 		CHECK_EQUAL(run->info.payload_max, strtoull(run->argument, NULL, 10));
 	}
-	bytes -= bytes % run->info.block_minimum;
+	bytes = whole_blocks(run, bytes);
 	CHECK(bytes <= run->info.bytes);
 	out = malloc(bytes);
 	in = malloc(bytes);
