@@ -134,27 +134,13 @@ static const char *set_protocol_features(struct vhost_session *session)
 
 static const char *get_number(struct vhost_session *session)
 {
-	uint64_t number = 0;
+	uint32_t request = session->message.head.request;
+	uint64_t number = request == VHOST_GET_FEATURES		   ? device_features(session)
+			  : request == VHOST_GET_PROTOCOL_FEATURES ? VHOST_SERVER_PROTOCOL_FEATURES
+			  : request == VHOST_GET_QUEUE_NUM	   ? (uint64_t)VHOST_SERVER_QUEUES
+			  : request == VHOST_GET_MAX_MEM_SLOTS	   ? (uint64_t)VHOST_SLOTS
+								   : session->device_status;
 
-	switch (session->message.head.request) {
-	case VHOST_GET_FEATURES:
-		number = device_features(session);
-		break;
-	case VHOST_GET_PROTOCOL_FEATURES:
-		number = VHOST_SERVER_PROTOCOL_FEATURES;
-		break;
-	case VHOST_GET_QUEUE_NUM:
-		number = VHOST_SERVER_QUEUES;
-		break;
-	case VHOST_GET_MAX_MEM_SLOTS:
-		number = VHOST_SLOTS;
-		break;
-	case VHOST_GET_STATUS:
-		number = session->device_status;
-		break;
-	default:
-		break;
-	}
 	vhost_message_reply(session, &number, sizeof(number));
 	return NULL;
 }
@@ -209,7 +195,6 @@ static const char *vhost_memory_text(int error)
 		return "too many regions of its earlier memory are in use by requests in flight";
 	case ENOSPC:
 		return "the server's limit on mappings of guest memory is reached";
-	case ENOMEM:
 	default:
 		return "the server cannot map the guest memory";
 	}
@@ -640,8 +625,6 @@ bool vhost_device_drained(struct vhost_session *session)
 		if (session->wants_ack) {
 			vhost_message_reply(session, &ok, sizeof(ok));
 		}
-		break;
-	default:
 		break;
 	}
 	session->waits = VHOST_WAITS_NOT;

@@ -174,21 +174,13 @@ static bool is_in_use(const struct vhost_queue *queue)
 
 static void put_queue(struct state_writer *out, const struct vhost_queue *queue)
 {
-	/* The order of the statements is that of the descriptors. */
-	bool has_kick = put_event(out, queue->kick);
-	bool has_call = put_event(out, queue->call);
-	bool has_error = put_event(out, queue->error);
 	uint32_t flags = (queue->is_enabled ? (uint32_t)VHOST_QUEUE_ENABLED : 0) |
 			 (queue->is_running ? (uint32_t)VHOST_QUEUE_RUNNING : 0) |
 			 (queue->is_broken ? (uint32_t)VHOST_QUEUE_BROKEN : 0) |
 			 (queue->misses_memory ? (uint32_t)VHOST_QUEUE_MISSES : 0) |
-			 (queue->has_address ? (uint32_t)VHOST_QUEUE_ADDRESS : 0) |
-			 (has_kick ? (uint32_t)VHOST_QUEUE_KICK : 0) |
-			 (has_call ? (uint32_t)VHOST_QUEUE_CALL : 0) |
-			 (has_error ? (uint32_t)VHOST_QUEUE_ERROR : 0);
-	const struct vhost_wire_queue wire = {
+			 (queue->has_address ? (uint32_t)VHOST_QUEUE_ADDRESS : 0);
+	struct vhost_wire_queue wire = {
 		.index = be32_make(queue->index),
-		.flags = be32_make(flags),
 		.entries = be32_make(queue->entries),
 		.avail_index = be32_make(queue->avail_index),
 		.used_index = be32_make(queue->used_index),
@@ -199,6 +191,11 @@ static void put_queue(struct state_writer *out, const struct vhost_queue *queue)
 		.log = be64_make(queue->address.log),
 	};
 
+	/* in the order of the descriptors */
+	flags |= put_event(out, queue->kick) ? (uint32_t)VHOST_QUEUE_KICK : 0;
+	flags |= put_event(out, queue->call) ? (uint32_t)VHOST_QUEUE_CALL : 0;
+	flags |= put_event(out, queue->error) ? (uint32_t)VHOST_QUEUE_ERROR : 0;
+	wire.flags = be32_make(flags);
 	put_bytes(out, &wire, sizeof(wire));
 }
 

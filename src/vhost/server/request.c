@@ -187,10 +187,11 @@ static void chain_take_status(struct chain *chain)
 
 /* --- operations ------------------------------------------------------------------------------- */
 
-static bool vhost_request_is_durable(const struct vhost_session *session)
+/* Returns the flags of a change. A guest without FLUSH expects that changes are durable. */
+static uint32_t change_flags(const struct vhost_session *session)
 {
-	/* A guest without FLUSH expects that writes are durable. */
-	return session->is_writethrough || (session->features & VIRTIO_BLK_FLUSH) == 0;
+	return session->is_writethrough || (session->features & VIRTIO_BLK_FLUSH) == 0 ? STORE_FUA
+										       : 0;
 }
 
 /* Reads the range of DISCARD or WRITE_ZEROES. Returns the status. */
@@ -214,6 +215,7 @@ static enum blk_status take_range(struct blk_request *request, uint32_t *first)
 	path->op = request->type == BLK_DISCARD ? STORE_TRIM : STORE_ZERO;
 	path->offset = range.sector * BLK_SECTOR_BYTES;
 	path->length = (uint64_t)range.sectors * BLK_SECTOR_BYTES;
+	path->flags = change_flags(request->session);
 	if (path->op == STORE_ZERO && (range.flags & BLK_RANGE_UNMAP) == 0) {
 		path->flags |= STORE_NO_HOLE;
 	}
@@ -250,33 +252,29 @@ static enum blk_status request_plan(
 {
 	struct path_request *path = &request->path;
 
-	path->flags = vhost_request_is_durable(request->session) ? (uint32_t)STORE_FUA : 0;
-	path->length = request->payload_bytes;
+	path->flags = 0;
+	path->offset = 0;
+	path->length = 0;
 	switch (head->type) {
 	case BLK_READ:
 	case BLK_WRITE:
 		path->op = head->type == BLK_READ ? STORE_READ : STORE_WRITE;
-		path->flags = head->type == BLK_READ ? 0 : path->flags;
 		if (head->sector > UINT64_MAX / BLK_SECTOR_BYTES ||
 			request->payload_bytes % BLK_SECTOR_BYTES != 0) {
 			return BLK_IO_ERROR;
 		}
 		path->offset = head->sector * BLK_SECTOR_BYTES;
+		path->length = request->payload_bytes;
+		path->flags = path->op == STORE_WRITE ? change_flags(request->session) : 0;
 		return BLK_OK;
 	case BLK_FLUSH:
 		path->op = STORE_FLUSH;
-		path->flags = 0;
-		path->offset = 0;
-		path->length = 0;
 		return BLK_OK;
 	case BLK_DISCARD:
 	case BLK_WRITE_ZEROES:
 		return take_range(request, first);
 	case BLK_GET_ID:
-		path->op = STORE_READ;
-		path->flags = 0;
-		path->offset = 0;
-		path->length = 0; /* complete when it starts */
+		path->op = STORE_READ; /* of no bytes: complete when it starts */
 		return give_id(request);
 	default:
 		return BLK_UNSUPPORTED;
