@@ -495,13 +495,10 @@ static const char *set_vring_base(struct vhost_session *session)
 static const char *get_vring_base(struct vhost_session *session)
 {
 	const char *rule;
-	struct vhost_queue *queue = vhost_queue_of(session, &rule);
 
-	if (queue != NULL) {
-		/* vhost_device_drained() replies */
-		session->waits = VHOST_WAITS_FOR_QUEUE;
-		session->draining = queue;
-	}
+	session->draining = vhost_queue_of(session, &rule);
+	/* vhost_device_drained() replies */
+	session->waits = rule == NULL ? VHOST_WAITS_FOR_QUEUE : VHOST_WAITS_NOT;
 	return rule;
 }
 
@@ -587,16 +584,6 @@ static bool all_are_drained(struct vhost_session *session)
 	return drained;
 }
 
-/* Stops all queues, but keeps their positions: QEMU 7.2 resets the status before it asks for them
- * with GET_VRING_BASE. SET_VRING_BASE precedes the next start. */
-static void reset_done(struct vhost_session *session)
-{
-	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
-		vhost_queue_stop(&session->queues[i]);
-	}
-	session->device_status = 0;
-}
-
 bool vhost_device_drained(struct vhost_session *session)
 {
 	struct vhost_queue *queue = session->draining;
@@ -621,7 +608,12 @@ bool vhost_device_drained(struct vhost_session *session)
 		if (!all_are_drained(session)) {
 			return false;
 		}
-		reset_done(session);
+		/* The queues keep their positions: QEMU 7.2 resets the status before it asks for
+		 * them with GET_VRING_BASE. SET_VRING_BASE precedes the next start. */
+		for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
+			vhost_queue_stop(&session->queues[i]);
+		}
+		session->device_status = 0;
 		if (session->wants_ack) {
 			vhost_message_reply(session, &ok, sizeof(ok));
 		}

@@ -271,10 +271,10 @@ static bool take(struct vhost_session *session)
 
 void vhost_message_run(struct vhost_session *session)
 {
-	const struct vhost_head *head = &session->message.head;
-
 	for (uint32_t i = 0; i < MESSAGES_MAX;
-		i += head->request == VHOST_SET_MEM_TABLE ? (uint32_t)VHOST_REGIONS_TABLE_MAX : 1) {
+		i += session->message.head.request == VHOST_SET_MEM_TABLE
+			     ? (uint32_t)VHOST_REGIONS_TABLE_MAX
+			     : 1U) {
 		if (session->base.state != SESSION_READY || !reply_send(session) ||
 			!vhost_device_drained(session)) {
 			return;

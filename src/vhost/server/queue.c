@@ -132,10 +132,10 @@ bool vhost_queue_is_drained(const struct vhost_queue *queue)
 
 void vhost_queue_leave(struct vhost_queue *queue)
 {
-	if (queue->hushed && queue_is_usable(queue)) {
+	/* another process has perhaps asked already, for a later request */
+	if (queue->hushed && queue_is_usable(queue) && !queue->session->base.handed_over) {
 		want_kick(queue, true);
 	}
-	queue->hushed = false;
 }
 
 void vhost_queue_stop(struct vhost_queue *queue)

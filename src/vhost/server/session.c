@@ -278,9 +278,7 @@ void vhost_session_close(struct session *base)
 	int fd = session->file.fd;
 
 	for (uint32_t i = 0; i < VHOST_SERVER_QUEUES; i++) {
-		if (!base->handed_over) {
-			vhost_queue_leave(&session->queues[i]);
-		}
+		vhost_queue_leave(&session->queues[i]);
 		list_remove(&session->queues[i].polled_node);
 		free(session->queues[i].again);
 		vhost_memory_put(session->queues[i].memory);
