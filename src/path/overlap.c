@@ -218,7 +218,9 @@ void cut_begin(struct path_request *request)
 	}
 	if (!reads && request->placement != NULL) {
 		/* all data is already in memory, so there is no overlap with the network */
-		request->part_size = PATH_PLACED_BYTES_MAX;
+		request->part_size = durable && !request->atomic && request->unstable
+					     ? PATH_UNSTABLE_BYTES_MAX
+					     : PATH_PLACED_BYTES_MAX;
 	}
 	/* The striped order requires that fragments can be sent in any order. Otherwise, parts in
 	 * memory could wait for a part that gets no memory. */

@@ -267,6 +267,7 @@ struct path_request {
 	bool compared; /* overlap_begin() was called for the request; read-only for sessions */
 	bool striped;  /* the parts are in an order that keeps all members busy */
 	bool stages;   /* blocks of the placement that are not aligned are copied */
+	bool unstable; /* others can change or remove the memory of the placement */
 	bool page_cache_missed;
 	bool atomic;	  /* the request is a write that must be a single part */
 	bool atomic_held; /* the request uses the export's block for atomic writes */
@@ -283,6 +284,10 @@ enum {
 	/* If memory is short, a part gets a smaller buffer: this much, or the client's reserve. */
 	PATH_PART_BYTES_MIN = 64 << 10,
 	PATH_PLACED_BYTES_MAX = 1 << 30, /* largest part of a write from a placement */
+	/* Largest part of a durable write from memory that its owner can remove. The kernel reports
+	 * with EFAULT that such memory is gone, but in a direct write of more than 256 pages to a
+	 * block device as an error of the disk. */
+	PATH_UNSTABLE_BYTES_MAX = 255 << 12,
 	/* Limit on parts in flight in requesters' memory. The first part of each request is not
 	 * counted. */
 	PATH_PLACED_PARTS_MAX = 1024,

@@ -35,6 +35,7 @@ void placement_check(struct path_request *request)
 	}
 	request->stages = (read ? info->read_direct : info->write_direct) &&
 			  (rights & (read ? MEM_CPU_WRITE : MEM_CPU_READ)) != 0;
+	request->unstable = (rights & MEM_STABLE) == 0;
 	request->segment = 0;
 	request->segment_begin = 0;
 }
