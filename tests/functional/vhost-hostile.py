@@ -10,6 +10,7 @@ import struct
 import threading
 
 import support
+import trace_tool
 import vhost_tool as tool
 
 ROUNDS = int(os.environ.get("SOAK_VHOST_ROUNDS", "300").rstrip("%"))
@@ -352,20 +353,20 @@ class Changes(Hostile):
             device.close()
 
     def with_other_memory(self, device):
-        """Adds a region of 1 MiB in a file of its own; returns its guest address and the file."""
+        """Adds a region of 2 MiB in a file of its own; returns its guest address and the file."""
         fd = os.memfd_create("other")
         self.addCleanup(os.close, fd)
-        os.ftruncate(fd, 1 << 20)
-        device.check(tool.ADD_MEM_REG, bytes(8) + struct.pack("=QQQQ", 1 << 40, 1 << 20, 1 << 44, 0), [fd])
+        os.ftruncate(fd, 2 << 20)
+        device.check(tool.ADD_MEM_REG, bytes(8) + struct.pack("=QQQQ", 1 << 40, 2 << 20, 1 << 44, 0), [fd])
         return 1 << 40, fd
 
-    def describe(self, device, slot, kind, sector, payload):
-        """A request for 512 bytes at a guest address."""
+    def describe(self, device, slot, kind, sector, payload, size=512):
+        """A request with its payload at a guest address."""
         at, first = device.HEAD + 32 * slot, 3 * slot
         device.memory[at:at + 16] = struct.pack("=IIQ", kind, 0, sector)
         device.memory[device.STATUS_AT + slot] = 0xff
         device.queue.describe(first, tool.GUEST + at, 16, tool.NEXT, first + 1)
-        device.queue.describe(first + 1, payload, 512, tool.NEXT | (tool.WRITABLE if kind == tool.READ else 0), first + 2)
+        device.queue.describe(first + 1, payload, size, tool.NEXT | (tool.WRITABLE if kind == tool.READ else 0), first + 2)
         device.queue.describe(first + 2, tool.GUEST + device.STATUS_AT + slot, 1, tool.WRITABLE)
         device.queue.make_available(first, kick=False)
 
@@ -414,40 +415,49 @@ class Changes(Hostile):
 
     def test_a_durable_write_from_memory_that_has_vanished(self):
         """It fails, but neither the disk nor its other clients are at fault."""
-        for mode in ("direct", "cached"):
-            with self.subTest(mode=mode):
-                image = self.make_file("image-" + mode, SECTOR * 64)
-                server = self.start("--export", f"disk={image},mode={mode}", "--control", self.path(mode), "--listen",
-                                    f"vhost-user-blk+unix:///disk?socket={self.path('s-' + mode)}")
-                device = tool.Device(server.uri, protocol=tool.REPLY_ACK | tool.CONFIG | tool.SLOTS)
-                self.addCleanup(device.close)
-                other, fd = self.with_other_memory(device)
-                device.check(tool.SET_CONFIG, struct.pack("=III", 32, 1, 0) + b"\0")  # writes are durable now
-                os.ftruncate(fd, 0)
-                self.describe(device, 0, tool.WRITE, 8, other)
-                device.queue.kick()
-                self.assertEqual(device.queue.next_used(), (0, 1))
-                self.assertEqual(device.status(), tool.IO_ERROR)
-                with tool.Device(server.uri) as front_end:
-                    front_end.write(16, b"w" * 512)
-                    self.assertEqual(front_end.do(tool.FLUSH)[0], tool.OK)
-                code, _, errors = self.run_gmblock("upgrade", "--dry-run", self.path(mode))
-                self.assertEqual(code, 0, errors)
-                self.assertEqual(server.stop()[0], 0)
+        self.check_durable_write(self.make_file("image-1", SECTOR * 64), "direct", 512, 0)
+        self.check_durable_write(self.make_file("image-2", SECTOR * 64), "cached", 512, 0)
+
+    def test_a_long_durable_write_from_memory_that_has_vanished(self):
+        """To a block device, of which the kernel then reports an error if the write is longer than one of its own."""
+        image = self.make_file("image-3", bytes(4 << 20))
+        self.check_durable_write(trace_tool.TraceCase.loop(self, image), "direct", 2 << 20, 1536 << 10)
+
+    def check_durable_write(self, image, mode, size, left):
+        server = self.start("--export", f"disk={image},mode={mode}", "--control", self.path(mode), "--listen",
+                            f"vhost-user-blk+unix:///disk?socket={self.path('s-' + mode)}")
+        device = tool.Device(server.uri, protocol=tool.REPLY_ACK | tool.CONFIG | tool.SLOTS)
+        self.addCleanup(device.close)
+        other, fd = self.with_other_memory(device)
+        device.check(tool.SET_CONFIG, struct.pack("=III", 32, 1, 0) + b"\0")  # writes are durable now
+        os.ftruncate(fd, left)
+        self.describe(device, 0, tool.WRITE, 8, other, size)
+        device.queue.kick()
+        self.assertEqual(device.queue.next_used(), (0, 1))
+        self.assertEqual(device.status(), tool.IO_ERROR)
+        with tool.Device(server.uri) as front_end:
+            front_end.write(16, b"w" * 512)
+            self.assertEqual(front_end.do(tool.FLUSH)[0], tool.OK)
+        code, _, errors = self.run_gmblock("upgrade", "--dry-run", self.path(mode))
+        self.assertEqual(code, 0, errors)
+        self.assertEqual(server.stop()[0], 0)
 
     def test_memory_is_punched_all_the_time(self):
+        """Head, status and payload come and go; zeroes are a read of sector 0. Another front end is served meanwhile."""
         device = self.device()
+        other = self.device()
         stop = threading.Event()
 
         def punch():
             while not stop.is_set():
-                tool.punch(device.memory_fd, device.DATA, 1 << 20)
+                tool.punch(device.memory_fd, device.HEAD, 1 << 20)
 
         thread = threading.Thread(target=punch)
         thread.start()
         try:
             for _ in range(ROUNDS):
                 self.assertEqual(device.do(tool.READ, 0, size=65536)[0], tool.OK)
+                self.assertEqual(other.read(1, 512), SECTOR)
         finally:
             stop.set()
             thread.join()
