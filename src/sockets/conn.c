@@ -336,6 +336,7 @@ void conn_track(int fd, bool connector)
 		conn->after = core.rules.after;
 		atomic_store(&conn->next_look, conn->after);
 		conn->connector = connector;
+		conn->unmet = false;
 		conn->passed = false;
 		conn->holders = NULL;
 		conn->named = false;
@@ -351,6 +352,8 @@ void conn_track(int fd, bool connector)
 
 void conn_forget(struct conn *conn, enum sockets_reason reason)
 {
+	stats->reasons[REASON_NOBODY] -= conn->unmet;
+	conn->unmet = false;
 	stats->reasons[reason]++;
 	stats_log(false, "descriptor %d remains on TCP: %s", conn->fd, stats_reason_names[reason]);
 	conn_untrack(conn);
@@ -631,6 +634,7 @@ void conn_after_fork(void)
 		list_init(&conn->touched_node);
 		list_init(&conn->carried_node);
 		conn->row = NULL;
+		conn->unmet = false; /* counted in the parent */
 		end_comparison(conn);
 		if (conn_is_carried(conn)) {
 			/* The other end did not answer before the fork, so the bytes in the ring

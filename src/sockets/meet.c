@@ -29,6 +29,7 @@
 enum {
 	WRITES_MAX = 1 << 22, /* the connector tries at conn->after writes, then each time that
 				 their number has doubled, up to this number */
+	UNMET = 8,    /* it counts as not carried from conn->after times this number of writes on */
 	LISTENS = 16, /* the acceptor waits for the connector for conn->after times this number of
 			 reads, and for this many times the bytes that it had not read of what the
 			 connector had written */
@@ -251,13 +252,28 @@ static bool is_first_being_met(const struct conn *conn)
 	return found;
 }
 
+/* The connector has found no name. A reader that begins late can still create it. */
+static void not_met(struct conn *conn)
+{
+	uint32_t calls = atomic_load(&conn->calls);
+
+	if (calls >= WRITES_MAX) {
+		conn_forget(conn, REASON_NOBODY);
+		return;
+	}
+	if (calls / UNMET >= conn->after && !conn->unmet) {
+		conn->unmet = true;
+		stats->reasons[REASON_NOBODY]++;
+	}
+	conn_look_again_at(conn, calls * 2);
+}
+
 /* The connector connects to the name. The acceptor creates the name only after some reads of its
  * program. So if the name does not exist yet, the connector tries again at twice the number of
  * calls. */
 static void try_connect(struct conn *conn)
 {
 	struct clan_conn_options options = clan_options(conn);
-	uint32_t calls = atomic_load(&conn->calls);
 	char name[STATS_NAME_BYTES];
 	char address[STATS_NAME_BYTES + 4];
 	enum sockets_reason reason;
@@ -269,7 +285,7 @@ static void try_connect(struct conn *conn)
 		return;
 	}
 	if (is_first_being_met(conn)) {
-		conn_look_again_at(conn, calls + 1);
+		conn_look_again_at(conn, atomic_load(&conn->calls) + 1);
 		return;
 	}
 	meeting_name(conn, name);
@@ -277,11 +293,7 @@ static void try_connect(struct conn *conn)
 	if (clan_connect(core.queue, address, &options, hello, sizeof(hello), &conn->clan, NULL) !=
 		0) {
 		conn->clan = NULL;
-		if (calls >= WRITES_MAX) {
-			conn_forget(conn, REASON_NOBODY);
-		} else {
-			conn_look_again_at(conn, calls * 2);
-		}
+		not_met(conn);
 		return;
 	}
 	clan_conn_set_context(conn->clan, conn);
@@ -405,6 +417,8 @@ static void meet_begin(struct conn *conn)
 	list_push_back(&core.carried, &conn->carried_node);
 	stats_start();
 	stats->carried++;
+	stats->reasons[REASON_NOBODY] -= conn->unmet;
+	conn->unmet = false;
 	take_row(conn);
 	conn_watch_tcp(conn);
 	epoll_conn_carried(conn);

@@ -194,7 +194,8 @@ struct conn {
 	uint64_t bells;
 	uint32_t after; /* calls before the first conn_advance(); grows with each return to TCP */
 	bool connector;
-	bool passed;		 /* passed to an unknown process or program */
+	bool unmet;  /* the connector has not found the acceptor yet, and is counted so */
+	bool passed; /* passed to an unknown process or program */
 	struct holders *holders; /* processes with the connection; NULL before the first fork */
 	bool named;		 /* local and remote are set */
 	int fd;			 /* one of the connection's descriptors */

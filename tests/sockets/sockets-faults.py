@@ -547,6 +547,24 @@ while left:
         self.assertEqual((stats["nobody"], stats["carried"]), (0, 2), stats)
         self.assertGreaterEqual(stats["out_bytes"], 900, stats)
 
+    def test_an_end_without_the_library_is_counted(self):
+        """Also at the end that has made the connection, and goes on to look for the other."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            client = self.start(*self.carried("connect *:*", PYTHON, "-c", """
+import socket, sys
+conn = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+for _ in range(100):
+    conn.sendall(b"x")
+    assert conn.recv(1) == b"x"
+""", str(listener.getsockname()[1])))
+            conn, _ = listener.accept()
+            with conn:
+                while data := conn.recv(1):
+                    conn.sendall(data)
+        self.assertEqual(client.wait(60), 0)
+        stats = self.stats()
+        self.assertEqual((stats["nobody"], stats["carried"]), (1, 0), stats)
+
     def test_fork_with_much_unread(self):
         """The child has what was in the ring and what was taken from it."""
         done = subprocess.run(self.carried("connect *:*; listen *:*; after 3", PYTHON, "-c", BULK_FORK),
