@@ -131,6 +131,14 @@ class ThisMachine(support.Case):
             del records[name]
             self.assertEqual(model.here(records), [])
 
+    def test_without_a_row_there_is_less(self):
+        records = self.records()
+        whole = len(model.here(records))
+        del records["gmb"]["rows"]["read-1m-d1"]
+        self.assertEqual(len(model.here(records)), whole - 2)
+        records["overlap"]["parts"] = []
+        self.assertEqual(model.here(records), [])
+
     def test_predictions_are_on_the_page(self):
         state = page.State(FACTS, self.folder)
         text = page.markdown(self.records(), state, FACTS, self.folder, {}, False)
