@@ -1,7 +1,7 @@
 """What surrounds the measuring in every benchmark: choices, facts, results and exit status.
 
 What: run() turns a benchmark's function into a program; facts() says where numbers come from;
-publish() writes or prints what was found.
+take_turns() and whole_rounds() run what is compared; publish() writes or prints what was found.
 Errors: rig.Unavailable for a name that does not exist; run() reports all errors of a benchmark in
 one line.
 """
@@ -44,10 +44,12 @@ def take_turns(count, ways, sample):
     return found
 
 
-def whole_rounds(count, rows, sample):
-    """{row name: {way: [the sample of each round]}}, and why there are fewer rounds, or None. The ways of a row take turns;
-    sample(row, way) runs one of them. A failure after the first round keeps the whole rounds before it."""
+def whole_rounds(facts, rows, sample):
+    """{row name: {way: [the sample of each round]}} of facts["rounds"], and whether there are fewer. The ways of a row take
+    turns; sample(row, way) runs one of them, or returns None where this machine cannot. A failure after the first round
+    keeps the whole rounds before it, and says so."""
     found = {row.name: {way: [] for way in row.ways} for row in rows}
+    count = facts["rounds"]
     for turn in range(count):
         samples = []
         try:
@@ -57,11 +59,14 @@ def whole_rounds(count, rows, sample):
         except (measure.ClientFailed, subprocess.TimeoutExpired) as reason:
             if turn == 0:
                 raise
-            return found, "round %d failed, and the %d before it count: %s" % (turn + 1, turn, reason)
+            print("round %d failed, and the %d before it count: %s" % (turn + 1, turn, reason), file=sys.stderr)
+            facts["rounds"] = turn
+            return found, True
         for name, way, one in samples:
-            found[name][way].append(one)
+            if one is not None:
+                found[name][way].append(one)
         print("round %d of %d" % (turn + 1, count), file=sys.stderr, flush=True)
-    return found, None
+    return found, False
 
 
 def need_programs(*paths):

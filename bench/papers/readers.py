@@ -10,6 +10,7 @@ import statistics
 from collections import namedtuple
 
 from harness import overlap, programs, seek_disk
+from harness.report import ratio as times
 
 REAL, PACED, MODELLED = "real", "paced", "modelled"
 KIB, MIB = 1 << 10, 1 << 20
@@ -21,12 +22,6 @@ PEERS = ("nbdkit", "qemu-nbd", "nbd-server")
 def middle(samples, key):
     """The median, or None without samples."""
     return statistics.median(sample[key] for sample in samples) if samples else None
-
-
-def times(samples, way, other, key):
-    """The median of the rounds' own ratios, or None."""
-    found = [one[key] / base[key] for one, base in zip(samples.get(way, []), samples.get(other, []))]
-    return statistics.median(found) if found else None
 
 
 def _given(*lines):
@@ -74,8 +69,7 @@ def in_flight(record):
     """By the requests in flight; the papers' have 1, 2 and 4."""
     def gain(way):
         one, eight = (record.get("cells", {}).get("direct-free-n0-d%d" % depth, {}).get(way, []) for depth in (1, 8))
-        found = [many["iops"] / single["iops"] for single, many in zip(one, eight)]
-        return statistics.median(found) if found else None
+        return times({"one": one, "eight": eight}, "eight", "one", "iops")
     return _given(*(Line("8 requests in flight over one, %s, 4 KiB" % words, None, gain(way), TIMES, REAL, "8",
                          "the paper has a plot for 1, 2 and 4, without numbers")
                     for way, words in ((GMB, "gmb"), (NBD_TCP, "NBD on TCP"))))
