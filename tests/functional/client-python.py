@@ -22,28 +22,6 @@ NOBODY = 65534
 SOURCE = ""
 
 
-def list_of_names(*names):
-    """A server that lists names, and is asked for no export."""
-    def script(dialogue):
-        dialogue.greet()
-        dialogue.refuse_styles()
-        dialogue.option(fake_server.LIST)
-        for name in names:
-            dialogue.server(name)
-        dialogue.reply(fake_server.LIST, fake_server.ACK)
-        dialogue.farewell()
-    return script
-
-
-def refuses_list(kind):
-    def script(dialogue):
-        dialogue.greet()
-        dialogue.refuse_styles()
-        dialogue.serve(fake_server.LIST, kind)
-        dialogue.farewell()
-    return script
-
-
 class Module(support.Case):
     def setUp(self):
         super().setUp()
@@ -192,7 +170,7 @@ class Module(support.Case):
             self.assertFalse(client.cancel(request))  # it has ended
 
     def test_names_of_any_bytes(self):
-        with fake_server.FakeServer(list_of_names(b"\xff\xc0", b"disk")) as server:
+        with fake_server.FakeServer(fake_server.lists(b"\xff\xc0", b"disk")) as server:
             self.assertEqual(gmblock.list_exports(server.uri()),
                              [("\udcff\udcc0", ""), ("disk", "")])
         self.assertEqual(server.failures, [])
@@ -200,7 +178,7 @@ class Module(support.Case):
     def test_servers_that_do_not_list(self):
         for kind, expected in ((fake_server.UNSUP, errno.EOPNOTSUPP), (fake_server.PLATFORM, errno.EOPNOTSUPP),
                                (fake_server.POLICY, errno.EACCES)):
-            with fake_server.FakeServer(refuses_list(kind)) as server:
+            with fake_server.FakeServer(fake_server.refuses_list(kind)) as server:
                 with self.assertRaises(gmblock.Error) as caught:
                     gmblock.list_exports(server.uri())
             self.assertEqual(caught.exception.errno, expected)

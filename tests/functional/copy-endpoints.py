@@ -130,15 +130,6 @@ class Endpoints(CopyCase):
         self.copy_ok(devices[0], self.path("target"))
         self.same(self.path("third"), self.path("target"))
 
-    def loop(self, image):
-        done = subprocess.run(["losetup", "--find", "--show", image], capture_output=True,
-                              text=True, check=False)
-        if done.returncode != 0:
-            self.skipTest("no loop devices: " + done.stderr.strip())
-        device = done.stdout.strip()
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
-        return device
-
 
 class Streams(CopyCase):
     def pipe_in(self, source, *arguments):

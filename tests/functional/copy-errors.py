@@ -24,16 +24,6 @@ class Refusals(CopyCase):
         errors = self.copy_fails([source, target], *fragments)
         self.assertIn(UNCHANGED, errors)
 
-    def loop(self, image, *options):
-        """A loop device over the image, detached at the end."""
-        done = subprocess.run(["losetup", "--find", "--show", *options, image],
-                              capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            self.skipTest("no loop devices: " + done.stderr.strip())
-        device = done.stdout.strip()
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
-        return device
-
     def test_source_is_missing(self):
         self.refused(self.path("nothing"), self.path("target"), "the source", "No such file")
         self.assertFalse(os.path.exists(self.path("target")))
@@ -255,14 +245,7 @@ class Refusals(CopyCase):
         self.refused(source, self.path("target"), "Permission denied")
 
     def test_read_only_device(self):
-        if os.geteuid() != 0:
-            self.skipTest("needs root for a loop device")
-        done = subprocess.run(["losetup", "--find", "--show", "--read-only", self.image("disk")],
-                              capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            self.skipTest("no loop devices: " + done.stderr.strip())
-        device = done.stdout.strip()
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+        device = self.loop(self.image("disk"), "--read-only")
         self.refused(self.image("source", MIB), device, "the target", device)
 
 

@@ -175,6 +175,31 @@ class Dialogue:
         self.expect_close()
 
 
+def lists(*names, is_asked=False):
+    """A script: lists these names. is_asked: describes none of them to the client, which asks for each."""
+    def script(dialogue):
+        dialogue.greet()
+        dialogue.refuse_styles()
+        dialogue.option(LIST)
+        for name in names:
+            dialogue.server(name)
+        dialogue.reply(LIST, ACK)
+        for _ in names if is_asked else ():
+            dialogue.serve(INFO, POLICY)
+        dialogue.farewell()
+    return script
+
+
+def refuses_list(kind):
+    """A script: answers LIST with this error."""
+    def script(dialogue):
+        dialogue.greet()
+        dialogue.refuse_styles()
+        dialogue.serve(LIST, kind)
+        dialogue.farewell()
+    return script
+
+
 class FakeServer:
     """Serves one script on a Unix socket in a directory of its own, for any number of clients.
 

@@ -11,27 +11,7 @@ HOSTILE_SHOWN = r"\x1b[2J\x0a\x22\x5c\xff\xc0 end\x09"
 
 
 def lists(*names):
-    """A server that lists these names and describes none of them."""
-    def script(dialogue):
-        dialogue.greet()
-        dialogue.refuse_styles()
-        dialogue.option(fake_server.LIST)
-        for name in names:
-            dialogue.server(name)
-        dialogue.reply(fake_server.LIST, fake_server.ACK)
-        for _ in names:
-            dialogue.serve(fake_server.INFO, fake_server.POLICY)
-        dialogue.farewell()
-    return script
-
-
-def refuses(kind):
-    def script(dialogue):
-        dialogue.greet()
-        dialogue.refuse_styles()
-        dialogue.serve(fake_server.LIST, kind)
-        dialogue.farewell()
-    return script
+    return fake_server.lists(*names, is_asked=True)
 
 
 class List(support.Case):
@@ -136,7 +116,7 @@ class Hostile(support.Case):
 
     def test_a_server_that_does_not_list(self):
         for kind in (fake_server.POLICY, fake_server.UNSUP):
-            code, output, errors = self.ask(refuses(kind))
+            code, output, errors = self.ask(fake_server.refuses_list(kind))
             self.assertEqual((code, output), (1, ""))
             self.assertIn("does not list its exports", errors)
 

@@ -178,6 +178,17 @@ class Case(unittest.TestCase):
             file.write(content if isinstance(content, bytes) else content.encode())
         return path
 
+    def loop(self, image, *options):
+        """A loop device over the image, detached at the end. Without loop devices, the test is skipped."""
+        if os.geteuid() != 0:
+            self.skipTest("needs root for loop devices")
+        done = subprocess.run(["losetup", "--find", "--show", *options, image], check=False, capture_output=True, text=True)
+        if done.returncode != 0:
+            self.skipTest("no such loop device: " + done.stderr.strip())
+        device = done.stdout.strip()
+        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
+        return device
+
     def wait_for(self, condition):
         """Until it holds. The limit is far more than anything takes."""
         end = time.monotonic() + WAIT_SECONDS

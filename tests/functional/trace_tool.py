@@ -2,7 +2,6 @@
 import errno
 import json
 import os
-import subprocess
 
 import support
 
@@ -20,17 +19,6 @@ class TraceCase(support.Case):
                 raise
             self.skipTest("no direct I/O in the folder for temporary files")
         return path
-
-    def loop(self, path, *options):
-        if os.geteuid() != 0:
-            self.skipTest("needs root for loop devices")
-        done = subprocess.run(["losetup", "--find", "--show", *options, path], check=False,
-                              capture_output=True, text=True)
-        if done.returncode != 0:
-            self.skipTest("no such loop device: " + done.stderr.strip())
-        device = done.stdout.strip()
-        self.addCleanup(subprocess.run, ["losetup", "--detach", device], check=True)
-        return device
 
     def trace(self, *arguments):
         code, output, errors = self.run_gmblock("trace", "--json", *arguments)
