@@ -204,7 +204,7 @@ class Configuration(Vhost):
         self.assertGreaterEqual(config["seg_max"], 126)
         self.assertGreaterEqual(config["size_max"], 4096)
         for feature in (tool.F_FLUSH, tool.F_DISCARD, tool.F_WRITE_ZEROES, tool.F_CONFIG_WCE, tool.F_MQ,
-                        tool.F_TOPOLOGY, tool.F_SEG_MAX, tool.F_SIZE_MAX):
+                        tool.F_TOPOLOGY, tool.F_SEG_MAX, tool.F_SIZE_MAX, tool.F_BLK_SIZE):
             self.assertTrue(device.offered & feature, hex(feature))
         self.assertFalse(device.offered & tool.F_RO)
 
