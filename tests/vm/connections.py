@@ -12,12 +12,12 @@ GMBLOCK, KERNEL = sys.argv[1:3]
 RATES = sys.argv[3:] == ["rates"]
 NUMBERS = ("1", "4", "auto") if RATES else ("auto",)
 PUSHES = ("1", "4") if RATES else ("4",)
-FLOW = 1000000  # bytes per second of a flow: far less than the guests can do on a busy machine
+FLOW = 500000 if RATES else 1000000  # bytes per second of a flow: far less than the guests can do on a busy machine
 # A push ends with its slowest piece of 1 MiB, and has to start: neither may matter.
-DISK_BYTES = (96 if RATES else 48) << 20
+DISK_BYTES = (64 if RATES else 48) << 20
 
 SERVER = r"""
-/usr/sbin/tc qdisc replace dev eth0 root fq maxrate 8mbit  # busybox has a tc of its own
+/usr/sbin/tc qdisc replace dev eth0 root fq maxrate MAXRATE  # busybox has a tc of its own
 head -c DISK_BYTES /dev/urandom >/dev/shm/disk
 serve()
 {
@@ -37,7 +37,7 @@ serve
 lab-wait exit.client >/dev/null
 kill $server
 wait $server
-""".replace("DISK_BYTES", str(DISK_BYTES))
+""".replace("DISK_BYTES", str(DISK_BYTES)).replace("MAXRATE", f"{8 * FLOW}bit")
 
 CLIENT = r"""
 sum=$(lab-wait ready)
@@ -45,7 +45,7 @@ for scheme in nbd gmb; do
 	for connections in NUMBERS; do
 		warmup=4
 		[ $connections != auto ] || warmup=WARMUP
-		gmblock bench --rw read --bs 64k --depth 16 --warmup $warmup --seconds SECONDS --json \
+		gmblock bench --rw read --bs 32k --depth 16 --warmup $warmup --seconds SECONDS --json \
 			--connections $connections $scheme://server/ >/results/$scheme-$connections
 	done
 done
@@ -101,7 +101,7 @@ def read(guest, name):
 
 def check(name, rates):
     """rates: {connections: bytes per second}"""
-    print(f"{name}:", *(f"{connections}: {rate / FLOW:.3f} MB/s," for connections, rate in rates.items()),
+    print(f"{name}:", *(f"{connections}: {rate / FLOW:.2f} flows," for connections, rate in rates.items()),
           f"4 over 1: {rates['4'] / rates['1']:.2f}" if RATES else "", flush=True)
     assert not RATES or rates["4"] >= 3.6 * rates["1"], name
 
