@@ -7,12 +7,15 @@
  *   send_loop WAY PATH tcp|unix DEPTH BLOCK_BYTES BYTES SECONDS
  *
  * WAY is what the server does for a block:
+ *
  *   map       sends from a mapping of the file
- *   populate  as map, while a second thread fills the page tables some MiB ahead, one fault for 64
- * KiB copy      reads the block into a buffer, and sends this pieces    as copy, in pieces of 256
- * KiB relay     as pieces; a second thread reads pieces while the first one sends sendfile  sends
- * with sendfile() memory    sends from one buffer, without any file direct    as copy, around the
- * page cache
+ *   populate  as map; a second thread fills the page tables some MiB ahead
+ *   copy      reads the block into a buffer, and sends this
+ *   pieces    as copy, in pieces of 256 KiB
+ *   relay     as pieces; a second thread reads pieces meanwhile
+ *   sendfile  sends with sendfile()
+ *   memory    sends from one buffer, without any file
+ *   direct    as copy, around the page cache
  *
  * The client reads blocks in order, from 0 to BYTES again and again. SECONDS: 0 ends after BYTES.
  * Server and client are two processes, so the page tables of the server are new. Prints one JSON
