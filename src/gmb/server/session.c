@@ -8,8 +8,13 @@
 #include "engine/fence.h"
 #include "gmb/server/session.h"
 
-/* Limit on consecutive messages of a client, after which other connections get a turn. */
-enum { MESSAGES_MAX = 256 };
+enum {
+	/* Limit on consecutive messages of a client, after which other connections get a turn. */
+	MESSAGES_MAX = 256,
+	/* The same while the thread polls: the client then has the first replies while the server
+	 * still works on the other requests (0005, few messages per turn). */
+	MESSAGES_SPINNING_MAX = 8,
+};
 
 static struct native_session *gmb_session_of(struct session *base)
 {
@@ -411,6 +416,8 @@ static bool take_held(struct native_session *session)
 void native_session_take(struct native_session *session)
 {
 	struct native_service *service = session->service;
+	int messages_max = service->base.engine->waiter.way == WAIT_SPIN ? MESSAGES_SPINNING_MAX
+									 : MESSAGES_MAX;
 	struct clan_message message;
 
 	turns_remove(&session->base.blocked_turn);
@@ -418,7 +425,7 @@ void native_session_take(struct native_session *session)
 	if (!take_held(session)) {
 		return;
 	}
-	for (int i = 0; i < MESSAGES_MAX; i++) {
+	for (int i = 0; i < messages_max; i++) {
 		if (session->held != NULL || !may_take(session) ||
 			clan_recv(session->conn, CLAN_ANY, &message, service->message,
 				sizeof(service->message)) != 0) {
