@@ -54,11 +54,13 @@ static int do_without(struct state_folder *folder, int rc, struct error *error)
 	return 0;
 }
 
+/* Returns whether the folder has, or can have, a list of fenced nodes. */
 static bool has_fences(const struct state_folder *folder)
 {
 	struct stat status;
 
-	return fstatat(folder->fd, fence_list_file, &status, AT_SYMLINK_NOFOLLOW) == 0;
+	return fstatat(folder->fd, fence_list_file, &status, AT_SYMLINK_NOFOLLOW) == 0 ||
+	       errno != ENOENT;
 }
 
 static int error_unusable(const struct state_folder *folder, struct error *error)
@@ -98,7 +100,9 @@ int state_folder_open(const struct server_config *config, bool is_taking,
 	if (rc == -EBUSY && is_taking) {
 		return 0; /* the old process can have the lock, see state_folder_inherit() */
 	}
-	folder->is_needed |= rc == 0 && has_fences(folder);
+	/* A folder that exists, and cannot be opened, can have fences, too. It is not the folder of
+	 * this server if nobody has named it. */
+	folder->is_needed |= folder->fd >= 0 ? has_fences(folder) : is_named && rc != -ENOENT;
 	if (!folder->is_needed && !is_named) {
 		folder_close(folder);
 		return 0;

@@ -10,7 +10,8 @@
  * flushed. So a file that is cut or damaged is not the result of a crash.
  *
  * A server uses the folder if it has nodes, or if the folder is named: by --state-folder, or by
- * $STATE_DIRECTORY. A default folder is also used if it has a list of fenced nodes.
+ * $STATE_DIRECTORY. With a configuration file, a default folder is also used if it has a list of
+ * fenced nodes.
  *
  * Threading: the main thread, except for state_folder_replace(). Ownership: the caller owns the
  * struct. Errors: a negative errno, and a message if there is an argument for it.
@@ -35,7 +36,8 @@ struct state_folder {
 };
 
 /* Opens and locks the folder of the configuration. is_taking: an old process can have the lock. If
- * only $STATE_DIRECTORY names the folder, and it cannot be used, warns and continues without it. */
+ * only $STATE_DIRECTORY names the folder, which has no list of fenced nodes, and it cannot be used,
+ * warns and continues without it. */
 GMB_MUST_CHECK int state_folder_open(const struct server_config *config, bool is_taking,
 	struct state_folder *folder, struct error *error);
 void state_folder_close(struct state_folder *folder);

@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "server/config/config.h"
+#include "server/fence/list.h"
 #include "server/state_folder.h"
 
 static char place[] = "/tmp/gmblock-state-XXXXXX";
@@ -121,6 +122,7 @@ static void test_two_servers(void **state)
 {
 	struct state_folder first;
 	struct state_folder second;
+	struct error error;
 
 	GMB_UNUSED(state);
 	assert_int_equal(open_place(&first, false, false), 0);
@@ -134,6 +136,18 @@ static void test_two_servers(void **state)
 	state_folder_close(&second);
 	assert_int_equal(open_place(&second, true, false), -EBUSY);
 	state_folder_close(&second);
+	state_folder_close(&first);
+	/* Another server uses the folder, and it has fenced nodes. */
+	setenv("STATE_DIRECTORY", place, 1);
+	assert_int_equal(open_place(&first, false, false), 0);
+	assert_int_equal(state_folder_replace(&first, fence_list_file, "", 0, &error), 0);
+	assert_int_equal(open_place(&second, false, false), -EBUSY);
+	state_folder_close(&second);
+	assert_int_equal(unlinkat(first.fd, fence_list_file, 0), 0);
+	state_folder_close(&first);
+	/* The folder cannot be read. */
+	setenv("STATE_DIRECTORY", "/dev/null", 1);
+	assert_int_equal(open_place(&first, false, false), -ENOTDIR);
 	state_folder_close(&first);
 	setenv("STATE_DIRECTORY", "/nowhere", 1);
 	assert_int_equal(open_place(&first, false, false), 0);
