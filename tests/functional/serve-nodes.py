@@ -100,6 +100,12 @@ class Nodes(support.Case):
         self.assertIn('export "disk" has no access rules: clients that belong to no node can write to it', errors)
         self.assertNotIn("other", errors)
 
+    def test_a_disk_that_moves_to_another_server(self):
+        exports = "exports: [{name: disk, path: /dev/sda, mode: direct, failover: cluster, access: [ro]}]\n"
+        for nodes, count in (("nodes: [{name: a, uid: 1}]\n", 1), ("", 0)):
+            _, _, errors = self.run_gmblock("serve", "--check", self.config(nodes + exports))
+            self.assertEqual(errors.count("another server of the disk does not know the nodes that are fenced"), count)
+
 
 if __name__ == "__main__":
     support.main()

@@ -309,8 +309,9 @@ GMB_MUST_CHECK int server_nodes_finish(const struct server_config *config, struc
  * the two lists. Returns their number. */
 uint32_t server_nodes_expand(const struct server_access *nodes, const struct server_access *access,
 	struct access_rule *out);
-/* Logs a warning for each export to which nodes can write and also clients that belong to no node:
- * such clients cannot be fenced. */
+/* If there are nodes, logs a warning for each export to which nodes can write and also clients that
+ * belong to no node, because such clients cannot be fenced, and for each export with failover,
+ * because another server of the disk does not know the fenced nodes. */
 void server_nodes_warn(const struct server_config *config);
 
 /* Builds the rate rules. *rules_out is NULL when there are none. */

@@ -215,12 +215,29 @@ static void find_writers(const struct server_access *nodes, const struct server_
 	}
 }
 
+/* A fence belongs to a server, and the disk to the next server. */
+static void warn_of_failover(const struct server_export *entry)
+{
+	char failover[32];
+
+	if (*server_settings_text(&entry->settings, "failover", failover, sizeof(failover)) !=
+		'\0') {
+		log_warning(
+			"export \"%s\": with failover, another server of the disk does not know "
+			"the nodes that are fenced at this one; fence each node at all servers, "
+			"and before a server takes the disk over, see gmblock-cluster(7)",
+			quote(entry->name));
+	}
+}
+
 void server_nodes_warn(const struct server_config *config)
 {
 	for (uint32_t i = 0; config->nodes.rule_count > 0 && i < config->export_count; i++) {
 		const struct server_export *entry = &config->exports[i];
 		const struct server_access *lists[2];
 		struct writers writers = { 0 };
+
+		warn_of_failover(entry);
 
 		server_access_of(config, entry, lists);
 		for (uint32_t k = 0; k < ARRAY_COUNT(lists); k++) {
