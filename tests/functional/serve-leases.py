@@ -281,6 +281,26 @@ class Carriers:
         self.open()
 
 
+    def test_offer(self):
+        """Both clients belong to one node, because they have one user."""
+        self.serve("--config", self.make_file("conf", f"nodes: [{{ name: n, uid: {os.geteuid()} }}]\n"
+                                              f"exports: [{{ name: '', path: '{self.image}' }}]\n"), listen=(self.uri(),))
+        old = self.open()
+        old.pwrite(b"1" * BLOCK, 0)
+        self.check_no(self.refused(), "(node 'n') has the exclusive lease")
+        self.assertEqual(self.lease("offer", "", "n"), (0, "", ""))
+        new = self.open()
+        self.assertEqual(self.listed(), [("exclusive", "holds"), ("exclusive", "pending")])
+        self.assertEqual(new.pread(1, 0), b"1")
+        old.pwrite(b"2" * BLOCK, 0)
+        self.assertEqual(new.pread(1, 0), b"2")
+        new.pwrite(b"3" * BLOCK, 0)
+        self.assertEqual(self.listed(), [("exclusive", "holds")])
+        with self.assertRaises(gmblock.Error):
+            old.pwrite(b"!" * BLOCK, 0)
+        self.assertEqual(self.block(), b"3")
+
+
 class Nbd(Carriers, Leases):
     SCHEME = "nbd+unix"
 

@@ -165,6 +165,23 @@ kill -9 $server
 until gmblock attach --list | grep -q "not connected"; do sleep 0.05; done
 gmblock detach --force $disk
 test "$(gmblock attach --list --json)" = "[]"
+
+# Requests of a fenced node fail, and do not wait for the end of the fence.
+cat >/tmp/conf <<END
+state-folder: /tmp/fences
+nodes: [ { name: n, uid: 0 } ]
+exports: [ { name: "", path: $what } ]
+END
+mkdir /tmp/fences
+what="--config /tmp/conf --control /tmp/control"
+serve
+disk=$(gmblock attach --$kind --reconnect-timeout 36000s "$uri")
+dd if=/dev/zero of=$disk bs=64k count=1 oflag=direct
+gmblock fence n --server /tmp/control
+if dd if=/dev/zero of=$disk bs=64k count=1 oflag=direct conv=notrunc; then exit 1; fi
+until gmblock attach --list | grep "fenced: "; do sleep 0.05; done
+gmblock detach --force $disk
+test "$(gmblock attach --list --json)" = "[]"
 """
 
 # A server that is away for a while, and one that does not answer.
