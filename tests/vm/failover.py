@@ -272,13 +272,13 @@ def test_taking_a_disk_back(one, two, other):
     clear(THREE)
 
 
-def test_a_frozen_server_outlives_the_next_one():
+def test_a_frozen_server_outlives_the_next_one(*late):
     # A disk that was taken over stays reserved, because the previous server still has writes.
     one = Server(export(ONE))
     client = one.client()
     client.write(0, b"1" * BLOCK)
     one.process.send_signal(signal.SIGSTOP)
-    client.send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, b"late" * (BLOCK // 4))
+    client.send_request(nbdmini.CMD_WRITE, 1, *late)
     two = Server(export(TWO))
     with two.client() as other:
         other.write(0, b"3" * BLOCK)
@@ -496,7 +496,8 @@ def test_refusals():
 
 if ONE.startswith("nvme"):
     test_taking_a_disk_back(*test_a_frozen_server())
-    test_a_frozen_server_outlives_the_next_one()
+    test_a_frozen_server_outlives_the_next_one(0, BLOCK, b"late" * (BLOCK // 4))
+    test_a_frozen_server_outlives_the_next_one(100, 4, b"late")  # through the page cache
     test_a_host_that_has_booted_again()
     test_the_loss_reaches_all_reactors()
     test_upgrade_and_reload()

@@ -116,18 +116,28 @@ static void failover_submit(struct store_queue *base, struct store_part *part)
 	store_forward(part);
 }
 
+/* If the disk refuses a change that passes through the page cache, because it is not aligned, the
+ * kernel reports EIO. So the disk is asked. This blocks, after errors only. */
+static bool is_refused_by_cache(
+	const struct failover_store *store, const struct store_part *part, int result)
+{
+	return result == -EIO && part->op != STORE_READ && store->reservation != NULL &&
+	       !reservation_is_held(store->reservation);
+}
+
 static void failover_done(struct store_part *part, int result)
 {
 	struct failover_queue *queue = container_of(part->queue, struct failover_queue, base);
+	struct failover_store *store = container_of(queue->base.store, struct failover_store, base);
 	const struct failover_scratch *scratch = store_scratch(part);
 
 	part->flags = scratch->flags;
-	if (likely(result != -EBADE)) {
+	if (likely(result != -EBADE) && !is_refused_by_cache(store, part, result)) {
 		store_finish(part, result);
 		return;
 	}
 	queue->late_writes_refused += part->op != STORE_READ;
-	failover_lose(container_of(queue->base.store, struct failover_store, base));
+	failover_lose(store);
 	hold_back(queue, part);
 }
 

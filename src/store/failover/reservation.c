@@ -294,6 +294,11 @@ bool reservation_lose(struct reservation *reservation)
 	return !atomic_exchange_explicit(&reservation->is_lost, true, memory_order_relaxed);
 }
 
+bool reservation_is_held(const struct reservation *reservation)
+{
+	return disk_register_again(reservation->fd, reservation->key) != -EBADE;
+}
+
 /* Removes the reservation and the registration of this host. If another server has just registered,
  * that server will do it. */
 static void reservation_release(const struct reservation *reservation)
