@@ -480,6 +480,8 @@ def test_refusals():
     refused(export(ONE), reason="registered or reserved by another program (key 0x77)")
     reservation_call(THREE, CLEAR, 0x77, 0, 0)
     refused(export("vdc"), reason="has no worldwide unique name")
+    with volume("plain", "LVM-AbCd", "linear /dev/vdc 0") as path:
+        refused(export(path), reason="the disk has no persistent reservations")
     refused(f"disk=/dev/{ONE},failover=reservation", reason="through the page cache")
     refused(f"disk=/dev/{ONE},failover=reservation,mode=direct,readonly", reason="a read-only export has no reservation")
     refused("disk=memory:1M,failover=cluster", reason="the state of other disks (memory)")

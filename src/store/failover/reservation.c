@@ -92,6 +92,15 @@ static int explain_failure(const char *path, const char *what, int result, struc
 	return error_set(error, result, "'%s': cannot %s: %s", path, what, strerror(-result));
 }
 
+static int explain_lack(const char *path, int result, struct error *error)
+{
+	return error_set(error, -EOPNOTSUPP,
+		"'%s': the disk has no persistent reservations (%s); use a disk that has them, or "
+		"failover=cluster if a cluster manager guarantees that only one server uses the "
+		"disk",
+		path, strerror(-result));
+}
+
 static int explain_register(const char *path, int result, struct error *error)
 {
 	if (result == -EPERM || result == -EACCES) {
@@ -100,11 +109,7 @@ static int explain_register(const char *path, int result, struct error *error)
 	if (result == -EBADE) {
 		return error_set(error, -EBUSY, "'%s': the disk refuses a registration", path);
 	}
-	return error_set(error, -EOPNOTSUPP,
-		"'%s': the disk has no persistent reservations (%s); use a disk that has them, or "
-		"failover=cluster if a cluster manager guarantees that only one server uses the "
-		"disk",
-		path, strerror(-result));
+	return explain_lack(path, result, error);
 }
 
 static int explain_foreign(
@@ -150,6 +155,9 @@ static int look_at_disk(const struct reservation *reservation, const char *path,
 {
 	int result = disk_reservation_read(reservation->fd, found);
 
+	if (result == -EOPNOTSUPP) {
+		return explain_lack(path, result, error);
+	}
 	if (result < 0) {
 		return explain_failure(path, "read the reservations of the disk", result, error);
 	}
