@@ -94,6 +94,7 @@ IGNORE_KEY = 1
 REGISTRANTS_ONLY = 3
 CONFLICT = 0x18
 OPT_LIST_META_CONTEXT = 9
+OFD_SETLK, WRITER_OFFSET = 37, (1 << 63) - 1 - 3  # the mark of a server that writes, docs/design/0006
 ERR_SHUTDOWN = (1 << 31) + 7
 
 
@@ -364,6 +365,24 @@ def test_killed_servers():
     clear(THREE)
 
 
+def test_operations_of_a_killed_server():
+    # A lock stands for them. The server that is started again on this host must not make the disk execute them.
+    Server(export(ONE)).kill()
+    with open("/dev/" + ONE, "rb") as operations:
+        fcntl.fcntl(operations, OFD_SETLK, struct.pack("=hhxxxxqqixxxx", fcntl.F_RDLCK, os.SEEK_SET, WRITER_OFFSET, 1, 0))
+        Server(export(ONE)).kill()  # no other server has had the disk
+        two = Server(export(TWO))
+        refused(export(ONE), reason="operations of a killed server of this machine are still in progress")
+        with two.client() as client:
+            client.write(0, b"2" * BLOCK)
+    one = Server(export(ONE))
+    with one.client() as client:
+        assert client.read(0, BLOCK) == b"2" * BLOCK
+    two.kill()
+    one.stop()
+    clear(THREE)
+
+
 def test_a_server_with_the_key_of_another_one():
     # Two machines that continue from one snapshot of a virtual machine have the same state, and had the same key.
     Server(export(TWO)).kill()
@@ -504,6 +523,7 @@ if ONE.startswith("nvme"):
     test_the_loss_reaches_all_reactors()
     test_upgrade_and_reload()
     test_killed_servers()
+    test_operations_of_a_killed_server()
     test_a_server_with_the_key_of_another_one()
     test_a_volatile_cache()
 test_volumes_of_a_disk()

@@ -282,6 +282,8 @@ static int identify(struct failover_store *store, const char *path, struct disk_
 static int failover_reserve(struct failover_store *store, const struct store_options *given,
 	const struct disk_members *members, struct error *error)
 {
+	uint32_t flags = 0;
+
 	if (members->is_multipath) {
 		return error_set(error, -EINVAL,
 			"'%s': failover=reservation is not possible with dm-multipath, because a "
@@ -296,8 +298,13 @@ static int failover_reserve(struct failover_store *store, const struct store_opt
 			"disk, or failover=cluster",
 			given->path, members->count);
 	}
-	return reservation_take(given->path, members->disks[0], given->inherited != NULL,
-		&store->reservation, error);
+	if (given->inherited != NULL) {
+		flags |= RESERVATION_KEEPS;
+	}
+	if (store_barrier(store->base.inner, true) == STORE_BARRIER_CLOSED) {
+		flags |= RESERVATION_LATE_WRITES;
+	}
+	return reservation_take(given->path, members->disks[0], flags, &store->reservation, error);
 }
 
 /* Discards what this machine has cached of the disk before another server wrote it. */

@@ -192,8 +192,28 @@ static int take_step(struct reservation *reservation, const char *path,
 		       : explain_failure(path, "reserve the disk", result, error);
 }
 
+/* The disk would execute the operations as those of this server, although another server has had
+ * the disk since then. */
+static int explain_late_writes(const char *path, struct error *error)
+{
+	return error_set(error, -EBUSY,
+		"cannot take over '%s' yet: operations of a killed server of this machine are "
+		"still "
+		"in progress, and another server has had the disk since then; start again when "
+		"they have completed",
+		path);
+}
+
+/* Returns whether the reservation is that of an earlier server of this host, which was killed. */
+static bool is_own_reservation(
+	const struct reservation *reservation, const struct disk_reservation *found)
+{
+	/* The disk accepts this only from the host that is registered with the key. */
+	return found->holder != 0 && disk_register_again(reservation->fd, found->holder) == 0;
+}
+
 static int seize_disk(
-	struct reservation *reservation, const char *path, bool keeps, struct error *error)
+	struct reservation *reservation, const char *path, uint32_t flags, struct error *error)
 {
 	struct disk_reservation found;
 	int result = look_at_disk(reservation, path, &found, error);
@@ -202,13 +222,16 @@ static int seize_disk(
 		return result;
 	}
 	reservation->was_free = found.type == DISK_RESERVATION_NONE;
-	if (keeps && found.type != DISK_RESERVATION_NONE) {
+	if ((flags & RESERVATION_KEEPS) != 0 && found.type != DISK_RESERVATION_NONE) {
 		/* The disk accepts this only from the host that is registered with the key. */
 		reservation->key = found.holder;
 		result = disk_register_again(reservation->fd, found.holder);
 		return result == -EBADE ? explain_loss(path, error)
 		       : result < 0	? explain_register(path, result, error)
 					: 0;
+	}
+	if ((flags & RESERVATION_LATE_WRITES) != 0 && !is_own_reservation(reservation, &found)) {
+		return explain_late_writes(path, error);
 	}
 	reservation->key = key_make();
 	result = disk_register(reservation->fd, reservation->key);
@@ -249,7 +272,7 @@ static struct reservation *reservation_find(dev_t disk)
 	return NULL;
 }
 
-static int reservation_create(const char *path, dev_t disk, bool keeps,
+static int reservation_create(const char *path, dev_t disk, uint32_t flags,
 	struct reservation **reservation_out, struct error *error)
 {
 	struct reservation *reservation = calloc(1, sizeof(*reservation));
@@ -262,7 +285,7 @@ static int reservation_create(const char *path, dev_t disk, bool keeps,
 	reservation->disk = disk;
 	result = disk_open(path, false, false, &reservation->fd, error);
 	if (result == 0) {
-		result = seize_disk(reservation, path, keeps, error);
+		result = seize_disk(reservation, path, flags, error);
 		if (result < 0) {
 			disk_close(reservation->fd);
 		}
@@ -276,8 +299,8 @@ static int reservation_create(const char *path, dev_t disk, bool keeps,
 	return 0;
 }
 
-int reservation_take(const char *path, dev_t disk, bool keeps, struct reservation **reservation_out,
-	struct error *error)
+int reservation_take(const char *path, dev_t disk, uint32_t flags,
+	struct reservation **reservation_out, struct error *error)
 {
 	struct reservation *reservation;
 	int result = 0;
@@ -285,7 +308,7 @@ int reservation_take(const char *path, dev_t disk, bool keeps, struct reservatio
 	pthread_mutex_lock(&reservations_lock);
 	reservation = reservation_find(disk);
 	if (reservation == NULL) {
-		result = reservation_create(path, disk, keeps, reservation_out, error);
+		result = reservation_create(path, disk, flags, reservation_out, error);
 	} else if (atomic_load_explicit(&reservation->is_lost, memory_order_relaxed)) {
 		result = explain_loss(path, error);
 	} else {

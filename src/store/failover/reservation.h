@@ -22,14 +22,25 @@
 
 struct reservation;
 
+/* Flags of reservation_take(). */
+enum {
+	/* The previous process of an upgrade serves the disk, so this one must not take it from a
+	 * third one. */
+	RESERVATION_KEEPS = 1 << 0,
+	/* Operations of a server that was killed on this machine are still in progress. When this
+	 * machine registers again, the disk would execute them, also if another server has had the
+	 * disk. */
+	RESERVATION_LATE_WRITES = 1 << 1,
+};
+
 /*
  * Takes the disk with this number, on which the device at path is stored, or returns the
- * reservation that this process has already. keeps: the previous process of an upgrade serves the
- * disk, so this one must not take it from a third one. Errors: -EBUSY: another program has a
- * reservation; -ESTALE: another server has taken the disk over, and this one must not take it back;
- * -EOPNOTSUPP: the disk has no reservations; or the errors of disk/reservation.h.
+ * reservation that this process has already. Errors: -EBUSY: another program has a reservation, or
+ * RESERVATION_LATE_WRITES and another server has had the disk; -ESTALE: another server has taken
+ * the disk over, and this one must not take it back; -EOPNOTSUPP: the disk has no reservations; or
+ * the errors of disk/reservation.h.
  */
-GMB_MUST_CHECK int reservation_take(const char *path, dev_t disk, bool keeps,
+GMB_MUST_CHECK int reservation_take(const char *path, dev_t disk, uint32_t flags,
 	struct reservation **reservation_out, struct error *error);
 /* Records that the disk has refused a change. Until all references are dropped, this process does
  * not take the disk again. Returns whether it is the first call. Any thread; does not block. */
