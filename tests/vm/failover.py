@@ -147,6 +147,11 @@ class Server:
         assert done.returncode == status, done
         return done.stdout
 
+    def freeze(self):
+        # Returns when all threads have stopped.
+        self.process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOWAIT)
+
     def stop(self):
         self.process.terminate()
         assert self.process.wait() == 0, self.errors()
@@ -233,7 +238,7 @@ def test_a_frozen_server():
     client.write(BLOCK, b"2" * BLOCK)  # not flushed
     told = one.contexts()
     assert told[-1].startswith(b"x-gmblock:epoch="), told
-    one.process.send_signal(signal.SIGSTOP)
+    one.freeze()
     client.send_request(nbdmini.CMD_WRITE, 1, 0, BLOCK, b"late" * (BLOCK // 4))
 
     two = Server(export(TWO))
@@ -278,7 +283,7 @@ def test_a_frozen_server_outlives_the_next_one(*late):
     one = Server(export(ONE))
     client = one.client()
     client.write(0, b"1" * BLOCK)
-    one.process.send_signal(signal.SIGSTOP)
+    one.freeze()
     client.send_request(nbdmini.CMD_WRITE, 1, *late)
     two = Server(export(TWO))
     with two.client() as other:
