@@ -55,39 +55,39 @@ while not os.path.exists(sys.argv[2]):
     turn += 1
 print(turn, "turns of libnbd")
 """
-# A new process that says it is there, and then receives nothing.
-STOPPED = """
-import os, select, socket, struct
+# A new process that says it is there,
+HELLO = f"""
+import os, select, socket, struct, sys
+sys.dont_write_bytecode = True
+sys.path.insert(0, {os.path.dirname(os.path.abspath(__file__))!r})
+import upgrade_process
 channel = socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"]))
-channel.send(struct.pack(">IHHI", 0x676D6255, 1, 1, os.getpid()))
+channel.send(upgrade_process.hello())
+"""
+# and then receives nothing.
+STOPPED = HELLO + """
 poll = select.poll()
 poll.register(channel, 0)
 poll.poll()
 """
 # One that says it is ready, and ends.
-ENDED = """
-import os, socket, struct
-channel = socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"]))
-channel.send(struct.pack(">IHHI", 0x676D6255, 1, 1, os.getpid()))
+ENDED = HELLO + """
 while channel.recv(65536)[6:8] != bytes([0, 4]):
     pass
-channel.send(struct.pack(">IHH", 0x676D6255, 1, 5))
+channel.send(upgrade_process.message(upgrade_process.READY))
 """
 FIO = ["fio", "--name=upgrade", "--ioengine=nbd", "--rw=randrw", "--bsrange=4k-1m", "--iodepth=8", "--size=4M",
        "--numjobs=4", "--offset_increment=4M", "--verify=crc32c", "--verify_fatal=1"]
 
 
 # One that says it is ready when it is told so, and ends when it is told so.
-TOLD = """
-import os, socket, struct, sys
-channel = socket.socket(fileno=int(os.environ["GMBLOCK_UPGRADE_FD"]))
-channel.send(struct.pack(">IHHI", 0x676D6255, 1, 1, os.getpid()))
+TOLD = HELLO + """
 while channel.recv(65536)[6:8] != bytes([0, 4]):
     pass
 with open(sys.argv[1], "wb", buffering=0) as told, open(sys.argv[2], "rb", buffering=0) as told_by:
     told.write(struct.pack("i", os.getpid()))
     told_by.read(1)
-    channel.send(struct.pack(">IHH", 0x676D6255, 1, 5))
+    channel.send(upgrade_process.message(upgrade_process.READY))
     told.write(b"r")
     told_by.read(1)
 """

@@ -16,13 +16,13 @@ import unittest
 
 import nbdmini
 import support
+import upgrade_process
 
 NOBODY = pwd.getpwnam("nobody")
 AS_NOBODY = {"user": NOBODY.pw_uid, "group": NOBODY.pw_gid, "extra_groups": []}
-HELLO = struct.pack(">IHH", 0x676D6255, 1, 1)
-PREPARE = struct.pack(">IHH", 0x676D6255, 1, 4)
-READY, FAILED = 5, 9
-ADDED = struct.pack(">IHH", 0x676D6255, 1, 10)
+HELLO = upgrade_process.message(upgrade_process.HELLO)
+PREPARE = upgrade_process.message(upgrade_process.PREPARE)
+ADDED = upgrade_process.message(10)
 RECORDS = "/run/gmblock-serve"
 
 
@@ -231,11 +231,11 @@ class Trust(support.Case):
         disk = f"{folder}/disk"
         with open(disk, "wb") as file:
             file.truncate(1 << 20)
-        self.assertEqual(self.take_added(disk, "--export-folder", folder)[0], READY)
-        self.assertEqual(self.take_added(disk, "--sandbox=off")[0], READY)
+        self.assertEqual(self.take_added(disk, "--export-folder", folder)[0], upgrade_process.READY)
+        self.assertEqual(self.take_added(disk, "--sandbox=off")[0], upgrade_process.READY)
         if json.loads(self.run_gmblock("info", "--local", "--json")[1])["features"]["landlock"]["available"]:
             said, sentence = self.take_added(disk)
-            self.assertEqual(said, FAILED)
+            self.assertEqual(said, upgrade_process.FAILED)
             self.assertRegex(sentence, f'export "added".*{disk}.*the sandbox allows only files in use')
 
     def test_a_configuration_that_others_can_write(self):
