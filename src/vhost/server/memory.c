@@ -16,10 +16,9 @@ static bool wraps(uint64_t address, uint64_t bytes)
 
 static bool has_room(const struct vhost_session *session)
 {
-	uint32_t limit =
-		mapping_count() < MAPPINGS_MAX / 2 ? VHOST_REGIONS_MAX : VHOST_REGIONS_SHARE;
+	bool is_scarce = mapping_count() >= MAPPINGS_MAX / 2;
 
-	return session->region_count < limit;
+	return session->region_count < (is_scarce ? VHOST_REGIONS_SHARE : VHOST_REGIONS_MAX);
 }
 
 int vhost_region_create(struct vhost_session *session, const struct vhost_region *about, int fd,

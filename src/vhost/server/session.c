@@ -151,7 +151,8 @@ void vhost_session_resume(struct session *base)
 
 bool vhost_session_is_broken(struct vhost_session *session, const struct vhost_memory *rings)
 {
-	if (vhost_memory_is_broken(session->memory) || vhost_memory_is_broken(rings) ||
+	if (vhost_memory_is_broken(session->memory) ||
+		vhost_memory_is_broken(rings != session->memory ? rings : NULL) ||
 		mapping_is_broken(&session->log.mapping) ||
 		mapping_is_broken(&session->inflight.mapping)) {
 		vhost_session_fail(session, "its memory was truncated, or cannot be allocated");
