@@ -133,6 +133,21 @@ void look(struct client *client)
 	client->closed |= got < 0;
 }
 
+static void set_true(void *arg)
+{
+	*(bool *)arg = true;
+}
+
+void let_time_pass(uint64_t ns)
+{
+	bool over = false;
+
+	sim_after(ns, set_true, &over);
+	while (!over) {
+		assert_true(sim_step());
+	}
+}
+
 void wait_for(struct client *client, uint64_t bytes)
 {
 	look(client);

@@ -60,6 +60,8 @@ void look(struct client *client);
 void wait_for(struct client *client, uint64_t bytes);
 /* Until the engine works on so many requests. */
 void wait_for_inflight(const struct world *world, uint32_t count);
+/* For so long. */
+void let_time_pass(uint64_t ns);
 /* Whole answers of READ_BYTES so far. */
 uint64_t answers(struct client *client);
 

@@ -77,21 +77,6 @@ static struct engine_rest look_at(struct engine *engine)
 	return rest;
 }
 
-static void set_true(void *arg)
-{
-	*(bool *)arg = true;
-}
-
-static void run_for(uint64_t ns)
-{
-	bool over = false;
-
-	sim_after(ns, set_true, &over);
-	while (!over) {
-		assert_true(sim_step());
-	}
-}
-
 /* As the old process does it, which nobody's peer can hinder here. */
 static void come_to_rest(struct engine *engine)
 {
@@ -217,7 +202,7 @@ static struct engine *hand_over(struct world *world, struct engine *from, struct
 		sim_socket_close(fd);
 	}
 	engine_resume(to);
-	run_for(SECOND_NS / 100);
+	let_time_pass(SECOND_NS / 100);
 	return to;
 }
 
@@ -266,11 +251,11 @@ static void test_a_reader_that_waits_for_another_connection(void **state)
 	sim_socket_set_buffer(b.fd, SOCKET_BYTES);
 	client_ask(&b, NBD_CMD_READ, 0, 1 << 20);
 	wait_for_inflight(&world, 1);
-	run_for(SECOND_NS / 100);
+	let_time_pass(SECOND_NS / 100);
 
 	assert_int_equal(engine_pause(world.engine), 0);
 	client_ask(&a, NBD_CMD_READ, 0, READ_BYTES);
-	run_for(SECOND_NS / 10);
+	let_time_pass(SECOND_NS / 10);
 	assert_int_equal(answers(&a), 0);
 	rest = look_at(world.engine);
 	assert_int_equal(rest.busy, 0);
@@ -287,13 +272,13 @@ static void test_a_reader_that_waits_for_another_connection(void **state)
 	sim_socket_set_buffer(late.fd, SOCKET_BYTES);
 	client_ask(&late, NBD_CMD_READ, 0, 1 << 20);
 	wait_for_inflight(&world, 2);
-	run_for(SECOND_NS / 100);
+	let_time_pass(SECOND_NS / 100);
 	assert_int_equal(look_at(world.engine).waiting, 1);
 	wait_for(&late, SIMPLE_BYTES + (1 << 20));
 	/* It goes on, and what it asks next has to wait: it was waited for. */
 	client_ask(&b, NBD_CMD_READ, 0, READ_BYTES);
 	wait_for(&b, SIMPLE_BYTES + (1 << 20));
-	run_for(SECOND_NS / 10);
+	let_time_pass(SECOND_NS / 10);
 	look(&b);
 	assert_int_equal(b.got, SIMPLE_BYTES + (1 << 20));
 	rest = look_at(world.engine);
@@ -326,7 +311,7 @@ static void test_a_reader_that_stops(void **state)
 	client_open(&world, &client, "disk");
 	sim_socket_set_buffer(client.fd, SOCKET_BYTES);
 	client_ask(&client, NBD_CMD_READ, 0, 1 << 20);
-	run_for(100 * SECOND_NS);
+	let_time_pass(100 * SECOND_NS);
 	began_ns = sim_now_ns();
 	assert_int_equal(engine_pause(world.engine), 0);
 	while (rest.ended == 0) {
@@ -335,7 +320,7 @@ static void test_a_reader_that_stops(void **state)
 		assert_int_equal(rest.busy, 0);
 		assert_int_equal(rest.waiting, 1);
 		assert_in_range(sim_now_ns() - began_ns, 0, 20 * SECOND_NS);
-		run_for(SECOND_NS / 100);
+		let_time_pass(SECOND_NS / 100);
 	}
 	assert_in_range(sim_now_ns() - began_ns, ENGINE_HANDOVER_STALL_MS * UINT64_C(1000000),
 		(ENGINE_HANDOVER_STALL_MS + 100) * UINT64_C(1000000));
@@ -416,7 +401,7 @@ static void test_a_write_that_has_begun(void **state)
 
 			sim_socket_write(client.fd, stream + sent, until - sent);
 			sent = until;
-			run_for(SECOND_NS);
+			let_time_pass(SECOND_NS);
 			look(&client);
 			if (client.got == 2 * SIMPLE_BYTES) {
 				break;
@@ -459,10 +444,10 @@ static void test_a_write_that_has_failed(void **state)
 		client_open(&world, &client, "disk");
 		sim_socket_write(client.fd, &request, sizeof(request));
 		sim_socket_write(client.fd, data, BYTES_MAX / 2 + 5);
-		run_for(SECOND_NS);
+		let_time_pass(SECOND_NS);
 		engine = hand_over(&world, world.engine, export, &client, 1);
 		sim_socket_write(client.fd, data, BYTES_MAX - BYTES_MAX / 2 - 5);
-		run_for(SECOND_NS);
+		let_time_pass(SECOND_NS);
 		assert_int_equal(sim_socket_read(client.fd, &reply, sizeof(reply)), sizeof(reply));
 		assert_int_equal(be32_get(reply.error), faults[i] != NULL ? NBD_EIO : NBD_ENOSPC);
 		client_ask(&client, NBD_CMD_READ, 0, READ_BYTES);
@@ -502,17 +487,17 @@ static void test_signs_of_life_end_with_the_rest(void **state)
 	engine_resume(engine);
 	sim_socket_write(client.fd, &request, sizeof(request));
 	sim_socket_write(client.fd, data, BYTES_MAX / 2);
-	run_for(SECOND_NS / 10);
+	let_time_pass(SECOND_NS / 10);
 
 	come_to_rest(engine);
 	look(&client);
 	got = client.got;
 	assert_true(got > 0);
-	run_for(SECOND_NS);
+	let_time_pass(SECOND_NS);
 	look(&client);
 	assert_int_equal(client.got, got);
 	engine_resume(engine);
-	run_for(SECOND_NS / 10);
+	let_time_pass(SECOND_NS / 10);
 	look(&client);
 	assert_true(client.got > got);
 	sim_socket_close(client.fd);
@@ -525,7 +510,7 @@ static void end_use(struct world *world, struct export *export)
 {
 	engine_export_remove(world->engine, export, SECOND_NS);
 	export_put(export);
-	run_for(2 * SECOND_NS);
+	let_time_pass(2 * SECOND_NS);
 }
 
 /* The export there waits for another one to end: before the other process serves, afterwards, for
@@ -558,7 +543,7 @@ static void test_an_export_that_cannot_be_had_yet(void **state)
 		engine = begin_other(&world, after);
 		adopt(&world, engine, &client, &sessions.list[0]);
 		client_ask(&client, NBD_CMD_READ, 0, READ_BYTES);
-		run_for(SECOND_NS / 10);
+		let_time_pass(SECOND_NS / 10);
 		assert_int_equal(engine->counters.sessions, 1);
 		assert_int_equal(engine->counters.sessions_failed, 0);
 		assert_int_equal(engine->counters.handshakes, 1);
@@ -570,13 +555,13 @@ static void test_an_export_that_cannot_be_had_yet(void **state)
 		engine_let_go(world.engine);
 		engine_resume(engine);
 		if (when == AFTER) {
-			run_for(SECOND_NS);
+			let_time_pass(SECOND_NS);
 			assert_int_equal(answers(&client), 0);
 			end_use(&world, before);
 		}
 		if (when == TOO_LATE) {
 			while (!client.closed) {
-				run_for(SECOND_NS);
+				let_time_pass(SECOND_NS);
 				look(&client);
 			}
 			assert_int_equal(engine->counters.sessions_failed, 1);
@@ -584,7 +569,7 @@ static void test_an_export_that_cannot_be_had_yet(void **state)
 			end_use(&world, before);
 		} else if (when == NEXT) {
 			assert_int_equal(engine_pause(engine), 1);
-			run_for(SECOND_NS / 10);
+			let_time_pass(SECOND_NS / 10);
 			assert_int_equal(engine->counters.sessions, 0);
 			engine_resume(engine);
 			end_use(&world, before);
@@ -637,13 +622,13 @@ static void test_a_snapshot_that_is_being_created(void **state)
 	export->store->owner.ring = world.engine->ring; /* which a store with snapshots has */
 	snapshot.request.context = &result;
 	engine_snapshot_make(&snapshot, of, "push-1", snapshot_made);
-	run_for(SECOND_NS / 100);
+	let_time_pass(SECOND_NS / 100);
 	assert_non_null(snapshot_request);
 	assert_int_equal(engine_pause(world.engine), 0);
 	assert_int_equal(look_at(world.engine).busy, 1);
 	snapshot_request->result = -EIO;
 	snapshot_request->done(snapshot_request);
-	run_for(SECOND_NS / 100);
+	let_time_pass(SECOND_NS / 100);
 	assert_int_equal(result, -EIO);
 	assert_int_equal(look_at(world.engine).busy, 0);
 	engine_resume(world.engine);

@@ -25,21 +25,6 @@ static uint32_t write_error(struct client *client)
 	return be32_get(reply.error);
 }
 
-static void set_true(void *arg)
-{
-	*(bool *)arg = true;
-}
-
-static void run_for(uint64_t ns)
-{
-	bool over = false;
-
-	sim_after(ns, set_true, &over);
-	while (!over) {
-		assert_true(sim_step());
-	}
-}
-
 static int count_holder(void *context, const struct lease_view *view)
 {
 	GMB_UNUSED(view);
@@ -79,7 +64,7 @@ static void test_a_writer_whose_session_is_not_adopted_yet(void **state)
 	assert_int_equal(write_error(&other), NBD_EPERM);
 	assert_int_equal(holders(book), 1);
 	/* its client might have disconnected while no process served it */
-	run_for(LEASE_ADOPT_MS * UINT64_C(1000000));
+	let_time_pass(LEASE_ADOPT_MS * UINT64_C(1000000));
 	assert_int_equal(write_error(&other), 0);
 	sim_socket_close(other.fd);
 	world_end(&world);

@@ -18,21 +18,6 @@ static void set_rate(struct world *world, const char *text)
 	engine_export_limits_changed(world->engine, world->export);
 }
 
-static void set_true(void *arg)
-{
-	*(bool *)arg = true;
-}
-
-static void run_for(uint64_t ns)
-{
-	bool over = false;
-
-	sim_after(ns, set_true, &over);
-	while (!over) {
-		assert_true(sim_step());
-	}
-}
-
 static void ask_many(const struct client *client, enum nbd_command command, uint64_t offset,
 	uint32_t length, int count)
 {
@@ -45,7 +30,7 @@ static void ask_many(const struct client *client, enum nbd_command command, uint
 static void take_for(struct client *client, uint64_t ns)
 {
 	for (int i = 0; i < 50; i++) {
-		run_for(ns / 50);
+		let_time_pass(ns / 50);
 		look(client);
 	}
 }
@@ -77,7 +62,7 @@ static void test_requests_a_second(void **state)
 	set_rate(&world, "requests=200");
 	assert_in_range(answers_in_a_second(&client, ANSWER_BYTES), 196, 202);
 	set_rate(&world, "off");
-	run_for(SECOND_NS);
+	let_time_pass(SECOND_NS);
 	assert_int_equal(answers(&client), 1000);
 	sim_socket_close(client.fd);
 	world_end(&world);
@@ -103,7 +88,7 @@ static void test_rates_that_are_no_round_number(void **state)
 		assert_in_range(answers_in_a_second(&client, ANSWER_BYTES), rate * 97 / 100,
 			rate * 103 / 100);
 		set_rate(&world, "off");
-		run_for(SECOND_NS);
+		let_time_pass(SECOND_NS);
 	}
 	sim_socket_close(client.fd);
 	world_end(&world);
@@ -154,7 +139,7 @@ static void test_a_request_longer_than_the_burst(void **state)
 	world_begin(&world, 128, 1024);
 	client_open(&world, &client, "");
 	set_rate(&world, "4K:burst=100ms");
-	run_for(SECOND_NS);
+	let_time_pass(SECOND_NS);
 	began_ns = sim_now_ns();
 	client_ask(&client, NBD_CMD_READ, 8192, 32768);
 	client_ask(&client, NBD_CMD_READ, 0, READ_BYTES);
@@ -193,7 +178,7 @@ static void test_what_a_client_that_waits_has(void **state)
 	for (int i = 0; i < 20; i++) {
 		uint64_t now_ns;
 
-		run_for(SECOND_NS);
+		let_time_pass(SECOND_NS);
 		look(&reader);
 		look(&writer);
 		now_ns = sim_now_ns();
@@ -319,7 +304,7 @@ static void test_identities(void **state)
 	for (int i = 0; i < CONNECTIONS; i++) {
 		sim_socket_close(clients[0][i].fd);
 	}
-	run_for(SECOND_NS);
+	let_time_pass(SECOND_NS);
 	open_from(&world, &clients[0][0], 0); /* it may again */
 	assert_false(clients[0][0].closed);
 	assert_int_equal(rate_parse("off", &rule.limits, &error), 0);
@@ -361,9 +346,9 @@ static void test_an_identity_that_comes_back(void **state)
 		take_for(&client, SECOND_NS / 10);
 		assert_in_range(answers(&client), i == 0 ? BURST / 2 : 0, i == 0 ? BURST : 3);
 		sim_socket_close(client.fd);
-		run_for(SECOND_NS / 10);
+		let_time_pass(SECOND_NS / 10);
 	}
-	run_for(2 * SECOND_NS); /* and after a pause as much as after any other */
+	let_time_pass(2 * SECOND_NS); /* and after a pause as much as after any other */
 	open_from(&world, &client, 0);
 	ask_many(&client, NBD_CMD_READ, 0, READ_BYTES, 2 * BURST);
 	take_for(&client, SECOND_NS / 10);
@@ -386,7 +371,7 @@ static void test_stop(void **state)
 	client_open(&world, &client, "");
 	set_rate(&world, "requests=1:burst=10ms");
 	ask_many(&client, NBD_CMD_TRIM, 0, READ_BYTES, 100);
-	run_for(10 * SECOND_NS);
+	let_time_pass(10 * SECOND_NS);
 	look(&client);
 	assert_in_range(client.got / SIMPLE, 9, 11);
 	began_ns = sim_now_ns();

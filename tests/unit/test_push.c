@@ -370,25 +370,34 @@ static void no_more_gaps_than_may_be_under_way(void **state)
 	take(&pieces, 1, 1, false); /* it would split one */
 }
 
+/* Returns the group of a new job, which a connection has joined. */
+static struct push_group *group_with(struct push_wire_join *join)
+{
+	struct push_claim claim = claim_of(1, ++job_count);
+	struct push_group *group;
+	struct push_group *joined;
+	const char *text;
+
+	assert_int_equal(push_ticket_make(&claim, 5 * S, &text), 0);
+	join->ticket = claim.ticket;
+	group = push_group_create(&claim);
+	assert_non_null(group);
+	assert_null(push_group_join(join, &shower, &joined));
+	assert_ptr_equal(joined, group);
+	return group;
+}
+
 /* A connection that is lost has written one of its pieces, and not the other one. */
 static void a_lost_connection_tells_what_it_has_written(void **state)
 {
 	const struct push_progress piece = { .done = PIECE, .digest = 5 };
-	struct push_claim claim = claim_of(1, ++job_count);
 	struct push_wire_join join = { .number = 3 };
 	struct push_wire_dropped dropped = { .number = 3 };
 	struct push_progress progress = { .durable = 7 };
-	struct push_group *group;
+	struct push_group *group = group_with(&join);
 	struct push_group *same;
-	const char *text;
 
 	(void)state;
-	assert_int_equal(push_ticket_make(&claim, 5 * S, &text), 0);
-	join.ticket = claim.ticket;
-	group = push_group_create(&claim);
-	assert_non_null(group);
-	assert_null(push_group_join(&join, &shower, &same));
-	assert_ptr_equal(same, group);
 	assert_non_null(strstr(push_group_join(&join, &shower, &same), "has not ended"));
 
 	assert_null(push_group_take(group, 0, PIECE));
@@ -427,18 +436,10 @@ static void a_lost_connection_tells_what_it_has_written(void **state)
 /* Also if it closes before its job begins. */
 static void connections_end_with_the_first_one(void **state)
 {
-	struct push_claim claim = claim_of(1, ++job_count);
 	struct push_wire_join join = { .number = 1 };
-	struct push_group *group;
-	struct push_group *same;
-	const char *text;
+	struct push_group *group = group_with(&join);
 
 	(void)state;
-	assert_int_equal(push_ticket_make(&claim, 5 * S, &text), 0);
-	join.ticket = claim.ticket;
-	group = push_group_create(&claim);
-	assert_non_null(group);
-	assert_null(push_group_join(&join, &shower, &same));
 	push_group_leave(group, 0);
 	assert_false(push_group_goes_on(group, 1));
 	push_group_leave(group, 1);

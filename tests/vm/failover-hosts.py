@@ -11,6 +11,7 @@ import os
 import re
 import sys
 
+import nvmet
 import testing
 from shell import SCRIPT, Shell
 
@@ -30,20 +31,7 @@ CONF = re.sub(r"path: [^,]*", "path: DISK", BLOCKS["on hosts: file /etc/gmblock/
 ATTACH = BLOCKS["on client"].replace("gmblock attach ", "gmblock attach --ublk ")
 FIO_BYTES = 48 << 20  # the rest of the disk is for late writes
 
-STORAGE = r"""
-mount -t configfs configfs /sys/kernel/config
-cd /sys/kernel/config/nvmet
-mkdir subsystems/store
-echo 1 >subsystems/store/attr_allow_any_host
-for number in 1 2; do
-	space=subsystems/store/namespaces/$number
-	mkdir $space
-	echo -n /dev/vd$(echo $number | tr 12 ab) >$space/device_path
-	echo 0000000$number-0000-4000-8000-000000000000 >$space/device_uuid
-	echo 1 >$space/resv_enable
-	echo 1 >$space/enable
-done
-mkdir ports/1
+STORAGE = nvmet.STORAGE + r"""
 echo ipv4 >ports/1/addr_adrfam
 echo tcp >ports/1/addr_trtype
 echo 4420 >ports/1/addr_trsvcid

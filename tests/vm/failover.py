@@ -11,26 +11,14 @@ import os
 import sys
 import tempfile
 
+import nvmet
 import testing
 
 GMBLOCK, KERNEL, KIND = sys.argv[1:4]
 FUNCTIONAL = os.path.join(testing.HERE, "..", "functional")
 
 # Three paths (hosts) to one disk, and another disk.
-NVME = r"""
-mount -t configfs configfs /sys/kernel/config
-cd /sys/kernel/config/nvmet
-mkdir subsystems/store
-echo 1 >subsystems/store/attr_allow_any_host
-for number in 1 2; do
-	space=subsystems/store/namespaces/$number
-	mkdir $space
-	echo -n /dev/vd$(echo $number | tr 12 ab) >$space/device_path
-	echo 0000000$number-0000-4000-8000-000000000000 >$space/device_uuid
-	echo 1 >$space/resv_enable
-	echo 1 >$space/enable
-done
-mkdir ports/1
+NVME = nvmet.STORAGE + r"""
 echo loop >ports/1/addr_trtype
 ln -s /sys/kernel/config/nvmet/subsystems/store ports/1/subsystems/store
 for number in 0 1 2; do
