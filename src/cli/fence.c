@@ -62,7 +62,7 @@ static int add_server(void *object, const char *text, struct error *error)
 
 	if (export_uri_count_hosts(text) > 1) {
 		return error_set(error, -EINVAL,
-			"'%s' names several servers; repeat --server for each of them",
+			"'%s' names several servers; give each server its own --server",
 			quote(text));
 	}
 	if (arguments->server_count == FENCE_SERVERS_MAX) {
@@ -78,7 +78,7 @@ static int add_server(void *object, const char *text, struct error *error)
 static const struct field fields[] = {
 	{ "check", .help = "only report whether the node is fenced", .type = FIELD_FLAG,
 		AT(check) },
-	{ "list", .help = "show the nodes of a server, and which of them are fenced",
+	{ "list", .help = "show the nodes of a server, and whether each is fenced",
 		.type = FIELD_FLAG, AT(list) },
 	{ "json", .help = "with --list: print JSON", .type = FIELD_FLAG, AT(json) },
 	{ "server", "SERVER",

@@ -15,7 +15,7 @@
 /* The interface of the kernel since version 6.19, which older headers do not have. */
 struct keys_call {
 	uint32_t generation;
-	uint32_t key_count; /* in: room; out: number of keys of the disk */
+	uint32_t key_count; /* in: capacity; out: number of registered keys */
 	uint64_t keys;	    /* address */
 };
 struct reservation_call {
@@ -90,8 +90,8 @@ int disk_register(int fd, uint64_t key)
 {
 	int result = pr_register(fd, 0, key, PR_FL_IGNORE_KEY);
 
-	/* An NVMe disk refuses a second key of a host that is registered already, for example since
-	 * an earlier boot. The kernel replaces the key if there is an old one, which is ignored. */
+	/* An NVMe disk refuses a second registration of the same host, for example after a reboot.
+	 * With an old key, which is ignored, the kernel replaces the key. */
 	return result == -EBADE ? pr_register(fd, key, key, PR_FL_IGNORE_KEY) : result;
 }
 

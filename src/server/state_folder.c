@@ -100,8 +100,8 @@ int state_folder_open(const struct server_config *config, bool is_taking,
 	if (rc == -EBUSY && is_taking) {
 		return 0; /* the old process can have the lock, see state_folder_inherit() */
 	}
-	/* A folder that exists, and cannot be opened, can have fences, too. It is not the folder of
-	 * this server if nobody has named it. */
+	/* A folder that cannot be opened can contain fences. Only a named folder certainly belongs
+	 * to this server. */
 	folder->is_needed |= folder->fd >= 0 ? has_fences(folder) : is_named && rc != -ENOENT;
 	if (!folder->is_needed && !is_named) {
 		folder_close(folder);

@@ -560,7 +560,7 @@ class Lasting(Fencing):
 
     def test_a_uri_of_several_servers(self):
         self.check_refused(["fence", "a", "--server", "nbds://storage-1,storage-2"], 2,
-                           "'nbds://storage-1,storage-2' names several servers; repeat --server")
+                           "'nbds://storage-1,storage-2' names several servers; give each server its own --server")
 
     def test_servers_without_nodes(self):
         text = self.make_file("plain", "exports: [{ name: disk, path: 'memory:1M' }]\n")

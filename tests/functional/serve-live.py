@@ -157,7 +157,7 @@ class Commands(Live):
                     self.assertTrue(errors.endswith(f" ({written})\n"), errors)
         self.assertIn("(gmblock export set)", errors)
         for arguments, status, fragment in (
-                (["n", qcow2 + ",readonly"], 1, "write the keys of the export as separate arguments: NAME PATH KEY[=VALUE]"),
+                (["n", qcow2 + ",readonly"], 1, "write export keys as separate arguments: NAME PATH KEY[=VALUE]"),
                 (["n=" + qcow2], 2, "a NAME and a PATH, as two words")):
             self.check_refused(["export", "add", *arguments, "--server", self.control], status, fragment)
         self.assertEqual(server.stop()[0], 0)

@@ -39,10 +39,10 @@ static const char *advice_for_absent(const struct server_export *entry)
 		return "add the size: memory:SIZE or null:SIZE";
 	}
 	if (entry->syntax == SERVER_SYNTAX_PATH && strchr(entry->path, ',') != NULL) {
-		return "to set keys of the export, write --export =PATH,KEY[=VALUE]";
+		return "to set export keys, write --export =PATH,KEY[=VALUE]";
 	}
 	if (entry->syntax == SERVER_SYNTAX_ADD && strchr(entry->path, ',') != NULL) {
-		return "write the keys of the export as separate arguments: NAME PATH KEY[=VALUE]";
+		return "write export keys as separate arguments: NAME PATH KEY[=VALUE]";
 	}
 	if (strncmp(entry->path, "flash:", strlen("flash:")) == 0 &&
 		is_snapshot_of_file(entry->path)) {

@@ -198,9 +198,8 @@ static int explain_late_writes(const char *path, struct error *error)
 {
 	return error_set(error, -EBUSY,
 		"cannot take over '%s' yet: operations of a killed server of this machine are "
-		"still "
-		"in progress, and another server has had the disk since then; start again when "
-		"they have completed",
+		"still in progress, and another server has had the disk since then; start again "
+		"when they have completed",
 		path);
 }
 

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Reserves a disk that several servers can reach for one of them. The disk refuses the changes of
- * the others.
+ * Reserves a shared disk for one server. The disk refuses changes from all other servers.
  *
  * The newest server wins: reservation_take() removes the registrations of other gmblock servers,
  * and their late writes fail at the disk. Reservations of other programs are respected. All stores
  * of a process on one disk share the reservation, also different logical volumes.
  *
  * Each key consists of a prefix that identifies gmblock servers, and a number that is new for each
- * start. An upgrade hands over no state: the disk tells the new process the key, and accepts it
- * only from this host.
+ * start. An upgrade hands over no state: the new process reads the key from the disk, which accepts
+ * it only from this host.
  *
  * Threading: any thread. take and put block. Ownership: reference counted. Errors: negative errno
  * and an error message.

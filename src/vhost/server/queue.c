@@ -378,12 +378,12 @@ void vhost_queue_publish(struct vhost_queue *queue)
 	}
 	if (can_publish) {
 		if (vhost_session_is_broken(session, queue->memory)) {
-			return; /* payload and status may have gone into memory of this process */
+			return; /* perhaps payload and status are in memory of this process */
 		}
 		ring_store(&queue->used->index, queue->used_index);
 		log_used(queue, 0, sizeof(struct vring_used));
 		if (vhost_session_is_broken(session, queue->memory)) {
-			return; /* the index may have gone there, too */
+			return; /* perhaps the index, too */
 		}
 		vhost_inflight_clear(queue);
 		if (wants_call(queue)) {
